@@ -1,0 +1,163 @@
+"""Tiny random checkpoints in Hugging Face's layout, with a tokenizer and a chat template, for tests that need a model.
+
+A checkpoint builds in well under a second once transformers is imported, has about 150,000 parameters and can be served:
+its byte-level tokenizer round-trips any text. transformers and torch are imported when a checkpoint is built, not before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_neox")
+"""The names that `tiny_checkpoint` takes."""
+
+VOCAB_SIZE = 320
+"""Tokens of the tiny tokenizer: three special ones, 256 bytes, and merges."""
+
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_CORPUS = (
+    "the quick brown fox jumps over the lazy dog and then the other dogs there were thinking that this is the end of the story",
+    "a server answers requests: a prompt goes in, tokens come out, and the cache keeps what it has seen before",
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen",
+    "user assistant system message content role question answer please tell me about the weather in the north",
+)
+
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gpt_neox": "GPTNeoX",
+}
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+_PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 32},
+    "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+    "gemma2": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 32,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {},
+}
+
+
+def tiny_checkpoint(
+    directory: str | os.PathLike[str],
+    architecture: str,
+    *,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """A random float32 checkpoint of `architecture`, in a folder of its own under `directory`.
+
+    `overrides` are fields of the architecture's transformers config (``sliding_window=8``, ``num_hidden_layers=1``);
+    `max_shard_size` below the total ("100KB") makes a sharded checkpoint. Weights are drawn with standard deviation 0.2,
+    so that greedy tokens vary and near-ties are rare; biases and norms are random too, so that ignoring one shows.
+
+    The folder's name is a digest of all arguments, and it appears by one rename: a second call, in this or another
+    process, returns what the first one built. Raises ValueError for an unknown architecture.
+    """
+    if architecture not in _CLASSES:
+        raise ValueError(f"unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
+    settings = {**_COMMON, **_PER_ARCHITECTURE[architecture], **overrides}
+    identity = json.dumps([architecture, seed, max_shard_size, settings], sort_keys=True, default=str)
+    target = Path(directory) / f"{architecture}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        _save_model(scratch, _CLASSES[architecture], settings, seed, max_shard_size)
+        write_tiny_tokenizer(scratch)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def write_tiny_tokenizer(directory: Path, chat_template: str | None = _CHAT_TEMPLATE) -> None:
+    """Writes tokenizer.json and tokenizer_config.json of the byte-level tokenizer of `VOCAB_SIZE` tokens.
+
+    Ids 0, 1, 2 are <|endoftext|> (bos, pad), <|im_start|> and <|im_end|> (eos). `chat_template` None leaves it out, as
+    base models do. Note that transformers' AutoTokenizer puts its own pre-tokenizer in front of any "qwen2" model, so
+    compare token ids with it rather than text there.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=1,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _SPECIAL[0],
+        "eos_token": _SPECIAL[2],
+        "pad_token": _SPECIAL[0],
+        "additional_special_tokens": [_SPECIAL[1]],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _COMMON["max_position_embeddings"],
+    }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _save_model(directory: Path, prefix: str, settings: Mapping[str, Any], seed: int, max_shard_size: str) -> None:
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{prefix}Config")(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config).to(torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)

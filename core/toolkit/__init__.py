@@ -1,0 +1,1 @@
+"""What plugin authors may build on. Public, documented, and lazy about heavy imports."""

@@ -1,0 +1,17 @@
+"""The native HTTP surface."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="api_native",
+    version="0.1.0",
+    summary="native routes",
+    providers=(
+        Provider(
+            contract="api",
+            name="native",
+            factory="pegboard.plugins.api_native.router:NativeRouter",
+            summary="/generate, /health, /model_info, /server_info, /flush_cache and /abort_request",
+        ),
+    ),
+)

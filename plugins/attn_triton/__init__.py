@@ -1,0 +1,20 @@
+"""Attention in Triton kernels: extend over a cached prefix, and decode split over the KV length."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="attn_triton",
+    version="0.1.0",
+    summary="attention in Triton kernels",
+    providers=(
+        Provider(
+            contract="attention",
+            name="triton",
+            factory="pegboard.plugins.attn_triton.backend:TritonAttention",
+            summary="Triton kernels; on a CPU only under Triton's interpreter",
+            provides=frozenset({"sliding_window", "logit_cap"}),
+            rank=20,
+        ),
+    ),
+    extras={"triton": "pip install 'pegboard[triton]'"},
+)

@@ -1,0 +1,18 @@
+"""Dense decoders in our own code: Llama, Mistral, Qwen2 and Qwen3, with fused qkv and gate-up projections."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="model_dense",
+    version="0.1.0",
+    summary="Llama, Mistral, Qwen2 and Qwen3 in our own code",
+    providers=(
+        Provider(
+            contract="model_family",
+            name="dense",
+            factory="pegboard.plugins.model_dense.family:DenseFamily",
+            summary="dense decoders (Llama, Mistral, Qwen2, Qwen3) with fused projections, from safetensors or GGUF",
+            rank=20,
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""Schedule policies that look at the queue alone."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+_MODULE = "pegboard.plugins.policy_basic.policies"
+
+plugin = Plugin(
+    name="policy_basic",
+    version="0.1.0",
+    summary="fcfs, lof, random and priority",
+    providers=(
+        Provider(
+            contract="schedule_policy",
+            name="fcfs",
+            factory=f"{_MODULE}:FcfsPolicy",
+            summary="first come, first served",
+            rank=10,
+        ),
+        Provider(
+            contract="schedule_policy",
+            name="lof",
+            factory=f"{_MODULE}:LofPolicy",
+            summary="longest output first",
+        ),
+        Provider(
+            contract="schedule_policy",
+            name="random",
+            factory=f"{_MODULE}:RandomPolicy",
+            summary="a random order, from scheduler.seed",
+        ),
+        Provider(
+            contract="schedule_policy",
+            name="priority",
+            factory=f"{_MODULE}:PriorityPolicy",
+            summary="by the request's priority, then by arrival",
+        ),
+    ),
+)

@@ -1,0 +1,18 @@
+"""The model runner that calls the network layer by layer."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="runner_layered",
+    version="0.1.0",
+    summary="runs the network, the processors and the sampler one after the other",
+    providers=(
+        Provider(
+            contract="runner",
+            name="layered",
+            factory="pegboard.plugins.runner_layered.runner:LayeredRunner",
+            summary="model family, attention backend, logits processors and sampler, layer by layer",
+            rank=10,
+        ),
+    ),
+)

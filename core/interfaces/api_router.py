@@ -1,0 +1,39 @@
+"""Contract: HTTP routes onto the engine client."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import fastapi
+
+    from pegboard.core.interfaces.client import EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The engine client, and the largest request body in bytes that the server lets through."""
+
+    client: EngineClient
+    max_body_bytes: int
+
+
+class ApiRouter(abc.ABC):
+    """Brings routes. Runs in the API process: imports neither torch nor transformers."""
+
+    def __init__(self, options: Any, ctx: ApiContext) -> None:
+        self.options = options
+        self.ctx = ctx
+        self.client = ctx.client
+
+    @classmethod
+    def supports(cls, ctx: ApiContext) -> str | None:
+        """None, or the reason why it cannot serve here."""
+        return None
+
+    @abc.abstractmethod
+    def routes(self) -> fastapi.APIRouter:
+        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format; InvalidRequest carries
+        status and field. A path that two routers claim stops the start."""

@@ -1,0 +1,67 @@
+"""Contract: attention over paged keys and values."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """What a backend is built from. `dtype` is that of q, k, v and of the pool; `max_batch` and `max_context_len` bound its
+    buffers.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+    max_batch: int
+    max_context_len: int
+
+
+class AttentionBackend(abc.ABC):
+    """Causal attention of a batch's new tokens over their requests' KV, old and new.
+
+    The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no slot but
+    those of a request's own row below its `seq_lens`: free slots may hold NaN.
+    """
+
+    def __init__(self, options: Any, ctx: AttentionContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: AttentionContext) -> str | None:
+        """None, or the reason why it cannot serve these layers on this device."""
+        return None
+
+    @abc.abstractmethod
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Compute what all layers share (indices, masks, splits) and keep it in `batch.attn_metadata`."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v at the group's `out_cache_loc`, then attend.
+
+        q [tokens, num_heads, qk_head_dim], k [tokens, num_kv_heads, qk_head_dim], v [tokens, num_kv_heads, v_head_dim], packed
+        as `batch.input_ids` is; k and v None where the layer shares another one's KV. `sinks` float [num_heads] are logits
+        that take part in the softmax without a value (capability `sinks`). Returns [tokens, num_heads, v_head_dim] in q's dtype.
+        Raises Unsupported for what a capability that it does not declare would need.
+        """

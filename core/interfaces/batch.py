@@ -1,0 +1,82 @@
+"""ScheduleBatch and ModelWorkerBatch: what the scheduler decided, and what a worker needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.forward import ForwardMode
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
+
+
+@dataclass(slots=True)
+class SamplingInfo:
+    """Host side of the sampled rows' parameters: numpy float32/int64 [sampled], see SamplingBatch for their meaning.
+
+    `version` changes only when the rows do, so that a worker may keep what it made of them between two decode steps.
+    """
+
+    version: int
+    temperatures: NDArray[np.float32]
+    top_ps: NDArray[np.float32]
+    top_ks: NDArray[np.int64]
+    min_ps: NDArray[np.float32]
+    seeds: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    logprobs: tuple[LogprobRequest | None, ...] = ()
+    rows: tuple[SamplingRow, ...] = ()
+
+
+@dataclass(slots=True)
+class ScheduleBatch:
+    """What the scheduler decided to run in one step; step hooks see it.
+
+    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a decode) and
+    `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that only decode.
+    `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
+    """
+
+    bid: int
+    forward_mode: ForwardMode
+    reqs: list[Req]
+    seq_lens: NDArray[np.int64]
+    extend_lens: NDArray[np.int64]
+    prefix_lens: NDArray[np.int64]
+    decoding: int = 0
+    partial: frozenset[str] = frozenset()
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens in this step."""
+        return int(self.extend_lens.sum())
+
+
+@dataclass(slots=True)
+class ModelWorkerBatch:
+    """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
+
+    `input_ids`, `positions` and `out_cache_loc` int64 [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens` int64 [batch];
+    `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is sampled.
+    """
+
+    bid: int
+    forward_mode: ForwardMode
+    input_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    extend_lens: NDArray[np.int64]
+    prefix_lens: NDArray[np.int64]
+    out_cache_loc: NDArray[np.int64]
+    sample_rows: NDArray[np.int64] | None
+    sampling: SamplingInfo | None
+    extras: dict[str, Any] = field(default_factory=dict)

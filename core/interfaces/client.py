@@ -1,0 +1,117 @@
+"""What an API plugin sees of the engine: requests in, a stream of outputs back. No torch anywhere near."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.core.interfaces.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One request as an API plugin states it. `prompt` is text or token ids; `rid` "" lets the engine name it.
+
+    `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the sampled
+    token's; k the k largest too. `add_special_tokens` False for text that a chat template already completed.
+    """
+
+    prompt: str | list[int]
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    rid: str = ""
+    stream: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    logprobs: int | None = None
+    token_ids_logprob: tuple[int, ...] = ()
+    add_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class OutputChunk:
+    """What is new since the last chunk: `text` and `token_ids`; the last chunk has a `finish_reason` (see FinishReason.to_dict).
+
+    Text lags behind tokens where characters or stop strings are incomplete. `logprobs` has, per token of `token_ids`,
+    (logprob, token id, top list of (logprob, id)). Counters are totals so far.
+    """
+
+    rid: str
+    text: str
+    token_ids: list[int]
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    num_retractions: int = 0
+    logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What API plugins may tell of the served model. `vocab_size` bounds token ids."""
+
+    served_name: str
+    path: str
+    architecture: str
+    max_context_len: int
+    vocab_size: int
+    max_total_tokens: int
+    dtype: str
+    version: str
+    created: int = 0
+    providers: dict[str, Any] = field(default_factory=dict)
+
+
+class OutputStream(abc.ABC):
+    """The outputs of one accepted request. Closing it before the end aborts the request."""
+
+    rid: str
+
+    @abc.abstractmethod
+    def __aiter__(self) -> AsyncIterator[OutputChunk]: ...
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Abort the request unless it has finished. May be called twice."""
+
+
+class EngineClient(abc.ABC):
+    """The engine as an API plugin sees it."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> ModelInfo: ...
+
+    @property
+    @abc.abstractmethod
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    @abc.abstractmethod
+    def ready(self) -> bool:
+        """Whether requests are accepted: False while starting, draining, or without a scheduler."""
+
+    @abc.abstractmethod
+    async def submit(self, request: GenerateRequest) -> OutputStream:
+        """Validate, tokenise and send; return once the scheduler accepted.
+
+        Raises InvalidRequest with an HTTP status and the field's name where anybody on the way refused.
+        """
+
+    @abc.abstractmethod
+    async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
+        """Abort one request by id, or all. Unknown ids are ignored."""
+
+    @abc.abstractmethod
+    async def flush_cache(self) -> bool:
+        """Drop every cached prefix; False, with nothing changed, while requests are waiting or running."""
+
+    @abc.abstractmethod
+    async def server_info(self) -> dict[str, Any]:
+        """Configuration (redacted) and the scheduler's counters, as plain values."""

@@ -1,0 +1,150 @@
+"""The table of contracts: names, versions, cardinalities, capabilities, and where each stands in the config."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Cardinality(enum.Enum):
+    """How many providers of a contract an engine has."""
+
+    ONE = "one"
+    """Exactly one, chosen by `use` or, with `use: auto`, by rank."""
+    MANY = "many"
+    """An ordered list in the config; the order is the order of the calls."""
+    MATCHED = "matched"
+    """The first by rank whose `supports` has no objection, unless `use` names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One contract of the core.
+
+    `interface` and `suite` are lazy names of the abstract class and of its conformance suite ("" where the suite lands
+    with a later feature). `config_path` is the dotted place of the choice in the config. `capabilities` documents every
+    optional part that a provider may declare.
+    """
+
+    name: str
+    config_path: str
+    cardinality: Cardinality
+    interface: str
+    summary: str
+    suite: str = ""
+    version: str = "1.0"
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+
+
+_I = "pegboard.core.interfaces"
+_S = "pegboard.core.testing"
+
+_ALL = (
+    Contract(
+        "model_source",
+        "model.source",
+        Cardinality.MATCHED,
+        f"{_I}.model_source:ModelSource",
+        "turns a model reference into a local directory, and its tokenizer",
+    ),
+    Contract(
+        "model_family",
+        "model",
+        Cardinality.MATCHED,
+        f"{_I}.model_family:ModelFamily",
+        "builds the network of an architecture and loads its weights",
+        suite=f"{_S}.model_family:ModelFamilyContract",
+    ),
+    Contract(
+        "runner",
+        "runner",
+        Cardinality.ONE,
+        f"{_I}.model_runner:ModelRunner",
+        "executes one forward batch: logits, processors, sampling",
+        suite=f"{_S}.model_runner:ModelRunnerContract",
+        capabilities={
+            "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
+            "graph": "replays captured graphs for decode steps",
+            "hidden_states": "returns the last hidden states of the sampled rows when asked",
+        },
+    ),
+    Contract(
+        "attention",
+        "attention",
+        Cardinality.ONE,
+        f"{_I}.attention:AttentionBackend",
+        "extend and decode attention over paged keys and values",
+        suite=f"{_S}.attention:AttentionContract",
+        capabilities={
+            "sliding_window": "honours LayerSpec.window",
+            "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
+            "sinks": "honours per-head attention sinks",
+            "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
+            "tree_mask": "verifies a tree of draft tokens in one call",
+        },
+    ),
+    Contract(
+        "kv_pool",
+        "memory.pool",
+        Cardinality.ONE,
+        f"{_I}.kv_pool:KVPool",
+        "the device buffers in which keys and values live",
+    ),
+    Contract(
+        "token_allocator",
+        "memory.allocator",
+        Cardinality.ONE,
+        f"{_I}.token_allocator:TokenAllocator",
+        "owns the free pages of the KV pool",
+        suite=f"{_S}.token_allocator:TokenAllocatorContract",
+    ),
+    Contract(
+        "prefix_cache",
+        "prefix_cache",
+        Cardinality.ONE,
+        f"{_I}.prefix_cache:PrefixCache",
+        "finds, locks, keeps and evicts the KV of shared prefixes",
+        suite=f"{_S}.prefix_cache:PrefixCacheContract",
+        capabilities={
+            "reuse": "a prefix inserted once is found again (all but the null cache)",
+            "host_tier": "keeps evicted pages in host memory and loads them back",
+        },
+    ),
+    Contract(
+        "schedule_policy",
+        "scheduler.policy",
+        Cardinality.ONE,
+        f"{_I}.schedule_policy:SchedulePolicy",
+        "orders the waiting queue and picks victims for retraction",
+        suite=f"{_S}.schedule_policy:SchedulePolicyContract",
+        capabilities={"cache_aware": "reads the prefix cache to order the queue"},
+    ),
+    Contract(
+        "logits_processor",
+        "logits_processors",
+        Cardinality.MANY,
+        f"{_I}.logits_processor:LogitsProcessor",
+        "changes a batch's logits before sampling, vectorised",
+    ),
+    Contract(
+        "sampler",
+        "sampler",
+        Cardinality.ONE,
+        f"{_I}.sampler:Sampler",
+        "turns logits into tokens and logprobs",
+        suite=f"{_S}.sampler:SamplerContract",
+        capabilities={"seeded": "the same seed and logits give the same token in any batch"},
+    ),
+    Contract(
+        "api",
+        "apis",
+        Cardinality.MANY,
+        f"{_I}.api_router:ApiRouter",
+        "HTTP routes onto the engine client",
+        suite=f"{_S}.api_router:ApiRouterContract",
+    ),
+)
+
+CONTRACTS: Mapping[str, Contract] = {contract.name: contract for contract in _ALL}
+"""Every contract by name. The order is the order of `pegboard plugins list`."""

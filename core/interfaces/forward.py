@@ -1,0 +1,132 @@
+"""What goes into a forward pass and what comes out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.attention import AttentionBackend
+    from pegboard.core.interfaces.kv_pool import KVPool
+
+
+class ForwardMode(enum.Enum):
+    """What a batch computes."""
+
+    EXTEND = "extend"
+    """Several new tokens per request behind a cached or earlier computed prefix (prefill, whole or in chunks)."""
+    DECODE = "decode"
+    """One new token per request."""
+    MIXED = "mixed"
+    """Extend and decode requests in one batch; a decode is an extend of one token."""
+    IDLE = "idle"
+    """No tokens; runs only so that collectives of several ranks match."""
+    TARGET_VERIFY = "target_verify"
+    """Speculation: the target model scores draft tokens."""
+    DRAFT_EXTEND = "draft_extend"
+    """Speculation: the draft model catches up with the accepted tokens."""
+    PREBUILT = "prebuilt"
+    """Disaggregated decode: the prompt's KV has arrived, nothing is left to prefill."""
+    SPLIT_PREFILL = "split_prefill"
+    """A prefill that runs some of the layers at a time."""
+
+    @property
+    def is_extend(self) -> bool:
+        """Whether requests bring a varying number of new tokens (`ForwardBatch.extend_*` are set)."""
+        return self in _EXTEND_LIKE
+
+    @property
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE
+
+
+_EXTEND_LIKE = frozenset(
+    {
+        ForwardMode.EXTEND,
+        ForwardMode.MIXED,
+        ForwardMode.TARGET_VERIFY,
+        ForwardMode.DRAFT_EXTEND,
+        ForwardMode.SPLIT_PREFILL,
+    }
+)
+
+
+@dataclass(slots=True)
+class KVGroupView:
+    """One KV group of a batch: `row_table` int32 [rows, max_context] maps (request row, position) to slot, on the device;
+    `out_cache_loc` int64 [tokens] is where this batch's new K and V go.
+    """
+
+    row_table: torch.Tensor
+    out_cache_loc: torch.Tensor
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
+
+    Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
+    [3, tokens] for M-RoPE. `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a
+    request's KV with this batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before
+    them) and `extend_start_loc` (first packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1
+    and arange). `sample_rows` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as in
+    decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `input_embeds` [tokens, hidden]
+    replaces the token embeddings where given.
+    """
+
+    forward_mode: ForwardMode
+    batch_size: int
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu: NDArray[np.int64]
+    kv_groups: tuple[KVGroupView, ...]
+    kv_pool: KVPool
+    attn_backend: AttentionBackend
+    extend_lens: torch.Tensor | None = None
+    extend_prefix_lens: torch.Tensor | None = None
+    extend_start_loc: torch.Tensor | None = None
+    extend_lens_cpu: NDArray[np.int64] | None = None
+    extend_prefix_lens_cpu: NDArray[np.int64] | None = None
+    sample_rows: torch.Tensor | None = None
+    input_embeds: torch.Tensor | None = None
+    attn_metadata: Any = None
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.input_ids.shape[0])
+
+
+@dataclass(slots=True)
+class LogprobOutput:
+    """Logprobs of sampled rows, after processors and temperature-free (log_softmax of the processed logits).
+
+    `token_logprobs` float32 [n]; `top_values` and `top_ids` [n, k] with k the largest `top` in the batch (None when 0);
+    `chosen` maps a row to the logprobs float32 of its requested token ids.
+    """
+
+    token_logprobs: torch.Tensor
+    top_values: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    chosen: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """Result of one batch: `next_token_ids` int64 [sampled] on the device; the others only where asked for.
+
+    `logits` float32 [sampled, vocab] are the processed ones. `hidden_states` [sampled, hidden] need the capability.
+    """
+
+    next_token_ids: torch.Tensor
+    logprobs: LogprobOutput | None = None
+    logits: torch.Tensor | None = None
+    hidden_states: torch.Tensor | None = None

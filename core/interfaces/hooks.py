@@ -1,0 +1,72 @@
+"""Hooks: places where any number of plugins may watch or add something optional. Declared with pluggy.
+
+Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples when the engine is built and called behind
+``if hooks:``; they take whole batches. What implements a contract is no hook: it is a provider, chosen in the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.req import Req
+
+hookspec = pluggy.HookspecMarker("pegboard")
+hookimpl = pluggy.HookimplMarker("pegboard")
+"""Marks a method as an implementation of the hook of the same name."""
+
+LIFECYCLE_HOOKS = ("configure", "register_metrics", "register_routes", "engine_started", "idle", "shutdown")
+STEP_HOOKS = ("batch_scheduled", "before_forward", "after_forward", "batch_committed", "requests_finished")
+
+
+class HookSpecs:
+    """Specifications. An implementation may leave out arguments that it does not need."""
+
+    @hookspec
+    def configure(self, config: Any) -> None:
+        """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the start."""
+
+    @hookspec
+    def register_metrics(self, registry: Any) -> None:
+        """Once per process that keeps metrics, with its registry."""
+
+    @hookspec
+    def register_routes(self, app: Any) -> None:
+        """Once in the API process, with the FastAPI application, after the routers of the config have been added."""
+
+    @hookspec
+    def engine_started(self, info: Any) -> None:
+        """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is ModelInfo."""
+
+    @hookspec
+    def idle(self) -> None:
+        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle)."""
+
+    @hookspec
+    def shutdown(self) -> None:
+        """Once per process, before it ends."""
+
+    @hookspec
+    def batch_scheduled(self, batch: ScheduleBatch) -> None:
+        """Each step, when the batch has been decided and its memory allocated."""
+
+    @hookspec
+    def before_forward(self, batch: ForwardBatch) -> None:
+        """Each step, right before the model runs."""
+
+    @hookspec
+    def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device."""
+
+    @hookspec
+    def batch_committed(self, batch: ScheduleBatch) -> None:
+        """Each step, when tokens have been appended and finish checks are done."""
+
+    @hookspec
+    def requests_finished(self, reqs: Sequence[Req]) -> None:
+        """In a step in which requests finished, with all of them, before their memory is released."""

@@ -1,0 +1,63 @@
+"""Contract: where keys and values live."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.layers import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVPoolContext:
+    """`num_pages` usable pages (page 0 comes on top), their size in tokens, and the layers that write into them."""
+
+    num_pages: int
+    page_size: int
+    layers: tuple[LayerSpec, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVPool(abc.ABC):
+    """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
+
+    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory; what is in a
+    free slot is undefined and may be NaN, so nobody may read one, not even multiplied by zero.
+    """
+
+    def __init__(self, options: Any, ctx: KVPoolContext) -> None:
+        self.options = options
+        self.page_size = ctx.page_size
+        self.num_slots = (ctx.num_pages + 1) * ctx.page_size
+
+    @classmethod
+    def supports(cls, ctx: KVPoolContext) -> str | None:
+        """None, or the reason why this pool cannot hold these layers."""
+        return None
+
+    @classmethod
+    @abc.abstractmethod
+    def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
+        """Bytes that one token takes in all layers; asked before the pool is built, to size it."""
+
+    @abc.abstractmethod
+    def keys(self, layer_id: int) -> torch.Tensor:
+        """K buffer [num_slots, kv_heads, qk_head_dim] of a layer, not a copy."""
+
+    @abc.abstractmethod
+    def values(self, layer_id: int) -> torch.Tensor:
+        """V buffer [num_slots, kv_heads, v_head_dim] of a layer, not a copy."""
+
+    @abc.abstractmethod
+    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n]."""
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""

@@ -1,0 +1,76 @@
+"""Plain descriptions of a model's attention layers and of the kinds of KV that they keep."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class KVKind(enum.Enum):
+    """How long the state of a group's layers has to be kept."""
+
+    FULL = "full"
+    """Every token's K and V, for as long as the request lives."""
+    WINDOW = "window"
+    """Only the last `window` tokens are ever read again."""
+    STATE = "state"
+    """One recurrent state per request, no matter how long it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupSpec:
+    """Layers whose KV lives and dies together, and so share one row table.
+
+    `layer_ids` are the layers of the group. `window` (tokens) belongs to `KVKind.WINDOW` alone. A model whose window
+    layers may simply keep everything declares one FULL group; the window is then only a mask (`LayerSpec.window`).
+    """
+
+    kind: KVKind
+    layer_ids: tuple[int, ...]
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What an attention backend has to know of one layer.
+
+    `layer_id` indexes the KV pool; `kv_group` indexes `ForwardBatch.kv_groups`. `scale` multiplies q·k.
+    `window`: a query at position p sees keys at positions > p - window (transformers' convention: `window` keys, itself
+    included). `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has them,
+    are passed with the call.
+    """
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    scale: float
+    window: int | None = None
+    logit_cap: float | None = None
+    num_sinks: int = 0
+    kv_group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads <= 0 or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"layer {self.layer_id}: {self.num_heads} query heads are not a multiple of {self.num_kv_heads} kv heads"
+            )
+        if self.window is not None and self.window <= 0:
+            raise ValueError(f"layer {self.layer_id}: window must be positive or None, got {self.window}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the pipeline has to know of a model: sizes, and what its layers keep.
+
+    `max_context_len` counts prompt and output tokens together. `eos_token_ids` come from the model's own configuration.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_context_len: int
+    layers: tuple[LayerSpec, ...]
+    kv_groups: tuple[KVGroupSpec, ...]
+    eos_token_ids: frozenset[int] = frozenset()

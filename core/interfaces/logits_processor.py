@@ -1,0 +1,47 @@
+"""Contract: changing a batch's logits before sampling."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProcessorContext:
+    """Vocabulary size, device of the logits, and the token ids that end an output."""
+
+    vocab_size: int
+    device: torch.device
+    eos_token_ids: frozenset[int]
+
+
+class LogitsProcessor(abc.ABC):
+    """One vectorised change of logits. Processors run in the config's order."""
+
+    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: LogitsProcessorContext) -> str | None:
+        """None, or the reason why it cannot work here."""
+        return None
+
+    @abc.abstractmethod
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether a request with these parameters takes part. Asked once per request; a batch without one costs nothing."""
+
+    @abc.abstractmethod
+    def prepare(self, rows: Sequence[SamplingRow]) -> Any:
+        """State for one step, from all rows of the batch (also those that do not take part); None when nothing is to do."""
+
+    @abc.abstractmethod
+    def apply(self, logits: torch.Tensor, state: Any) -> None:
+        """Change `logits` float32 [n, vocab] in place. Called only with a state that is not None."""

@@ -1,0 +1,111 @@
+"""Messages between the API process and the scheduler process: msgspec structs, MessagePack on the wire, never pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pegboard.core.interfaces.sampling import SamplingParams
+
+
+class Message(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
+    """Base of all messages; the tag is the class's name."""
+
+
+class TokenizedRequest(Message):
+    """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake."""
+
+    rid: str
+    prompt: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    priority: int = 0
+    namespace: str = ""
+    logprobs: int | None = None
+    token_ids_logprob: tuple[int, ...] = ()
+
+
+class TokenizedBatch(Message):
+    """Several requests that arrived together, as one message."""
+
+    requests: list[TokenizedRequest]
+
+
+class AbortRequest(Message):
+    """Abort `rid`, or everything."""
+
+    rid: str = ""
+    all_requests: bool = False
+
+
+class ControlRequest(Message):
+    """Ask the scheduler to do something between two steps: `flush_cache`, `info`, `drain`."""
+
+    call_id: int
+    action: str
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Shutdown(Message):
+    """Finish nothing more and exit."""
+
+
+class Accepted(Message):
+    """The request is in the waiting queue."""
+
+    rid: str
+
+
+class Rejected(Message):
+    """The request was refused; nothing is kept of it."""
+
+    rid: str
+    status: int
+    code: str
+    message: str
+    param: str = ""
+
+
+class TokenOutput(Message):
+    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` as in OutputChunk."""
+
+    rid: str
+    token_ids: list[int]
+    finish_reason: dict[str, Any] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+
+
+class TokenOutputs(Message):
+    """All outputs of one step."""
+
+    outputs: list[TokenOutput]
+
+
+class ControlReply(Message):
+    """Answer to a ControlRequest."""
+
+    call_id: int
+    ok: bool
+    payload: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Ready(Message):
+    """The scheduler has loaded its model. `info` holds ModelInfo's fields; `directory` is the prepared model."""
+
+    info: dict[str, Any]
+    directory: str
+
+
+class StartFailed(Message):
+    """The scheduler could not start; `message` is for the operator."""
+
+    message: str
+
+
+ToScheduler = TokenizedRequest | TokenizedBatch | AbortRequest | ControlRequest | Shutdown
+FromScheduler = Accepted | Rejected | TokenOutputs | ControlReply | Ready | StartFailed

@@ -1,0 +1,87 @@
+"""Contract: a family of architectures. Builds networks and loads their weights."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """A model directory in Hugging Face's layout, its parsed config.json, and where and how to run it.
+
+    `context_length` is the operator's cap on prompt and output together, None for the model's own limit.
+    """
+
+    directory: Path
+    hf_config: Mapping[str, Any]
+    dtype: torch.dtype
+    device: torch.device
+    context_length: int | None = None
+
+    @property
+    def architecture(self) -> str:
+        """First entry of `architectures`, or "" where there is none."""
+        names = self.hf_config.get("architectures") or [""]
+        return str(names[0])
+
+
+class Network(abc.ABC):
+    """A loaded network. It reads ForwardBatch and calls `batch.attn_backend` layer by layer."""
+
+    @abc.abstractmethod
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Last hidden states after the final norm, [tokens, hidden], in the model's dtype. Runs under inference mode."""
+
+    @abc.abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new tensor, which the
+        caller may change in place."""
+
+
+class ModelFamily(abc.ABC):
+    """Built cheaply from config.json alone; `spec` is then known, and `load` does the heavy work once."""
+
+    def __init__(self, options: Any, ctx: ModelContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: ModelContext) -> str | None:
+        """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads weights."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> ModelSpec:
+        """Sizes and layers, from the config alone."""
+
+    @abc.abstractmethod
+    def load(self) -> Network:
+        """Read the weights into a network on `ctx.device` in `ctx.dtype`.
+
+        Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
+        """
+
+    def probe(self, network: Network, run: ProbeRun) -> None:  # noqa: B027 - optional, nothing to check by default
+        """Self-check after loading, for families that cannot know in advance whether a model works with paged attention.
+
+        `run` executes token lists as one ragged batch over a scratch pool. Raises ModelError when the network's answers are wrong.
+        """
+
+
+class ProbeRun(abc.ABC):
+    """Runs prompts through a network with the engine's own attention and a scratch pool."""
+
+    @abc.abstractmethod
+    def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        """Logits float32 [len, vocab] of every position of each prompt, all prompts in one batch."""

@@ -1,0 +1,63 @@
+"""Contract: executing one forward batch."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.attention import AttentionBackend
+    from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor
+    from pegboard.core.interfaces.model_family import ModelContext, Network
+    from pegboard.core.interfaces.sampler import Sampler
+    from pegboard.core.interfaces.sampling import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerContext:
+    """The chosen parts. A runner that computes attention or samples by itself may leave `attention` or `sampler` unused.
+
+    `network` is None only while `supports` is asked, before weights are loaded.
+    """
+
+    spec: ModelSpec
+    model: ModelContext
+    network: Network | None
+    attention: AttentionBackend
+    sampler: Sampler
+    processors: tuple[LogitsProcessor, ...]
+    device: torch.device
+
+
+class ModelRunner(abc.ABC):
+    """Runs the network over a batch, then processors and sampler on the sampled rows only."""
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: ModelRunnerContext) -> str | None:
+        """None, or the reason why it cannot run this model."""
+        return None
+
+    @abc.abstractmethod
+    def execute(
+        self,
+        batch: ForwardBatch,
+        sampling: SamplingBatch | None,
+        *,
+        return_logits: bool = False,
+        return_hidden_states: bool = False,
+    ) -> ForwardOutput:
+        """Run one batch: KV of all its tokens is in the pool afterwards.
+
+        `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end its prompt), and
+        then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned. An idle batch returns empty
+        tensors. Raises Unsupported for `return_hidden_states` without the capability.
+        """

@@ -1,0 +1,43 @@
+"""Contract: where a model comes from."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSourceContext:
+    """`reference` is `model.path` as the operator wrote it; `cache_dir` is where converted models are kept."""
+
+    reference: str
+    cache_dir: Path
+
+
+class ModelSource(abc.ABC):
+    """Turns a reference into a directory in Hugging Face's layout: config.json, safetensors, tokenizer.json."""
+
+    def __init__(self, options: Any, ctx: ModelSourceContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: ModelSourceContext) -> str | None:
+        """None when the reference is of this source's kind, or the reason why not. Looks, but fetches nothing."""
+        return None
+
+    @abc.abstractmethod
+    def prepare(self) -> Path:
+        """The directory; fetched or converted first where needed, once and atomically, safe with concurrent starters.
+
+        Raises ModelError saying what is missing and what to do.
+        """
+
+    @abc.abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not happened."""

@@ -1,0 +1,67 @@
+"""Plugin records: what an entry point of the group `pegboard` names.
+
+A record is plain frozen data in a module that imports neither torch nor transformers, so that listing plugins is quick.
+Everything heavy is named by a lazy string, ``"package.module:Name"``, and imported when a provider is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+API_VERSION = "1.0"
+"""Version of the record format and of the hook specifications (semver). A plugin states the one it was written for."""
+
+ENTRY_POINT_GROUP = "pegboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a provider needs of the provider chosen for another contract.
+
+    `contract` is a contract's name; `capability` a capability that its provider must declare, or None when it is enough
+    that one is chosen at all. `why` completes the sentence "X needs ... because ...".
+    """
+
+    contract: str
+    capability: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One implementation of one contract, under a name that the config can say.
+
+    `factory` is the lazy name of a class that subclasses the contract and is built as ``Class(options, context)``;
+    `config` the lazy name of the pydantic model of its options ("" where there are none to set).
+    `provides` lists capabilities of the contract, `requires` what it needs of others. Among several candidates for
+    ``use: auto`` the highest `rank` whose requirements are met and whose ``supports(context)`` has no objection wins;
+    a negative rank is never chosen automatically. `contract_version` is the version it was written for.
+    """
+
+    contract: str
+    name: str
+    factory: str
+    summary: str
+    config: str = ""
+    contract_version: str = "1.0"
+    provides: frozenset[str] = frozenset()
+    requires: tuple[Requirement, ...] = ()
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A named bundle of providers and hooks, as one distribution ships it.
+
+    `hooks` are lazy names of classes whose instances are registered with pluggy when an engine is built.
+    `extras` maps an importable module that a provider needs to the command that installs it, for error messages.
+    """
+
+    name: str
+    version: str
+    providers: tuple[Provider, ...] = ()
+    hooks: tuple[str, ...] = ()
+    api: str = API_VERSION
+    summary: str = ""
+    extras: Mapping[str, str] = field(default_factory=dict)

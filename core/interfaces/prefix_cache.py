@@ -1,0 +1,127 @@
+"""Contract: the prefix cache.
+
+Ownership. Free pages belong to the allocator, cached pages to the cache, all others to the requests that hold them:
+free + cached + held = all, with no page counted twice. A cache's pages are *locked* while a handle above them is locked,
+and *evictable* otherwise. A cache speaks of slots (numpy int64, ``page * page_size + offset``) and deals in whole pages.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.keys import PrefixKey
+    from pegboard.core.interfaces.token_allocator import TokenAllocator
+
+
+class CacheHandle(Protocol):
+    """Opaque to all but the cache that made it: the end of a cached path, with everything before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheContext:
+    """What a prefix cache is built from: the allocator that takes back its pages, and the page size in tokens."""
+
+    allocator: TokenAllocator
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """`slots` int64 [matched] in token order, a copy that the caller may keep; valid only while `handle` is locked.
+
+    `host_len` more tokens are on a host tier behind the device's part (capability `host_tier`; 0 without it).
+    """
+
+    slots: NDArray[np.int64]
+    handle: CacheHandle
+    host_len: int = 0
+
+    def __len__(self) -> int:
+        return int(self.slots.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """`slots` int64 [given] are the canonical slots, which the caller writes into its row: the first `taken` (whole pages)
+    belong to the cache from now on, the rest stays the caller's. `handle` covers the taken part and is not locked yet.
+    """
+
+    slots: NDArray[np.int64]
+    taken: int
+    handle: CacheHandle
+
+
+class PrefixCache(abc.ABC):
+    """Finds, locks, keeps and evicts the KV of shared prefixes. Not thread-safe: one scheduler calls it."""
+
+    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+        self.options = options
+        self.allocator = ctx.allocator
+        self.page_size = ctx.page_size
+        self.version = 0
+        """Grows with every change of what `match` could answer; whoever remembers a match compares it."""
+
+    @classmethod
+    def supports(cls, ctx: PrefixCacheContext) -> str | None:
+        """None, or the reason why this cache cannot work here (an unsupported page size, say)."""
+        return None
+
+    @abc.abstractmethod
+    def match(self, key: PrefixKey) -> PrefixMatch:
+        """Longest cached prefix of `key`, in whole pages; of length 0 on a miss, never an error.
+
+        Touches the entries' recency; changes no page's owner. It may split a node.
+        """
+
+    @abc.abstractmethod
+    def lock(self, handle: CacheHandle) -> None:
+        """Keep the handle's whole path from being evicted. Locks count: each needs its own `unlock`."""
+
+    @abc.abstractmethod
+    def unlock(self, handle: CacheHandle) -> None:
+        """Undo one `lock` of this handle. Raises ValueError where nothing is locked."""
+
+    @abc.abstractmethod
+    def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
+        """Hand the KV of `key` (slots int64 [len(key)]) to the cache, as whole pages.
+
+        Pages that the cache already has for the same tokens are duplicates: the cache frees the caller's (unless they are the
+        very same pages) and answers with its own. The partial tail stays with the caller. The caller locks the
+        returned handle before it unlocks the one it held, so nothing is lost in between. Raises ValueError when lengths differ.
+        """
+
+    @abc.abstractmethod
+    def evict(self, num_tokens: int) -> int:
+        """Give at least `num_tokens` tokens' worth of unlocked pages back to the allocator, fewer only if there are no more.
+
+        Returns the number of tokens freed (a multiple of the page size). Leaves before their parents, in the order of
+        the cache's eviction policy.
+        """
+
+    @property
+    @abc.abstractmethod
+    def evictable_tokens(self) -> int:
+        """Tokens in cached, unlocked pages."""
+
+    @property
+    @abc.abstractmethod
+    def locked_tokens(self) -> int:
+        """Tokens in cached, locked pages."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """All tokens that belong to the cache."""
+        return self.evictable_tokens + self.locked_tokens
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Free everything. Raises RuntimeError while something is locked; then nothing has changed."""
+
+    def check(self) -> None:  # noqa: B027 - optional self-check, empty by default
+        """Verify the internal books; raises AssertionError with a description. For tests and the idle check."""

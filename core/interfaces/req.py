@@ -1,0 +1,237 @@
+"""Req: one request's whole state in the scheduler, in a few owned parts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from pegboard.core.interfaces.keys import PrefixKey
+from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_transition
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.prefix_cache import CacheHandle
+    from pegboard.core.interfaces.sampling import SamplingParams
+
+T = TypeVar("T")
+
+NO_ROW = -1
+
+
+class ReqSlot(Generic[T]):
+    """A plugin's typed place in every request, so that no feature adds a field to the core.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Visits:
+    ...     count: int = 0
+    >>> VISITS = ReqSlot(Visits)  # once, at module level
+    >>> # later: VISITS.of(req).count += 1
+
+    `of` makes the value with the factory at first use; `peek` gives None instead; `clear` drops it.
+    """
+
+    _ids = itertools.count()
+
+    def __init__(self, factory: Callable[[], T]) -> None:
+        self._factory = factory
+        self._id = next(self._ids)
+
+    def of(self, req: Req) -> T:
+        value = req.slots.get(self._id)
+        if value is None:
+            value = req.slots[self._id] = self._factory()
+        return value  # type: ignore[no-any-return]
+
+    def peek(self, req: Req) -> T | None:
+        return req.slots.get(self._id)
+
+    def clear(self, req: Req) -> None:
+        req.slots.pop(self._id, None)
+
+
+class TokenBuffer:
+    """Prompt and output tokens of a request in one growing int64 array; views instead of copies."""
+
+    __slots__ = ("_data", "_len")
+
+    def __init__(self, prompt_ids: NDArray[np.int64], room: int = 64) -> None:
+        self._len = int(prompt_ids.shape[0])
+        self._data = np.empty(self._len + room, dtype=np.int64)
+        self._data[: self._len] = prompt_ids
+
+    def __len__(self) -> int:
+        return self._len
+
+    def append(self, token: int) -> None:
+        if self._len == self._data.shape[0]:
+            self._data = np.concatenate([self._data, np.empty(max(64, self._len // 2), dtype=np.int64)])
+        self._data[self._len] = token
+        self._len += 1
+
+    def view(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """Tokens [start, stop) as a view, valid until the next append."""
+        return self._data[start : self._len if stop is None else min(stop, self._len)]
+
+
+@dataclass(slots=True)
+class ReqKV:
+    """Where a request's KV is.
+
+    `row` is its row in the row table (NO_ROW when it holds none). The first `allocated_len` entries of the row are valid slots,
+    of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong to the
+    prefix cache and stay in place while `handle` is locked; the others belong to the request.
+    `prefix_len` tokens were found in the cache when the request was last scheduled.
+    """
+
+    row: int = NO_ROW
+    prefix_len: int = 0
+    committed_len: int = 0
+    allocated_len: int = 0
+    cache_len: int = 0
+    handle: CacheHandle | None = None
+
+
+@dataclass(slots=True)
+class ReqOutput:
+    """What has been generated and what of it was already sent.
+
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `stop` is the
+    stop-string matcher of a request that has stop strings, made by the pipeline.
+    """
+
+    sent_len: int = 0
+    finish_reason: FinishReason | None = None
+    stop: Any = None
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+@dataclass(slots=True)
+class ReqLogprobs:
+    """Logprobs of output tokens, one entry per token, kept only for requests that want them."""
+
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+    values: list[float] = field(default_factory=list)
+    tops: list[list[tuple[float, int]]] = field(default_factory=list)
+    chosen: list[list[tuple[float, int]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ReqTiming:
+    """Monotonic times in seconds; 0.0 where it has not happened yet."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    first_scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class Req:
+    """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
+
+    `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
+    `namespace` separates cached prefixes that must not be shared. Lower `priority` numbers do not exist: a larger
+    `priority` is more urgent.
+    """
+
+    __slots__ = (
+        "blocked_by",
+        "eos_ids",
+        "input_len",
+        "kv",
+        "logprobs",
+        "namespace",
+        "output",
+        "priority",
+        "rid",
+        "sampling",
+        "seed",
+        "slots",
+        "status",
+        "stream",
+        "timing",
+        "to_abort",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        rid: str,
+        prompt_ids: NDArray[np.int64],
+        sampling: SamplingParams,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        namespace: str = "",
+        priority: int = 0,
+        stream: bool = False,
+        seed: int = 0,
+        logprobs: ReqLogprobs | None = None,
+    ) -> None:
+        self.rid = rid
+        self.tokens = TokenBuffer(prompt_ids)
+        self.input_len = int(prompt_ids.shape[0])
+        self.sampling = sampling
+        self.eos_ids = eos_ids
+        self.namespace = namespace
+        self.priority = priority
+        self.stream = stream
+        self.seed = seed
+        self.logprobs = logprobs
+        self.output = ReqOutput()
+        self.kv = ReqKV()
+        self.timing = ReqTiming()
+        self.status = ReqStatus.WAITING
+        self.blocked_by = ""
+        self.to_abort: FinishReason | None = None
+        self.slots: dict[int, Any] = {}
+
+    @property
+    def seq_len(self) -> int:
+        """Prompt and output tokens together."""
+        return len(self.tokens)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.input_len
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int64]:
+        return self.tokens.view(0, self.input_len)
+
+    @property
+    def output_ids(self) -> NDArray[np.int64]:
+        return self.tokens.view(self.input_len)
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finish_reason is not None
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many tokens it may still generate (max_new_tokens is always set after intake)."""
+        limit = self.sampling.max_new_tokens
+        return 0 if limit is None else max(0, limit - self.output_len)
+
+    def key(self, length: int | None = None) -> PrefixKey:
+        """Its cache key over the first `length` tokens (all by default)."""
+        return PrefixKey(self.tokens.view(0, length), self.namespace)
+
+    def matchable_key(self) -> PrefixKey:
+        """The part that a cached prefix may cover: at least one token is left to compute, for its logits."""
+        return self.key(max(0, self.seq_len - 1))
+
+    def move_to(self, status: ReqStatus) -> None:
+        """Change the status; an illegal transition raises IllegalTransition."""
+        check_transition(self.rid, self.status, status)
+        self.status = status
+
+    def __repr__(self) -> str:
+        return f"Req({self.rid}, {self.status.value}, {self.input_len}+{self.output_len} tokens)"

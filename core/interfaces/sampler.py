@@ -1,0 +1,47 @@
+"""Contract: from logits to tokens."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.forward import LogprobOutput
+    from pegboard.core.interfaces.sampling import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerContext:
+    """Vocabulary size and device of the logits."""
+
+    vocab_size: int
+    device: torch.device
+
+
+class Sampler(abc.ABC):
+    """Draws one token per row. Filters apply in this order: temperature, top_k, top_p, min_p (as in the field)."""
+
+    def __init__(self, options: Any, ctx: SamplerContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: SamplerContext) -> str | None:
+        """None, or the reason why it cannot sample here."""
+        return None
+
+    @abc.abstractmethod
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """Tokens int64 [n] from `logits` float32 [n, vocab], which it may overwrite.
+
+        A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step alone, not on
+        the other rows. A row without a finite logit raises ValueError naming the row.
+        """
+
+    @abc.abstractmethod
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        """Logprobs of `tokens` int64 [n] and of whatever `batch.logprobs` asks for, from logits float32 [n, vocab] as they were
+        before `sample`; does not change them."""

@@ -1,0 +1,154 @@
+"""Sampling parameters, as a user states them and as a batch carries them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request's sampling parameters. The names are the field's.
+
+    `max_new_tokens` None means: until the context is full. `temperature` 0 is greedy. `top_k` -1 (or 0) is off.
+    `stop` strings and `stop_token_ids` end the output; the matched text is trimmed unless `no_stop_trim`.
+    `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
+    `extra` carries parameters of logits processors that plugins add, by processor name.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise InvalidRequest, naming the field, for a value that no sampler can honour."""
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        if self.top_k < -1:
+            raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {self.top_k}", param="top_k")
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise InvalidRequest(
+                f"max_new_tokens must be at least 0, got {self.max_new_tokens}", param="max_new_tokens"
+            )
+        if self.min_new_tokens < 0:
+            raise InvalidRequest(
+                f"min_new_tokens must be at least 0, got {self.min_new_tokens}", param="min_new_tokens"
+            )
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}",
+                param="min_new_tokens",
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", param="stop")
+        for text in self.stop:
+            if not text or len(text) > MAX_STOP_LENGTH:
+                raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        self._validate_ids(vocab_size)
+
+    def _validate_ids(self, vocab_size: int | None) -> None:
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in ids:
+                if token < 0 or (vocab_size is not None and token >= vocab_size):
+                    raise InvalidRequest(f"{name}: {token} is no token id of this model", param=name)
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or not -100.0 <= bias <= 100.0:
+                raise InvalidRequest(
+                    f"logit_bias: the bias of token {token} must be from -100 to 100, got {bias}", param="logit_bias"
+                )
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest("seed must fit in 64 bits", param="seed")
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = math.isfinite(value) and value <= high and (value > low if open_low else value >= low)
+    if not ok:
+        bound = "above" if open_low else "at least"
+        raise InvalidRequest(f"{name} must be {bound} {low:g} and at most {high:g}, got {value}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What a logits processor may know of one sampled row: plain values, no request object.
+
+    `prompt_ids` int64 [prompt] and `output_ids` (tokens generated so far) are views; they may be read, not kept.
+    """
+
+    params: SamplingParams
+    prompt_ids: NDArray[np.int64]
+    output_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class LogprobRequest:
+    """Which logprobs one sampled row wants: `top` largest ones, and those of `token_ids`."""
+
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """Sampling parameters of the sampled rows of one batch, in the order of the logits' rows.
+
+    Tensors are on the model's device: `temperatures`, `top_ps`, `min_ps` float32 [n]; `top_ks` int64 [n] (vocab size
+    where off); `seeds` int64 [n] and `steps` int64 [n] (tokens generated so far) fix a seeded row's random numbers;
+    a row without a seed has one drawn for it at intake. `all_greedy` and the `need_*` flags let a sampler skip work.
+    `rows` feeds the logits processors and is empty when no request of the batch wants one.
+    """
+
+    temperatures: torch.Tensor
+    top_ps: torch.Tensor
+    top_ks: torch.Tensor
+    min_ps: torch.Tensor
+    seeds: torch.Tensor
+    steps: torch.Tensor
+    all_greedy: bool
+    need_top_p: bool = False
+    need_top_k: bool = False
+    need_min_p: bool = False
+    logprobs: tuple[LogprobRequest | None, ...] = ()
+    rows: Sequence[SamplingRow] = ()
+
+    @property
+    def want_logprobs(self) -> bool:
+        return any(request is not None for request in self.logprobs)
+
+    def __len__(self) -> int:
+        return int(self.temperatures.shape[0])

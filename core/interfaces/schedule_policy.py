@@ -1,0 +1,44 @@
+"""Contract: who is next, and who has to give way."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
+    from pegboard.core.interfaces.req import Req
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePolicyContext:
+    """The prefix cache (to be read with `match`, never changed) and the engine's seed for policies that draw lots."""
+
+    cache: PrefixCache
+    seed: int = 0
+
+
+class SchedulePolicy(abc.ABC):
+    """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot."""
+
+    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: SchedulePolicyContext) -> str | None:
+        """None, or the reason why it cannot work here."""
+        return None
+
+    @abc.abstractmethod
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
+        """The waiting requests, each exactly once, most urgent first. Ties keep the order of arrival. Changes neither argument."""
+
+    def victims(self, running: Sequence[Req]) -> list[Req]:
+        """The running requests, each exactly once, the first to be retracted first.
+
+        The default follows SGLang: fewest generated tokens first (least work lost), and of these the longest prompt first.
+        """
+        return sorted(running, key=lambda req: (req.output_len, -req.input_len))

@@ -1,0 +1,64 @@
+"""The request status machine: one table, checked at every transition."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ReqStatus(enum.Enum):
+    """Where a request is. `BLOCKED` names its gate in `Req.blocked_by`; `HELD` is finished with KV still in use."""
+
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    RETRACTED = "retracted"
+    HELD = "held"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[ReqStatus, frozenset[ReqStatus]] = {
+    ReqStatus.WAITING: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
+    ReqStatus.BLOCKED: frozenset({ReqStatus.WAITING, ReqStatus.FINISHED}),
+    ReqStatus.RUNNING: frozenset({ReqStatus.RETRACTED, ReqStatus.HELD, ReqStatus.FINISHED}),
+    ReqStatus.RETRACTED: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
+    ReqStatus.HELD: frozenset({ReqStatus.FINISHED}),
+    ReqStatus.FINISHED: frozenset(),
+}
+
+
+class FinishType(enum.Enum):
+    """Why an output ended, under the names that the native API reports."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """`matched` is the stop token id or stop string that ended it; `message` and `status` belong to an abort."""
+
+    type: FinishType
+    matched: int | str | None = None
+    message: str = ""
+    status: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        out: dict[str, object] = {"type": self.type.value}
+        if self.matched is not None:
+            out["matched"] = self.matched
+        if self.message:
+            out["message"] = self.message
+        return out
+
+
+class IllegalTransition(RuntimeError):
+    """A status change that the table does not allow: a bug of the caller, never of the user."""
+
+
+def check_transition(rid: str, old: ReqStatus, new: ReqStatus) -> None:
+    """Raise IllegalTransition unless `old -> new` stands in the table."""
+    if new not in TRANSITIONS[old]:
+        allowed = ", ".join(sorted(s.value for s in TRANSITIONS[old])) or "nothing"
+        raise IllegalTransition(f"request {rid}: {old.value} -> {new.value} is not allowed (only to {allowed})")

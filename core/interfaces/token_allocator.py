@@ -1,0 +1,64 @@
+"""Contract: the allocator, sole owner of the KV pool's free pages."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAllocatorContext:
+    """`num_pages` usable pages of `page_size` tokens; page 0 exists beside them and is never handed out (padding writes there)."""
+
+    num_pages: int
+    page_size: int
+
+
+class TokenAllocator(abc.ABC):
+    """Hands out and takes back pages 1..num_pages. Host-side and exact; not thread-safe."""
+
+    def __init__(self, options: Any, ctx: TokenAllocatorContext) -> None:
+        self.options = options
+        self.num_pages = ctx.num_pages
+        self.page_size = ctx.page_size
+
+    @classmethod
+    def supports(cls, ctx: TokenAllocatorContext) -> str | None:
+        """None, or the reason why this allocator cannot work here."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def free_pages(self) -> int:
+        """How many pages are free."""
+
+    @property
+    def free_tokens(self) -> int:
+        return self.free_pages * self.page_size
+
+    @property
+    def total_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+    @abc.abstractmethod
+    def alloc(self, n: int) -> NDArray[np.int64] | None:
+        """`n` distinct pages as int64 [n], owned by the caller; None, with nothing changed, when fewer are free.
+
+        The array is the caller's own copy. `n` 0 gives an empty array. Raises ValueError for a negative `n`.
+        """
+
+    @abc.abstractmethod
+    def free(self, pages: NDArray[np.int64]) -> None:
+        """Take `pages` int64 [n] back, in any order.
+
+        Raises ValueError, with nothing changed, for a page that is free already, given twice, or out of range.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Everything is free again, as after construction."""

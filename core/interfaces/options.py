@@ -1,0 +1,18 @@
+"""The base of a provider's options."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """Base of the options model that `Provider.config` names: frozen, and strict about unknown keys.
+
+    Every field needs a type, a default and a description; they become docs, schema and error messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class NoOptions(Options):
+    """The options of a provider that has none."""

@@ -1,0 +1,161 @@
+"""The core's own config: every section and key that is there whatever plugins are installed.
+
+A section with a `use` chooses a provider and takes that provider's options beside its own keys; `pegboard.core.compose`
+builds those wider models. What is set here is only the shape: names of plugins stand in the presets, which are data.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+AUTO = "auto"
+"""`use: auto` picks the highest ranked provider whose requirements are met and that supports model and device."""
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about unknown keys, described by its docstrings."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True, protected_namespaces=()
+    )
+
+
+class UseSection(Section):
+    """A section that chooses one provider."""
+
+    use: str = AUTO
+    """Name of the provider, or `auto`."""
+
+
+class ModelSection(UseSection):
+    """The model, and the family of networks that runs it."""
+
+    use: str = AUTO
+    """The model family that builds and loads the network, or `auto`: the first that supports the architecture."""
+    path: str
+    """What to serve: a directory, a hub id, a GGUF file, or any reference that an installed model source understands."""
+    source: UseSection = UseSection()
+    """Where the model comes from; `auto` asks every model source whether it understands `path`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and KV; `auto` takes the checkpoint's own on a GPU and float32 on a CPU."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where it runs: `cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU where there is one."""
+    context_length: PositiveInt | None = None
+    """Most tokens of prompt and output together; unset: what the model was made for."""
+    cache_dir: str | None = None
+    """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    served_name: str | None = None
+    """Name under which APIs offer the model; unset: the last part of `path`."""
+
+
+class ServerSection(Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 30000
+    """Port to listen on; 0 picks a free one."""
+    shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds that running requests get to finish when the server is asked to stop."""
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    """Largest request body that is read, in bytes; a larger one is answered with 413."""
+
+
+class MemorySection(Section):
+    """KV memory."""
+
+    page_size: PositiveInt = 1
+    """Tokens per page: the unit in which KV memory is allocated, shared and evicted."""
+    max_total_tokens: PositiveInt | None = None
+    """Tokens that the KV pool holds; unset: what fits into the memory that the weights leave free."""
+    pool: UseSection = UseSection()
+    """The buffers in which keys and values live."""
+    allocator: UseSection = UseSection()
+    """Who owns the pool's free pages."""
+
+
+class SchedulerSection(Section):
+    """What runs when."""
+
+    policy: UseSection = UseSection()
+    """The order of the waiting queue, and who is retracted first."""
+    max_running_requests: PositiveInt = 256
+    """Most requests that run at once."""
+    max_queued_requests: PositiveInt | None = None
+    """Most requests that wait; one more is answered with 503. Unset: no limit."""
+    chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
+    """Most prompt tokens per step: longer prompts are computed in chunks. Unset: by the device's memory; 0: no chunks."""
+    max_prefill_tokens: PositiveInt = 16384
+    """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
+    prefill_first: bool = False
+    """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
+    mixed_chunk: bool = False
+    """Compute a prompt's chunk and the running requests' next tokens in one batch."""
+    new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Share of a running request's remaining output that admission reserves memory for, at the start."""
+    new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14
+    """Where that share decays to, as a fraction of `new_token_ratio`."""
+    new_token_ratio_decay_steps: PositiveInt = 600
+    """Decode steps over which it decays."""
+    retract_lookahead: Annotated[int, Field(ge=0)] = 20
+    """Decode steps that must be affordable after requests were retracted for want of memory."""
+    estimate_max_new_tokens: PositiveInt = 4096
+    """Longest output that admission reckons with, whatever a request asks for."""
+    conservativeness: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on the reserved share: above 1 admits less and retracts less often."""
+    watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds that one step may take before the scheduler counts as hung."""
+    seed: int = 0
+    """Seed of everything random: policies, and requests that bring no seed of their own."""
+
+
+class PluginsSection(Section):
+    """Installed plugins."""
+
+    disable: tuple[str, ...] = ()
+    """Plugins that are not even imported, by name."""
+
+
+class EngineConfig(Section):
+    """One engine's whole configuration."""
+
+    preset: str | None = None
+    """A named set of defaults that files, environment and options override."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
+    model: ModelSection
+    """The model, and the family of networks that runs it."""
+    runner: UseSection = UseSection()
+    """What executes a batch: logits, processors, sampling."""
+    attention: UseSection = UseSection()
+    """The attention backend."""
+    memory: MemorySection = MemorySection()
+    """KV memory."""
+    prefix_cache: UseSection = UseSection()
+    """What is remembered of finished requests' prompts and outputs."""
+    scheduler: SchedulerSection = SchedulerSection()
+    """What runs when."""
+    logits_processors: tuple[UseSection, ...] = ()
+    """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
+    sampler: UseSection = UseSection()
+    """What turns logits into tokens."""
+    apis: tuple[UseSection, ...] = ()
+    """HTTP APIs to offer: names, or `{use: name, option: value}`."""
+    server: ServerSection = ServerSection()
+    """The HTTP server."""
+    plugins: PluginsSection = PluginsSection()
+    """Installed plugins."""
+
+    @model_validator(mode="after")
+    def _chunk_holds_a_page(self) -> EngineConfig:
+        chunk = self.scheduler.chunked_prefill_size
+        if chunk and chunk < self.memory.page_size:
+            raise ValueError(
+                f"scheduler.chunked_prefill_size {chunk} is less than memory.page_size {self.memory.page_size}: "
+                "a chunk must hold at least one page"
+            )
+        return self

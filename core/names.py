@@ -1,0 +1,21 @@
+"""Near misses: what the user may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The names closest to `name`, best first; empty where none is close."""
+    folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=limit, cutoff=0.6)
+    return [folded[one] for one in found]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"did you mean 'radix'?"``, or "" where nothing is close."""
+    found = nearest(name, known)
+    if not found:
+        return ""
+    return f"did you mean {' or '.join(repr(one) for one in found)}?"

@@ -1,0 +1,117 @@
+"""The registry: every plugin that is installed and enabled, and the providers that the config can name.
+
+Built once per process from the entry points (`Registry.discover`) or, in tests, from records (`Registry.of`). Reading it
+imports plugin records only; a provider's class and options are imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from pegboard.core.discovery import BrokenPlugin, Found, LoadedPlugin, discover
+from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.plugin import Plugin
+from pegboard.core.lock import PluginLock
+from pegboard.core.names import did_you_mean
+from pegboard.core.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
+
+
+class Registry:
+    """Plugins in lock order, providers by contract and name.
+
+    `conflicts` (two plugins or two providers of one name) keep an engine from being composed; `broken` plugins do not,
+    unless the config needs them.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[LoadedPlugin],
+        *,
+        broken: Sequence[BrokenPlugin] = (),
+        disabled: Sequence[tuple[str, Origin]] = (),
+        conflicts: Sequence[str] = (),
+    ) -> None:
+        self.plugins = tuple(plugins)
+        self.broken = tuple(broken)
+        self.disabled = tuple(disabled)
+        self._providers: dict[str, dict[str, ProviderRecord]] = {name: {} for name in CONTRACTS}
+        self._stray: list[ProviderRecord] = []
+        self.conflicts = (*conflicts, *self._index())
+        self.lock = PluginLock.of(self.plugins)
+
+    @classmethod
+    def discover(cls, disable: Collection[str] = ()) -> Registry:
+        """From the installed distributions. Raises ConfigError for an unknown name in `disable`."""
+        return cls.from_found(discover(disable))
+
+    @classmethod
+    def from_found(cls, found: Found) -> Registry:
+        return cls(found.loaded, broken=found.broken, disabled=found.disabled, conflicts=found.conflicts)
+
+    @classmethod
+    def of(cls, *plugins: Plugin, distribution: str = OWN_DISTRIBUTION, version: str = "0") -> Registry:
+        """A registry of exactly these records, which discovers nothing."""
+        origin = Origin(distribution, version)
+        return cls([LoadedPlugin(check_plugin(plugin, plugin.name), origin) for plugin in plugins])
+
+    def with_plugins(self, *plugins: Plugin, distribution: str, version: str = "0") -> Registry:
+        """This registry and these records besides, as if another distribution had brought them."""
+        more = Registry.of(*plugins, distribution=distribution, version=version)
+        return Registry([*self.plugins, *more.plugins], broken=self.broken, disabled=self.disabled)
+
+    def restricted(self, names: Iterable[str]) -> Registry:
+        """Only the plugins of these names, in this order: what a plugin lock asks for."""
+        by_name = {one.plugin.name: one for one in self.plugins}
+        return Registry([by_name[name] for name in names if name in by_name], broken=self.broken, disabled=self.disabled)
+
+    def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
+        """Every provider of a contract, usable or not: highest rank first, then by name."""
+        if contract not in self._providers:
+            raise PluginError(f"there is no contract {contract!r}; {did_you_mean(contract, CONTRACTS)}")
+        return tuple(sorted(self._providers[contract].values(), key=lambda one: (-one.provider.rank, one.name)))
+
+    def get(self, contract: str, name: str) -> ProviderRecord | None:
+        return self._providers.get(contract, {}).get(name)
+
+    def find(self, name: str) -> tuple[ProviderRecord, ...]:
+        """Every provider called `name`, whatever its contract."""
+        return tuple(by_name[name] for by_name in self._providers.values() if name in by_name)
+
+    @property
+    def stray(self) -> tuple[ProviderRecord, ...]:
+        """Providers of contracts that this core does not have."""
+        return tuple(self._stray)
+
+    def plugin(self, name: str) -> LoadedPlugin | None:
+        return next((one for one in self.plugins if one.plugin.name == name), None)
+
+    def raise_conflicts(self) -> None:
+        """Raise PluginError naming both distributions of everything that exists twice."""
+        if self.conflicts:
+            raise PluginError("\n".join(self.conflicts))
+
+    def _index(self) -> list[str]:
+        conflicts = []
+        for loaded in self.plugins:
+            for provider in loaded.plugin.providers:
+                problem = provider_problem(loaded.plugin, provider, loaded.origin)
+                record = ProviderRecord(provider, loaded.plugin, loaded.origin, problem)
+                known = self._providers.get(provider.contract)
+                if known is None:
+                    self._stray.append(record)
+                elif provider.name in known:
+                    conflicts.append(_conflict(known[provider.name], record))
+                else:
+                    known[provider.name] = record
+        return conflicts
+
+
+def _conflict(first: ProviderRecord, second: ProviderRecord) -> str:
+    text = (
+        f"two {first.provider.contract} providers are called {first.name!r}: one of plugin {first.plugin.name!r} "
+        f"({first.origin}), one of plugin {second.plugin.name!r} ({second.origin})"
+    )
+    if first.origin.builtin and not second.origin.builtin:
+        text += "; a plugin may not shadow a built-in one"
+    return f"{text}; add one of the two plugins to plugins.disable, or uninstall it"

@@ -1,0 +1,84 @@
+"""The runner that calls network, logits processors and sampler one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.sampling import SamplingBatch
+
+
+class LayeredRunner(ModelRunner):
+    """Model family, attention backend, processors and sampler, each doing its own part.
+
+    Hidden states are gathered before the vocabulary projection: logits exist for sampled rows only, and not at all in a
+    batch that samples nothing.
+    """
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        super().__init__(options, ctx)
+        if ctx.network is None:
+            raise ValueError("the layered runner needs a loaded network; ModelRunnerContext.network is None")
+        self._network = ctx.network
+
+    @torch.inference_mode()
+    def execute(
+        self,
+        batch: ForwardBatch,
+        sampling: SamplingBatch | None,
+        *,
+        return_logits: bool = False,
+        return_hidden_states: bool = False,
+    ) -> ForwardOutput:
+        if batch.forward_mode is ForwardMode.IDLE or batch.num_tokens == 0:
+            return self._empty(return_logits, return_hidden_states)
+        self.ctx.attention.prepare(batch)
+        hidden = self._network.forward(batch)
+        if sampling is None and not (return_logits or return_hidden_states):
+            return ForwardOutput(next_token_ids=self._no_tokens())
+        if batch.sample_rows is not None:
+            hidden = hidden.index_select(0, batch.sample_rows)
+        output = ForwardOutput(next_token_ids=self._no_tokens(), hidden_states=hidden if return_hidden_states else None)
+        if sampling is not None:
+            self._sample(hidden, sampling, output, return_logits)
+        elif return_logits:
+            output.logits = self._network.logits(hidden)
+        return output
+
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingBatch, output: ForwardOutput, return_logits: bool
+    ) -> None:
+        if len(sampling) != hidden.shape[0]:
+            raise ValueError(f"{len(sampling)} rows of sampling parameters for {hidden.shape[0]} sampled rows")
+        if len(sampling) == 0:
+            output.logits = self._empty(return_logits, False).logits
+            return
+        logits = self._network.logits(hidden)
+        if sampling.rows:
+            for processor in self.ctx.processors:
+                state = processor.prepare(sampling.rows)
+                if state is not None:
+                    processor.apply(logits, state)
+        want_logprobs = sampling.want_logprobs
+        # The sampler may overwrite what it reads, so whoever reads the logits after it needs a copy.
+        kept = logits.clone() if want_logprobs or return_logits else logits
+        output.next_token_ids = self.ctx.sampler.sample(logits, sampling)
+        if want_logprobs:
+            output.logprobs = self.ctx.sampler.logprobs(kept, output.next_token_ids, sampling)
+        if return_logits:
+            output.logits = kept
+
+    def _no_tokens(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.int64, device=self.ctx.device)
+
+    def _empty(self, return_logits: bool, return_hidden_states: bool) -> ForwardOutput:
+        spec, device = self.ctx.spec, self.ctx.device
+        output = ForwardOutput(next_token_ids=self._no_tokens())
+        if return_logits:
+            output.logits = torch.empty(0, spec.vocab_size, device=device)
+        if return_hidden_states:
+            output.hidden_states = torch.empty(0, spec.hidden_size, dtype=self.ctx.model.dtype, device=device)
+        return output

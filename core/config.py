@@ -37,7 +37,7 @@ class ModelSection(UseSection):
     use: str = AUTO
     """The model family that builds and loads the network, or `auto`: the first that supports the architecture."""
     path: str
-    """What to serve: a directory, a hub id, a GGUF file, or any reference that an installed model source understands."""
+    """What to serve: a directory, a hub id, a GGUF file, or another reference that a model source understands."""
     source: UseSection = UseSection()
     """Where the model comes from; `auto` asks every model source whether it understands `path`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -88,7 +88,7 @@ class SchedulerSection(Section):
     max_queued_requests: PositiveInt | None = None
     """Most requests that wait; one more is answered with 503. Unset: no limit."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
-    """Most prompt tokens per step: longer prompts are computed in chunks. Unset: by the device's memory; 0: no chunks."""
+    """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
     max_prefill_tokens: PositiveInt = 16384
     """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
     prefill_first: bool = False

@@ -48,7 +48,7 @@ def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | No
     """
     found = [(point, _origin(point)) for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)]
     found.sort(key=lambda pair: (not pair[1].builtin, pair[0].name, pair[1].distribution))
-    _check_disabled(disable, {point.name for point, _ in found})
+    check_disabled(disable, {point.name for point, _ in found})
     enabled = [(point, origin) for point, origin in found if point.name not in disable]
     conflicts, clashing = _name_conflicts(enabled)
     loaded: list[LoadedPlugin] = []
@@ -70,7 +70,7 @@ def _origin(point: EntryPoint) -> Origin:
     return Origin(point.dist.name.lower().replace("_", "-"), point.dist.version)
 
 
-def _check_disabled(disable: Collection[str], known: Collection[str]) -> None:
+def check_disabled(disable: Collection[str], known: Collection[str]) -> None:
     problems = []
     for name in disable:
         if name in known:

@@ -34,14 +34,7 @@ class PluginLock:
 
     @classmethod
     def of(cls, plugins: Iterable[LoadedPlugin]) -> PluginLock:
-        return cls(
-            tuple(
-                LockEntry(
-                    one.plugin.name, one.plugin.version, one.origin.distribution, one.origin.version, _digest_record(one)
-                )
-                for one in plugins
-            )
-        )
+        return cls(tuple(_entry(one) for one in plugins))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,9 +70,15 @@ class PluginLock:
             if other is None:
                 differences.append(f"{entry} is missing here")
             elif other != entry:
-                differences.append(f"{entry} is locked, {other} is here" if str(other) != str(entry) else f"the record of {entry} differs")
+                same = str(other) == str(entry)
+                differences.append(f"the record of {entry} differs" if same else f"{entry} is locked, {other} is here")
         differences += [f"{entry} is not in the lock" for entry in theirs.values()]
         raise PluginError(f"the plugins differ from the plugin lock: {'; '.join(differences) or 'another order'}")
+
+
+def _entry(loaded: LoadedPlugin) -> LockEntry:
+    plugin, origin = loaded.plugin, loaded.origin
+    return LockEntry(plugin.name, plugin.version, origin.distribution, origin.version, _digest_record(loaded))
 
 
 def _digest_record(loaded: LoadedPlugin) -> str:

@@ -48,9 +48,12 @@ class Origin:
         return f"{self.distribution} {self.version}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProviderRecord:
-    """A provider together with its plugin. `problem` says why it cannot be chosen ("" where it can)."""
+    """A provider together with its plugin. `problem` says why it cannot be chosen ("" where it can).
+
+    A registry makes one per provider, so two are the same only if they are one object.
+    """
 
     provider: Provider
     plugin: Plugin
@@ -109,7 +112,7 @@ class ProviderRecord:
 
 
 def check_plugin(value: object, entry_point: str) -> Plugin:
-    """The record, or PluginError saying why what the entry point names is none. Compatibility is checked per provider."""
+    """The record, or PluginError saying why it is none. Compatibility is checked per provider."""
     if not isinstance(value, Plugin):
         raise PluginError(f"the entry point must name a pegboard.core.interfaces.Plugin, not a {type(value).__name__}")
     if value.name != entry_point:
@@ -130,7 +133,10 @@ def provider_problem(plugin: Plugin, provider: Provider, origin: Origin) -> str:
 
 def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[str]:
     if _major(plugin.api) != _major(API_VERSION):
-        yield f"it is written for plugin API {plugin.api}, this Pegboard has {API_VERSION}; install a matching {origin.distribution}"
+        yield (
+            f"it is written for plugin API {plugin.api}, this Pegboard has {API_VERSION}; "
+            f"install a matching {origin.distribution}"
+        )
     contract = CONTRACTS.get(provider.contract)
     if contract is None:
         yield " ".join(
@@ -150,7 +156,8 @@ def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[st
     for requirement in provider.requires:
         needed = CONTRACTS.get(requirement.contract)
         if needed is None:
-            yield f"it requires the unknown contract {requirement.contract!r}; {did_you_mean(requirement.contract, CONTRACTS)}"
+            hint = did_you_mean(requirement.contract, CONTRACTS)
+            yield f"it requires the unknown contract {requirement.contract!r}; {hint}".removesuffix("; ")
         elif requirement.capability is not None:
             yield from _capability_problem(needed, requirement.capability, None, "requires")
 

@@ -1,14 +1,14 @@
 """The registry: every plugin that is installed and enabled, and the providers that the config can name.
 
-Built once per process from the entry points (`Registry.discover`) or, in tests, from records (`Registry.of`). Reading it
-imports plugin records only; a provider's class and options are imported when it is chosen.
+Built once per process from the entry points (`Registry.discover`) or, in tests, from records (`Registry.of`). Reading
+it imports plugin records only; a provider's class and options are imported when it is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from pegboard.core.discovery import BrokenPlugin, Found, LoadedPlugin, discover
+from pegboard.core.discovery import BrokenPlugin, Found, LoadedPlugin, check_disabled, discover
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import Plugin
@@ -63,7 +63,21 @@ class Registry:
     def restricted(self, names: Iterable[str]) -> Registry:
         """Only the plugins of these names, in this order: what a plugin lock asks for."""
         by_name = {one.plugin.name: one for one in self.plugins}
-        return Registry([by_name[name] for name in names if name in by_name], broken=self.broken, disabled=self.disabled)
+        kept = [by_name[name] for name in names if name in by_name]
+        return Registry(kept, broken=self.broken, disabled=self.disabled)
+
+    def without(self, names: Collection[str]) -> Registry:
+        """All but the plugins of these names. Raises ConfigError for a name that is not there."""
+        if not names:
+            return self
+        left_out = [(one.plugin.name, one.origin) for one in self.plugins if one.plugin.name in names]
+        known = {*(one.plugin.name for one in self.plugins), *(one.name for one in self.broken)}
+        check_disabled(names, known | {name for name, _ in self.disabled})
+        return Registry(
+            [one for one in self.plugins if one.plugin.name not in names],
+            broken=[one for one in self.broken if one.name not in names],
+            disabled=(*self.disabled, *left_out),
+        )
 
     def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
         """Every provider of a contract, usable or not: highest rank first, then by name."""

@@ -1,0 +1,113 @@
+"""Solving `requires`: who needs what of whom, before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pegboard.core.composition.shape import use_path
+from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.errors import Problem
+from pegboard.core.interfaces.plugin import Requirement
+from pegboard.core.records import ProviderRecord
+from pegboard.core.registry import Registry
+
+Candidates = Mapping[str, tuple[ProviderRecord, ...]]
+
+
+@dataclass
+class Solution:
+    """What is left of the candidates, why others went (per contract), and what cannot be met."""
+
+    candidates: dict[str, tuple[ProviderRecord, ...]]
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def drop(self, contract: str, records: list[ProviderRecord], reason: str) -> None:
+        self.candidates[contract] = tuple(one for one in self.candidates[contract] if one not in records)
+        self.reasons.setdefault(contract, []).extend(f"{one.name}: {reason}" for one in records)
+
+
+def solve(candidates: Candidates, registry: Registry) -> Solution:
+    """Narrow the candidates until every requirement of what is certain is met, or say why it cannot be.
+
+    A provider that is certain (named, the only one left, or in a list) narrows what it requires; a mere candidate whose
+    requirements cannot be met is dropped itself. A contract that is missing from `candidates` is left alone: the config
+    is wrong about it and says so elsewhere.
+    """
+    solution = Solution(dict(candidates))
+    reported: set[tuple[ProviderRecord, Requirement]] = set()
+    while True:
+        step = next(_open(solution, reported), None)
+        if step is None:
+            return solution
+        record, requirement = step
+        _settle(solution, record, requirement, registry, reported)
+
+
+def _certain(record: ProviderRecord, candidates: Candidates) -> bool:
+    contract = record.contract
+    return contract.cardinality is Cardinality.MANY or len(candidates[contract.name]) == 1
+
+
+def _open(
+    solution: Solution, reported: set[tuple[ProviderRecord, Requirement]]
+) -> Iterator[tuple[ProviderRecord, Requirement]]:
+    """Requirements that would still change something."""
+    for records in solution.candidates.values():
+        for record in records:
+            for requirement in record.provider.requires:
+                targets = solution.candidates.get(requirement.contract)
+                if targets is None or (record, requirement) in reported:
+                    continue
+                having = _having(targets, requirement)
+                many = CONTRACTS[requirement.contract].cardinality is Cardinality.MANY
+                if not having or (len(having) < len(targets) and not many and _certain(record, solution.candidates)):
+                    yield record, requirement
+
+
+def _settle(
+    solution: Solution,
+    record: ProviderRecord,
+    requirement: Requirement,
+    registry: Registry,
+    reported: set[tuple[ProviderRecord, Requirement]],
+) -> None:
+    targets = solution.candidates[requirement.contract]
+    having = _having(targets, requirement)
+    if having:
+        lacking = [one for one in targets if one not in having]
+        solution.drop(requirement.contract, lacking, f"{record.name} needs {_wanted(requirement)}")
+    elif _certain(record, solution.candidates):
+        reported.add((record, requirement))
+        solution.problems.append(_problem(record, requirement, targets, registry))
+    else:
+        solution.drop(record.contract.name, [record], f"it needs {_wanted(requirement)}, which nothing here provides")
+
+
+def _having(records: tuple[ProviderRecord, ...], requirement: Requirement) -> list[ProviderRecord]:
+    wanted = requirement.capability
+    return [one for one in records if wanted is None or wanted in one.provides]
+
+
+def _wanted(requirement: Requirement) -> str:
+    return f"{requirement.contract}.{requirement.capability}" if requirement.capability else requirement.contract
+
+
+def _problem(
+    record: ProviderRecord, requirement: Requirement, targets: tuple[ProviderRecord, ...], registry: Registry
+) -> Problem:
+    """Who needs it, who lacks it, and who has it."""
+    place = use_path(CONTRACTS[requirement.contract])
+    why = f" because {requirement.why}" if requirement.why else ""
+    lacking = " and ".join(_quoted(one) for one in targets)
+    chosen = f"but {place} is {lacking}, without it" if targets else f"but {place} names none"
+    having = [one for one in _having(registry.providers(requirement.contract), requirement) if not one.problem]
+    remedy = f"{place} can be {', '.join(str(one) for one in having)}" if having else "nothing installed provides it"
+    return Problem(
+        use_path(record.contract), f"{_quoted(record)} needs {_wanted(requirement)}{why}, {chosen}; {remedy}"
+    )
+
+
+def _quoted(record: ProviderRecord) -> str:
+    return f"{record.name!r} ({record.origin})"

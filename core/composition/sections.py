@@ -1,0 +1,81 @@
+"""Models of the sections as this config needs them: the core's keys and the chosen providers' options."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+
+from pegboard.core.composition.shape import core_keys, subsection
+from pegboard.core.config import EngineConfig, Section
+from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.options import NoOptions, Options
+from pegboard.core.records import ProviderRecord
+
+
+def with_options(section: type[Section], path: str, record: ProviderRecord) -> type[Section]:
+    """The section with the options of `record` beside the core's keys; PluginError where two are called alike."""
+    options = record.options_model()
+    if options is NoOptions:
+        return section
+    clash = sorted(core_keys(path) & set(options.model_fields)) or sorted({"use"} & set(options.model_fields))
+    if clash:
+        raise PluginError(
+            f"{record.describe()}: its option {clash[0]!r} has the name of a core key of the section "
+            f"{path!r}; {record.origin.distribution} must rename it"
+        )
+    return _combine(section, options, record.name)
+
+
+def _combine(section: type[Section], options: type[Options], name: str) -> type[Section]:
+    """A subclass of both: the options' own validators run, the section's strictness holds."""
+    bases: Any = (options, section)
+    model: type[Section] = create_model(f"{section.__name__}[{name}]", __base__=bases)
+    return model
+
+
+def tolerant(section: type[Section]) -> type[Section]:
+    """The section with any further key allowed: for one whose provider is unknown, so that only that is reported."""
+
+    class Tolerant(section):  # type: ignore[valid-type,misc]
+        model_config = {"extra": "allow"}
+
+    return Tolerant
+
+
+def engine_model(
+    sections: Mapping[str, type[Section]], lists: Mapping[str, Iterable[type[Section]]]
+) -> type[EngineConfig]:
+    """EngineConfig with the section at each dotted path, and the entries of each list, replaced."""
+    model = _widen(EngineConfig, "", sections)
+    fields: dict[str, Any] = {}
+    for path, entries in lists.items():
+        annotation = types.GenericAlias(tuple, tuple(entries))
+        fields[path] = (annotation, _default(EngineConfig.model_fields[path], ()))
+    widened: type[EngineConfig] = create_model("EngineConfig", __base__=model, **fields)
+    return widened
+
+
+def _widen(model: type[Section], path: str, sections: Mapping[str, type[Section]]) -> Any:
+    """`model`, or what replaces it, with everything below replaced too."""
+    base = sections.get(path, model)
+    fields: dict[str, Any] = {}
+    for key, info in model.model_fields.items():
+        child = subsection(model, key)
+        if child is None:
+            continue
+        below = f"{path}.{key}" if path else key
+        if any(one == below or one.startswith(f"{below}.") for one in sections):
+            fields[key] = (wide := _widen(child, below, sections), _default(info, wide))
+    return create_model(base.__name__, __base__=base, **fields) if fields else base
+
+
+def _default(info: FieldInfo, default: Any) -> Any:
+    if info.is_required():
+        return Field(description=info.description)
+    if callable(default):
+        return Field(default_factory=default, description=info.description)
+    return Field(default=default, description=info.description)

@@ -1,7 +1,8 @@
 """Tiny random checkpoints in Hugging Face's layout, with a tokenizer and a chat template, for tests that need a model.
 
-A checkpoint builds in well under a second once transformers is imported, has about 150,000 parameters and can be served:
-its byte-level tokenizer round-trips any text. transformers and torch are imported when a checkpoint is built, not before.
+A checkpoint builds in well under a second once transformers is imported, has about 150,000 parameters and can be
+served: its byte-level tokenizer round-trips any text. transformers and torch are imported when a checkpoint is built,
+not before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CHAT_TEMPLATE = (
 )
 
 _CORPUS = (
-    "the quick brown fox jumps over the lazy dog and then the other dogs there were thinking that this is the end of the story",
+    "the quick brown fox jumps over the lazy dog and then the other dogs there were thinking that this is the end",
     "a server answers requests: a prompt goes in, tokens come out, and the cache keeps what it has seen before",
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen",
     "user assistant system message content role question answer please tell me about the weather in the north",
@@ -85,8 +86,8 @@ def tiny_checkpoint(
     """A random float32 checkpoint of `architecture`, in a folder of its own under `directory`.
 
     `overrides` are fields of the architecture's transformers config (``sliding_window=8``, ``num_hidden_layers=1``);
-    `max_shard_size` below the total ("100KB") makes a sharded checkpoint. Weights are drawn with standard deviation 0.2,
-    so that greedy tokens vary and near-ties are rare; biases and norms are random too, so that ignoring one shows.
+    `max_shard_size` below the total ("100KB") makes a sharded checkpoint. Weights are drawn with standard deviation
+    0.2, so that greedy tokens vary and near-ties are rare; biases and norms are random too, so that ignoring one shows.
 
     The folder's name is a digest of all arguments, and it appears by one rename: a second call, in this or another
     process, returns what the first one built. Raises ValueError for an unknown architecture.

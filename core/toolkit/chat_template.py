@@ -1,0 +1,220 @@
+"""Chat templates: jinja2 in its immutable sandbox, with the helpers that templates on the hub expect.
+
+Renders what transformers' ``apply_chat_template(tokenize=False)`` renders, without importing transformers. A template
+is code that came with a model: it runs sandboxed, sees plain JSON values only, and its output is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
+MAX_RENDERED_CHARS = 16_000_000
+"""A rendered conversation longer than this is refused: no model here reads that much, a runaway loop writes more."""
+
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Template variables that come from the request's own fields, so that template kwargs may not set them."""
+
+_CONTINUE_TAG = "\ue0c1continue-final-message\ue0c2"
+
+
+class ChatTemplateError(InvalidRequest):
+    """A conversation that cannot be rendered: no template, a template that refuses it, or values of the wrong shape."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="messages", code="chat_template")
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:  # type: ignore[override]
+        return ChatTemplateError, (self.message,)
+
+
+class _GenerationBlocks(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}`` marks assistant text for training; it renders as its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja's own filter escapes HTML; models were trained on plain JSON.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _plain(value: Any) -> Any:
+    """`value` rebuilt from plain JSON types, so that a template never holds an object with methods worth calling."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+class ChatTemplate:
+    """One compiled template. Thread-safe; compile once and keep.
+
+    `variables` are the names that the template reads and does not define itself: the kwargs that have an effect.
+    Raises ChatTemplateError where `source` is not valid jinja2.
+    """
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"the chat template is not valid jinja2: line {error.lineno}: {error}") from error
+        self.source = source
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree)) - environment.globals.keys()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as prompt text.
+
+        `variables` reach the template beside the special tokens that the caller puts there; reserved names in it are
+        refused. `continue_final_message` ends the text with the last message's content instead of closing the turn.
+        Raises ChatTemplateError for whatever the template or a value's shape makes impossible.
+        """
+        chat = _plain(list(messages))
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
+            _mark_final_message(chat)
+        context = dict(_plain(dict(variables or {})))
+        if clash := RESERVED & context.keys():
+            raise ChatTemplateError(f"chat template kwargs may not set {', '.join(sorted(clash))}")
+        text = self._run(
+            messages=chat,
+            tools=_plain(tools),
+            documents=_plain(documents),
+            add_generation_prompt=add_generation_prompt,
+            **context,
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _run(self, **context: Any) -> str:
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(**context):
+                size += len(piece)
+                if size > MAX_RENDERED_CHARS:
+                    raise ChatTemplateError(f"the rendered conversation exceeds {MAX_RENDERED_CHARS} characters")
+                pieces.append(piece)
+        except ChatTemplateError:
+            raise
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template refused the messages: {error.message or error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            raise ChatTemplateError(f"the chat template cannot render the messages: {error}") from error
+        return "".join(pieces)
+
+
+def _mark_final_message(chat: list[Any]) -> None:
+    if not chat or not isinstance(chat[-1], dict):
+        raise ChatTemplateError("continue_final_message needs a message to continue")
+    message = chat[-1]
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUE_TAG
+        return
+    parts = content if isinstance(content, list) else []
+    for part in reversed(parts):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            part["text"] += _CONTINUE_TAG
+            return
+    raise ChatTemplateError("continue_final_message needs a last message with text content")
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_CONTINUE_TAG)
+    if at < 0:
+        raise ChatTemplateError("continue_final_message: the template does not render the last message's text")
+    return text[:at]
+
+
+class ChatTemplates:
+    """The templates of one model by name; the usual one is called "default", one for tool calls "tool_use".
+
+    Templates are compiled on first use: most models carry one, and a broken one nobody asks for harms nobody.
+    """
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = dict(sources)
+        self._compiled: dict[str, ChatTemplate] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all templates, "default" first."""
+        return tuple(sorted(self._sources, key=lambda name: (name != "default", name)))
+
+    def select(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
+        """The template called `name`; without one "tool_use" where tools are given and it exists, else "default".
+
+        Raises ChatTemplateError where there is none, naming those that exist.
+        """
+        if name is None:
+            name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            if not self._sources:
+                raise ChatTemplateError(
+                    "this model has no chat template, so it cannot take chat messages; send a plain prompt to a "
+                    "completions route instead"
+                )
+            raise ChatTemplateError(f"no chat template named {name!r}; this model has: {', '.join(self.names)}")
+        if name not in self._compiled:
+            self._compiled[name] = ChatTemplate(self._sources[name])
+        return self._compiled[name]

@@ -1,0 +1,93 @@
+"""Text from tokens as they arrive, without ever cutting a character in two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are not (yet) UTF-8."""
+
+_MAX_CHAR_TOKENS = 4
+"""A character has at most four UTF-8 bytes and a token at least one, so no character spans more tokens than this."""
+
+_TRIM_ABOVE = 24
+_KEEP = 8
+
+
+class TokenDecoder(Protocol):
+    """What the detokenizer needs of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def id_to_token(self, token_id: int) -> str | None: ...
+
+
+class IncrementalDetokenizer:
+    """Turns one output's tokens into text piece by piece.
+
+    The pieces of all `push` calls and the last `flush` together are ``decode(all ids)``, however the ids were cut. Text
+    that ends in an unfinished character is held back until the character is whole or can no longer become so; hence a
+    piece holds U+FFFD only where the text itself has invalid bytes. (One exception, for decoders with byte fallback:
+    they turn a whole run of byte tokens into U+FFFD once any byte of it is invalid, also those already sent.)
+
+    A window of at most a few dozen tokens is decoded per call, so the cost per token does not grow with the output.
+    The window also gives decoders that treat a text's first token differently (SentencePiece drops its space) the
+    context they need. The idea of decoding an overlapping window is that of vLLM's and TGI's offset pairs.
+    """
+
+    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window: list[int] = []
+        self._emitted = 0
+        """Characters of the window's text that have been returned."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that has become certain with these tokens; "" where everything has to wait."""
+        kept = [i for i in ids if i not in self._skip and self._tokenizer.id_to_token(i) is not None]
+        if not kept:
+            return ""
+        self._window += kept
+        text = self._decode(self._window)
+        certain = max(self._certain_length(text), self._emitted)
+        piece = text[self._emitted : certain]
+        self._emitted = certain
+        if len(self._window) > _TRIM_ABOVE:
+            self._trim(text)
+        return piece
+
+    def flush(self) -> str:
+        """What was held back, at the end of the output. The object then starts a new text."""
+        piece = self._decode(self._window)[self._emitted :]
+        self._window.clear()
+        self._emitted = 0
+        return piece
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _certain_length(self, text: str) -> int:
+        """How many characters of the window's text no later token can change."""
+        if not text.endswith(REPLACEMENT):
+            return len(text)
+        for held in range(1, min(_MAX_CHAR_TOKENS, len(self._window) + 1)):
+            shorter = self._decode(self._window[:-held])
+            if not shorter.endswith(REPLACEMENT):
+                return len(shorter)
+        # More bytes than one character can have: the text is invalid, and only its last few bytes are undecided.
+        trailing = len(text) - len(text.rstrip(REPLACEMENT))
+        return len(text) - min(trailing, _MAX_CHAR_TOKENS - 1)
+
+    def _trim(self, text: str) -> None:
+        """Forget old tokens at a point where the rest decodes as it did with them."""
+        pending = len(text) - self._emitted
+        for keep in range(_KEEP, _KEEP + _MAX_CHAR_TOKENS):
+            tail = self._decode(self._window[-keep:])
+            if tail and len(tail) >= pending and text.endswith(tail):
+                del self._window[:-keep]
+                self._emitted = len(tail) - pending
+                return

@@ -1,0 +1,248 @@
+"""A tokenizer loaded from a model directory, with no torch and no transformers.
+
+Encodes, decodes and renders chats as transformers' AutoTokenizer does for the same directory, in a process that stays
+small. The work is done by the `tokenizers` library; this module reads the files around tokenizer.json as transformers
+reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as _Backend
+
+from pegboard.core.interfaces.errors import InvalidRequest, ModelError
+from pegboard.core.toolkit.chat_template import ChatTemplate, ChatTemplates
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Text to token ids and back, special tokens, and the model's chat template (`pegboard.core.interfaces.Tokenizer`).
+
+    Build it with `from_directory`. Every method is thread-safe. Ids are Python ints.
+    """
+
+    def __init__(
+        self,
+        backend: _Backend,
+        *,
+        named_tokens: Mapping[str, str],
+        extra_special_tokens: Sequence[str] = (),
+        eos_token_ids: frozenset[int] = frozenset(),
+        templates: Mapping[str, str] | None = None,
+        model_max_length: int | None = None,
+    ) -> None:
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._named = dict(named_tokens)
+        self.model_max_length = model_max_length
+        """Tokens that the tokenizer's own config allows, or None; the model's config has the last word."""
+        self._templates = ChatTemplates(templates or {})
+        special = [*self._named.values(), *extra_special_tokens]
+        if special:
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        """Ids that `skip_special_tokens` leaves out."""
+        eos = backend.token_to_id(self._named["eos_token"]) if "eos_token" in self._named else None
+        self.eos_token_ids = eos_token_ids if eos is None else eos_token_ids | {eos}
+        """Every id that ends an answer: from generation_config.json, config.json and the tokenizer's eos_token."""
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        """Number of tokens, added ones included. The model's logits may be wider (padding)."""
+
+    @classmethod
+    def from_directory(cls, directory: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a model directory in Hugging Face's layout.
+
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json and
+        chat_template.jinja. Raises ModelError where tokenizer.json is missing or broken.
+        """
+        path = Path(directory)
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(
+                f"{path} has no tokenizer.json. Pegboard reads the fast tokenizer format only; transformers writes it "
+                f"with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+        try:
+            backend = _Backend.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
+        _add_declared_tokens(backend, config)
+        named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+        _apply_bos_eos_flags(backend, config, named)
+        length = config.get("model_max_length")
+        return cls(
+            backend,
+            named_tokens=named,
+            extra_special_tokens=_extra_special(config),
+            eos_token_ids=_eos_ids(path),
+            templates=_read_templates(path, config),
+            model_max_length=int(length) if isinstance(length, (int, float)) and length < 1e12 else None,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written in the text are recognised, as transformers does.
+
+        `add_special_tokens` adds what the model wants around a plain prompt (a bos token, say). Raises InvalidRequest
+        for text that is not valid Unicode (lone surrogates).
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(
+                "the text holds lone surrogates, which are not valid Unicode", param="prompt"
+            ) from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Ids that the tokenizer does not know are left out; invalid UTF-8 becomes U+FFFD."""
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """`decode` of each sequence, in parallel inside the library."""
+        return list(self._backend.decode_batch([list(ids) for ids in sequences], skip_special_tokens))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it (byte-level spelling, not text); None for an unknown id."""
+        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None where there is none."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a prompt, or None."""
+        return self._named.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends an answer, or None."""
+        return self._named.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of `bos_token`, or None."""
+        return None if self.bos_token is None else self.token_to_id(self.bos_token)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work at all."""
+        return bool(self._templates.names)
+
+    def chat_template(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
+        """The template that a chat would use. Raises ChatTemplateError where there is none."""
+        return self._templates.select(name=name, with_tools=with_tools)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as the prompt text that the model was trained on; encode it without adding special tokens.
+
+        `messages` are OpenAI-style dicts, `tools` JSON schemas, `template` names one of several templates, `kwargs` are
+        further names that the template reads (``enable_thinking=False``). `continue_final_message` leaves the last
+        message open instead of beginning an answer. Raises ChatTemplateError, an InvalidRequest.
+        """
+        chosen = self._templates.select(name=template, with_tools=bool(tools))
+        return chosen.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables={**self._named, **kwargs},
+        )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} must hold a JSON object")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """A token as configs write it: a string, or a serialised AddedToken."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _extra_special(config: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(key) or []
+        items = value.values() if isinstance(value, dict) else value
+        found += [text for item in items if (text := _token_text(item)) is not None]
+    return found
+
+
+def _add_declared_tokens(backend: _Backend, config: Mapping[str, Any]) -> None:
+    """Add tokens of `added_tokens_decoder` that tokenizer.json lacks, in the order of their ids."""
+    declared = config.get("added_tokens_decoder") or {}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for _, spec in sorted(declared.items(), key=lambda item: int(item[0])):
+        text = _token_text(spec)
+        if text is None or text in known:
+            continue
+        flags = {key: bool(spec[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in spec}
+        backend.add_tokens([AddedToken(text, special=bool(spec.get("special", False)), **flags)])
+
+
+def _apply_bos_eos_flags(backend: _Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Where the config says add_bos_token or add_eos_token, they replace tokenizer.json's post-processor."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    special = [
+        (token, i) for token in (bos, eos) if token is not None and (i := backend.token_to_id(token)) is not None
+    ]
+    single = " ".join(part for part in (bos, "$A", eos) if part)
+    pair = f"{single} {' '.join(part for part in (bos, '$B:1', eos) if part)}"
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+def _eos_ids(path: Path) -> frozenset[int]:
+    ids: set[int] = set()
+    config = _read_json(path / "config.json")
+    for source in (_read_json(path / "generation_config.json"), config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    return frozenset(ids)
+
+
+def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: from tokenizer_config.json (text, or a list of named ones), overridden by *.jinja files."""
+    value = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        templates.update({str(item["name"]): str(item["template"]) for item in value})
+    elif isinstance(value, dict):
+        templates.update({str(name): str(text) for name, text in value.items()})
+    single = path / "chat_template.jinja"
+    if single.is_file():
+        templates["default"] = single.read_text(encoding="utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    return templates

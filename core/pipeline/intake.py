@@ -1,0 +1,156 @@
+"""Intake: what a request must satisfy before the scheduler sees it, and text to tokens. Free of I/O."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import TokenizedRequest
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
+    from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+MAX_RID_LENGTH = 256
+MAX_SALT_LENGTH = 1024
+MAX_LOGPROBS = 128
+MAX_TOKEN_IDS = 4096
+"""Most entries of stop_token_ids, logit_bias and token_ids_logprob each."""
+MAX_EXTRA_BYTES = 64 * 1024
+MAX_CHARS_PER_TOKEN = 256
+"""Text longer than this times the context is refused before it is tokenised: no vocabulary compresses that much."""
+
+
+class Intake:
+    """Turns what an API plugin states into what the scheduler takes, or refuses it.
+
+    Knows the model and its tokenizer, keeps nothing between requests, and may be used from several threads.
+    """
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        pool = info.max_total_tokens
+        self._limit = min(info.max_context_len, pool) if pool > 0 else info.max_context_len
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt in tokens: one token of the context is left for the answer."""
+        return self._limit - 1
+
+    def prepare(self, request: GenerateRequest) -> TokenizedRequest:
+        """The request, tokenised and with every default filled in.
+
+        `max_new_tokens` is always set afterwards, and clipped to what the context leaves behind the prompt. Raises
+        InvalidRequest, naming the field, for what cannot be served.
+        """
+        _check_text("rid", request.rid, MAX_RID_LENGTH)
+        _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
+        if not -(2**31) <= request.priority < 2**31:
+            raise InvalidRequest("priority must fit in 32 bits", param="priority")
+        self._check_sampling(request.sampling)
+        self._check_logprobs(request)
+        ids = self._prompt_ids(request)
+        return TokenizedRequest(
+            rid=request.rid or uuid.uuid4().hex,
+            prompt=pack_ids(ids),
+            sampling=self._fit(request.sampling, len(ids)),
+            stream=request.stream,
+            priority=request.priority,
+            namespace=f"salt:{request.cache_salt}" if request.cache_salt else "",
+            logprobs=request.logprobs,
+            token_ids_logprob=request.token_ids_logprob,
+        )
+
+    def _prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
+        prompt = request.prompt
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if isinstance(prompt, str):
+            most = self._limit * MAX_CHARS_PER_TOKEN
+            if len(prompt) > most:
+                raise InvalidRequest(
+                    f"the prompt has {len(prompt)} characters; they cannot fit into a context of {self._limit} tokens",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+            ids: Sequence[int] = self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+        else:
+            ids = prompt
+        self._check_ids("prompt", ids)
+        if not ids:
+            raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
+        if len(ids) > self.max_prompt_len:
+            raise InvalidRequest(
+                f"the prompt has {len(ids)} tokens; at most {self.max_prompt_len} fit, because the context holds "
+                f"{self._limit} tokens with at least one for the answer",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return ids
+
+    def _check_ids(self, param: str, ids: Sequence[int]) -> None:
+        if not ids:
+            return
+        worst = low if (low := min(ids)) < 0 else max(ids)
+        if not 0 <= worst < self._info.vocab_size:
+            raise InvalidRequest(
+                f"{param}: {worst} is no token id of this model (0 to {self._info.vocab_size - 1})", param=param
+            )
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        for name in ("stop_token_ids", "logit_bias"):
+            if len(getattr(sampling, name)) > MAX_TOKEN_IDS:
+                raise InvalidRequest(f"{name} may have at most {MAX_TOKEN_IDS} entries", param=name)
+        for text in sampling.stop:
+            _check_text("stop", text, sys.maxsize)
+        sampling.validate(self._info.vocab_size)
+        if sampling.extra:
+            try:
+                size = len(msgspec.msgpack.encode(sampling.extra))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise InvalidRequest(
+                    f"custom parameters must be plain values: {error}", param="custom_params"
+                ) from error
+            if size > MAX_EXTRA_BYTES:
+                raise InvalidRequest(
+                    f"custom parameters take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param="custom_params"
+                )
+
+    def _check_logprobs(self, request: GenerateRequest) -> None:
+        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {request.logprobs}", param="logprobs")
+        if len(request.token_ids_logprob) > MAX_TOKEN_IDS:
+            raise InvalidRequest(
+                f"token_ids_logprob may have at most {MAX_TOKEN_IDS} entries", param="token_ids_logprob"
+            )
+        self._check_ids("token_ids_logprob", request.token_ids_logprob)
+
+    def _fit(self, sampling: SamplingParams, prompt_len: int) -> SamplingParams:
+        room = self._limit - prompt_len
+        wanted = sampling.max_new_tokens
+        longest = room if wanted is None else min(wanted, room)
+        return msgspec.structs.replace(
+            sampling, max_new_tokens=longest, min_new_tokens=min(sampling.min_new_tokens, longest)
+        )
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as they travel: int32, little-endian. Reads back with ``numpy.frombuffer(data, "<i4")``."""
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _check_text(param: str, text: str, longest: int) -> None:
+    if len(text) > longest:
+        raise InvalidRequest(f"{param} may have at most {longest} characters, got {len(text)}", param=param)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{param} holds lone surrogates, which are not valid Unicode", param=param) from None

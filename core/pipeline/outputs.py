@@ -1,0 +1,84 @@
+"""Outputs: tokens back to text, for whoever asked. The scheduler's TokenOutput becomes an API plugin's OutputChunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.client import OutputChunk
+from pegboard.core.interfaces.messages import TokenOutput
+from pegboard.core.toolkit.detokenize import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.messages import TokenizedRequest
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+
+class OutputState:
+    """One request's output so far: incremental detokenisation and the trimming of stop strings.
+
+    Whether a stop string ended the output is the scheduler's word (it may have had to ignore one, for
+    `min_new_tokens`); here only text that could be the beginning of one is held back, so that no part of a stop string
+    ever leaves.
+    """
+
+    def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.rid = request.rid
+        self._stops = sampling.stop
+        self._trim = not sampling.no_stop_trim
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._held = ""
+
+    def push(self, output: TokenOutput) -> OutputChunk:
+        """The chunk for these tokens. After the one with a finish reason there is none."""
+        return OutputChunk(
+            rid=output.rid,
+            text=self._text(output),
+            token_ids=output.token_ids,
+            finish_reason=output.finish_reason,
+            prompt_tokens=output.prompt_tokens,
+            completion_tokens=output.completion_tokens,
+            cached_tokens=output.cached_tokens,
+            num_retractions=output.num_retractions,
+            logprobs=output.logprobs,
+        )
+
+    def _text(self, output: TokenOutput) -> str:
+        ids: Sequence[int] = output.token_ids
+        reason = output.finish_reason
+        matched = reason.get("matched") if reason is not None else None
+        if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
+            ids = ids[:-1]
+        text = self._held + self._detokenizer.push(ids)
+        if reason is None:
+            keep = _held_length(text, self._stops)
+            self._held = text[len(text) - keep :]
+            return text[: len(text) - keep]
+        text += self._detokenizer.flush()
+        self._held = ""
+        if isinstance(matched, str) and (at := text.find(matched)) >= 0:
+            return text[: at if self._trim else at + len(matched)]
+        return text
+
+
+def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
+    """Two consecutive outputs of one request as one, for a reader that fell behind. `first` is used up."""
+    first.token_ids += second.token_ids
+    if second.logprobs is not None:
+        first.logprobs = (first.logprobs or []) + second.logprobs
+    for name in ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions"):
+        setattr(first, name, getattr(second, name))
+    return first
+
+
+def _held_length(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` with which some stop string begins."""
+    longest = 0
+    for stop in stops:
+        at = max(0, len(text) - len(stop) + 1)
+        while (at := text.find(stop[0], at)) >= 0 and len(text) - at > longest:
+            if stop.startswith(text[at:]):
+                longest = len(text) - at
+            at += 1
+    return longest

@@ -41,7 +41,7 @@ def weights(logits: torch.Tensor, peaks: torch.Tensor, temperatures: torch.Tenso
 def block_sums(mass: torch.Tensor) -> torch.Tensor:
     """Sums float64 [n, blocks] of 256 columns each of float32 [n, vocab]; the last block may be shorter."""
     whole = mass.shape[1] // _BLOCK * _BLOCK
-    parts = [mass[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)] if whole else []
+    parts = [mass[:, :whole].view(len(mass), -1, _BLOCK).sum(-1)] if whole else []
     if whole < mass.shape[1]:
         parts.append(mass[:, whole:].sum(-1, keepdim=True))
     return torch.cat(parts, dim=1).to(torch.float64)

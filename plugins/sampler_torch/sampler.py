@@ -60,7 +60,7 @@ class TorchSampler(Sampler):
             rest = (~cut).nonzero().squeeze(1)
             mass = weights(_take(logits, rest), peaks[rest], temperatures[rest])
             if batch.need_min_p:
-                mass.mul_(mass >= min_ps[rest, None])
+                mass.mul_(torch.ge(mass, min_ps[rest, None], out=torch.empty_like(mass)))
             tokens[rest] = draw_from_all(mass, uniform[rest])
         return tokens
 

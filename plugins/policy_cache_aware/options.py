@@ -1,0 +1,29 @@
+"""Options of the cache-aware policies. The defaults are SGLang's."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pegboard.core.interfaces.options import Options
+
+
+class LpmOptions(Options):
+    """Options of `lpm`."""
+
+    fallback_above: int | None = Field(default=128, ge=0)
+    """With more waiting requests than this the queue is served as it stands (fcfs), since matching every prompt costs
+    time at each step; 0 or null never falls back."""
+
+    in_batch_check_threshold: int = Field(default=32, ge=-1)
+    """A request with at most this many cached tokens is compared with the others that wait; -1 compares none."""
+
+    in_batch_deprioritize_threshold: int = Field(default=32, ge=1)
+    """A request that shares at least this many tokens with an earlier one of those waits behind all others, so that
+    the earlier one can fill the cache first."""
+
+
+class DfsWeightOptions(Options):
+    """Options of `dfs-weight`."""
+
+    fallback_above: int | None = Field(default=None, ge=0)
+    """With more waiting requests than this the queue is served as it stands (fcfs); 0 or null never falls back."""

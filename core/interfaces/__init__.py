@@ -32,6 +32,7 @@ _EXPORTS = {
     "model_family": ("ModelContext", "ModelFamily", "Network", "ProbeRun"),
     "model_runner": ("ModelRunner", "ModelRunnerContext"),
     "model_source": ("ModelSource", "ModelSourceContext"),
+    "options": ("NoOptions", "Options"),
     "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
     "prefix_cache": ("CacheHandle", "InsertResult", "PrefixCache", "PrefixCacheContext", "PrefixMatch"),
     "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),

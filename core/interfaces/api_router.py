@@ -35,5 +35,5 @@ class ApiRouter(abc.ABC):
 
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
-        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format; InvalidRequest carries
-        status and field. A path that two routers claim stops the start."""
+        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format; InvalidRequest
+        carries status and field. A path that two routers claim stops the start."""

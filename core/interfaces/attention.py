@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """What a backend is built from. `dtype` is that of q, k, v and of the pool; `max_batch` and `max_context_len` bound its
-    buffers.
+    """What a backend is built from. `dtype` is that of q, k, v and of the pool; `max_batch` and `max_context_len`
+    bound its buffers.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -30,8 +30,8 @@ class AttentionContext:
 class AttentionBackend(abc.ABC):
     """Causal attention of a batch's new tokens over their requests' KV, old and new.
 
-    The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no slot but
-    those of a request's own row below its `seq_lens`: free slots may hold NaN.
+    The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no
+    slot but those of a request's own row below its `seq_lens`: free slots may hold NaN.
     """
 
     def __init__(self, options: Any, ctx: AttentionContext) -> None:
@@ -60,8 +60,9 @@ class AttentionBackend(abc.ABC):
     ) -> torch.Tensor:
         """Write k and v at the group's `out_cache_loc`, then attend.
 
-        q [tokens, num_heads, qk_head_dim], k [tokens, num_kv_heads, qk_head_dim], v [tokens, num_kv_heads, v_head_dim], packed
-        as `batch.input_ids` is; k and v None where the layer shares another one's KV. `sinks` float [num_heads] are logits
-        that take part in the softmax without a value (capability `sinks`). Returns [tokens, num_heads, v_head_dim] in q's dtype.
-        Raises Unsupported for what a capability that it does not declare would need.
+        q [tokens, num_heads, qk_head_dim], k [tokens, num_kv_heads, qk_head_dim], v [tokens, num_kv_heads,
+        v_head_dim], packed as `batch.input_ids` is; k and v None where the layer shares another one's KV. `sinks`
+        float [num_heads] are logits that take part in the softmax without a value (capability `sinks`). Returns
+        [tokens, num_heads, v_head_dim] in q's dtype. Raises Unsupported for what a capability that it does not
+        declare would need.
         """

@@ -36,9 +36,9 @@ class SamplingInfo:
 class ScheduleBatch:
     """What the scheduler decided to run in one step; step hooks see it.
 
-    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a decode) and
-    `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that only decode.
-    `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
+    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a
+    decode) and `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that
+    only decode. `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
     """
 
     bid: int
@@ -64,8 +64,9 @@ class ScheduleBatch:
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
 
-    `input_ids`, `positions` and `out_cache_loc` int64 [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens` int64 [batch];
-    `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is sampled.
+    `input_ids`, `positions` and `out_cache_loc` int64 [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
+    int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
+    sampled.
     """
 
     bid: int

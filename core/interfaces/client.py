@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """One request as an API plugin states it. `prompt` is text or token ids; `rid` "" lets the engine name it.
 
-    `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the sampled
-    token's; k the k largest too. `add_special_tokens` False for text that a chat template already completed.
+    `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
+    sampled token's; k the k largest too. `add_special_tokens` False for text that a chat template already completed.
     """
 
     prompt: str | list[int]
@@ -35,7 +35,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class OutputChunk:
-    """What is new since the last chunk: `text` and `token_ids`; the last chunk has a `finish_reason` (see FinishReason.to_dict).
+    """What is new since the last chunk: `text` and `token_ids`; the last chunk has a `finish_reason` (see
+    FinishReason.to_dict).
 
     Text lags behind tokens where characters or stop strings are incomplete. `logprobs` has, per token of `token_ids`,
     (logprob, token id, top list of (logprob, id)). Counters are totals so far.

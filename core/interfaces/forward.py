@@ -58,8 +58,8 @@ _EXTEND_LIKE = frozenset(
 
 @dataclass(slots=True)
 class KVGroupView:
-    """One KV group of a batch: `row_table` int32 [rows, max_context] maps (request row, position) to slot, on the device;
-    `out_cache_loc` int64 [tokens] is where this batch's new K and V go.
+    """One KV group of a batch: `row_table` int32 [rows, max_context] maps (request row, position) to slot, on the
+    device; `out_cache_loc` int64 [tokens] is where this batch's new K and V go.
     """
 
     row_table: torch.Tensor
@@ -72,11 +72,11 @@ class ForwardBatch:
 
     Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
     [3, tokens] for M-RoPE. `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a
-    request's KV with this batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before
-    them) and `extend_start_loc` (first packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1
-    and arange). `sample_rows` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as in
-    decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `input_embeds` [tokens, hidden]
-    replaces the token embeddings where given.
+    request's KV with this batch's tokens included. In extend-like modes `extend_lens` (new tokens),
+    `extend_prefix_lens` (KV before them) and `extend_start_loc` (first packed token), all int64 [batch], are set; in
+    decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64 [sampled] are the packed tokens whose
+    logits are wanted; None means every token, as in decode. `attn_metadata` belongs to the attention backend, which
+    sets it in `prepare`. `input_embeds` [tokens, hidden] replaces the token embeddings where given.
     """
 
     forward_mode: ForwardMode

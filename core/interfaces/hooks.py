@@ -29,7 +29,9 @@ class HookSpecs:
 
     @hookspec
     def configure(self, config: Any) -> None:
-        """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the start."""
+        """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
+        start.
+        """
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
@@ -41,7 +43,9 @@ class HookSpecs:
 
     @hookspec
     def engine_started(self, info: Any) -> None:
-        """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is ModelInfo."""
+        """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is
+        ModelInfo.
+        """
 
     @hookspec
     def idle(self) -> None:

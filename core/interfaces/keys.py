@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class PrefixKey:
     """What identifies a prefix: tokens int64 [n] and a namespace.
 
-    Whatever makes equal tokens mean different KV (an adapter, a cache salt) goes into `namespace`; multimodal content is
-    hashed into the tokens. Two keys share a prefix only within one namespace. The array belongs to the caller and must
-    not change while a cache call runs; a cache copies what it keeps.
+    Whatever makes equal tokens mean different KV (an adapter, a cache salt) goes into `namespace`; multimodal content
+    is hashed into the tokens. Two keys share a prefix only within one namespace. The array belongs to the caller and
+    must not change while a cache call runs; a cache copies what it keeps.
     """
 
     tokens: NDArray[np.int64]

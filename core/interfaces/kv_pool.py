@@ -26,8 +26,8 @@ class KVPoolContext:
 class KVPool(abc.ABC):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
-    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory; what is in a
-    free slot is undefined and may be NaN, so nobody may read one, not even multiplied by zero.
+    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory;
+    what is in a free slot is undefined and may be NaN, so nobody may read one, not even multiplied by zero.
     """
 
     def __init__(self, options: Any, ctx: KVPoolContext) -> None:

@@ -36,8 +36,8 @@ class LayerSpec:
 
     `layer_id` indexes the KV pool; `kv_group` indexes `ForwardBatch.kv_groups`. `scale` multiplies q·k.
     `window`: a query at position p sees keys at positions > p - window (transformers' convention: `window` keys, itself
-    included). `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has them,
-    are passed with the call.
+    included). `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has
+    them, are passed with the call.
     """
 
     layer_id: int
@@ -54,7 +54,8 @@ class LayerSpec:
     def __post_init__(self) -> None:
         if self.num_kv_heads <= 0 or self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"layer {self.layer_id}: {self.num_heads} query heads are not a multiple of {self.num_kv_heads} kv heads"
+                f"layer {self.layer_id}: {self.num_heads} query heads are not a multiple of "
+                f"{self.num_kv_heads} kv heads"
             )
         if self.window is not None and self.window <= 0:
             raise ValueError(f"layer {self.layer_id}: window must be positive or None, got {self.window}")

@@ -36,11 +36,15 @@ class LogitsProcessor(abc.ABC):
 
     @abc.abstractmethod
     def wants(self, params: SamplingParams) -> bool:
-        """Whether a request with these parameters takes part. Asked once per request; a batch without one costs nothing."""
+        """Whether a request with these parameters takes part. Asked once per request; a batch without one costs
+        nothing.
+        """
 
     @abc.abstractmethod
     def prepare(self, rows: Sequence[SamplingRow]) -> Any:
-        """State for one step, from all rows of the batch (also those that do not take part); None when nothing is to do."""
+        """State for one step, from all rows of the batch (also those that do not take part); None when nothing is to
+        do.
+        """
 
     @abc.abstractmethod
     def apply(self, logits: torch.Tensor, state: Any) -> None:

@@ -1,4 +1,6 @@
-"""Messages between the API process and the scheduler process: msgspec structs, MessagePack on the wire, never pickle."""
+"""Messages between the API process and the scheduler process: msgspec structs, MessagePack on the wire, never
+pickle.
+"""
 
 from __future__ import annotations
 

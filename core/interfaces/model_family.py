@@ -40,12 +40,14 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Last hidden states after the final norm, [tokens, hidden], in the model's dtype. Runs under inference mode."""
+        """Last hidden states after the final norm, [tokens, hidden], in the model's dtype. Runs under inference
+        mode.
+        """
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new tensor, which the
-        caller may change in place."""
+        """Logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new tensor,
+        which the caller may change in place."""
 
 
 class ModelFamily(abc.ABC):
@@ -57,7 +59,9 @@ class ModelFamily(abc.ABC):
 
     @classmethod
     def supports(cls, ctx: ModelContext) -> str | None:
-        """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads weights."""
+        """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads
+        weights.
+        """
         return None
 
     @property
@@ -73,9 +77,11 @@ class ModelFamily(abc.ABC):
         """
 
     def probe(self, network: Network, run: ProbeRun) -> None:  # noqa: B027 - optional, nothing to check by default
-        """Self-check after loading, for families that cannot know in advance whether a model works with paged attention.
+        """Self-check after loading, for families that cannot know in advance whether a model works with paged
+        attention.
 
-        `run` executes token lists as one ragged batch over a scratch pool. Raises ModelError when the network's answers are wrong.
+        `run` executes token lists as one ragged batch over a scratch pool. Raises ModelError when the network's
+        answers are wrong.
         """
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerContext:
-    """The chosen parts. A runner that computes attention or samples by itself may leave `attention` or `sampler` unused.
+    """The chosen parts. A runner that computes attention or samples by itself may leave `attention` or `sampler`
+    unused.
 
     `network` is None only while `supports` is asked, before weights are loaded.
     """
@@ -57,7 +58,7 @@ class ModelRunner(abc.ABC):
     ) -> ForwardOutput:
         """Run one batch: KV of all its tokens is in the pool afterwards.
 
-        `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end its prompt), and
-        then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned. An idle batch returns empty
-        tensors. Raises Unsupported for `return_hidden_states` without the capability.
+        `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end its
+        prompt), and then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned. An idle batch
+        returns empty tensors. Raises Unsupported for `return_hidden_states` without the capability.
         """

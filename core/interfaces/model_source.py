@@ -40,4 +40,6 @@ class ModelSource(abc.ABC):
 
     @abc.abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not happened."""
+        """The model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not
+        happened.
+        """

@@ -1,8 +1,9 @@
 """Contract: the prefix cache.
 
 Ownership. Free pages belong to the allocator, cached pages to the cache, all others to the requests that hold them:
-free + cached + held = all, with no page counted twice. A cache's pages are *locked* while a handle above them is locked,
-and *evictable* otherwise. A cache speaks of slots (numpy int64, ``page * page_size + offset``) and deals in whole pages.
+free + cached + held = all, with no page counted twice. A cache's pages are *locked* while a handle above them is
+locked, and *evictable* otherwise. A cache speaks of slots (numpy int64, ``page * page_size + offset``) and deals in
+whole pages.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """`slots` int64 [given] are the canonical slots, which the caller writes into its row: the first `taken` (whole pages)
-    belong to the cache from now on, the rest stays the caller's. `handle` covers the taken part and is not locked yet.
+    """`slots` int64 [given] are the canonical slots, which the caller writes into its row: the first `taken` (whole
+    pages) belong to the cache from now on, the rest stays the caller's. `handle` covers the taken part and is not
+    locked yet.
     """
 
     slots: NDArray[np.int64]
@@ -91,14 +93,16 @@ class PrefixCache(abc.ABC):
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
         """Hand the KV of `key` (slots int64 [len(key)]) to the cache, as whole pages.
 
-        Pages that the cache already has for the same tokens are duplicates: the cache frees the caller's (unless they are the
-        very same pages) and answers with its own. The partial tail stays with the caller. The caller locks the
-        returned handle before it unlocks the one it held, so nothing is lost in between. Raises ValueError when lengths differ.
+        Pages that the cache already has for the same tokens are duplicates: the cache frees the caller's (unless they
+        are the very same pages) and answers with its own. The partial tail stays with the caller. The caller locks the
+        returned handle before it unlocks the one it held, so nothing is lost in between. Raises ValueError when
+        lengths differ.
         """
 
     @abc.abstractmethod
     def evict(self, num_tokens: int) -> int:
-        """Give at least `num_tokens` tokens' worth of unlocked pages back to the allocator, fewer only if there are no more.
+        """Give at least `num_tokens` tokens' worth of unlocked pages back to the allocator, fewer only if there are
+        no more.
 
         Returns the number of tokens freed (a multiple of the page size). Leaves before their parents, in the order of
         the cache's eviction policy.

@@ -47,7 +47,7 @@ class ReqSlot(Generic[T]):
         value = req.slots.get(self._id)
         if value is None:
             value = req.slots[self._id] = self._factory()
-        return value  # type: ignore[no-any-return]
+        return value
 
     def peek(self, req: Req) -> T | None:
         return req.slots.get(self._id)
@@ -69,6 +69,11 @@ class TokenBuffer:
     def __len__(self) -> int:
         return self._len
 
+    @property
+    def last(self) -> int:
+        """The newest token."""
+        return int(self._data[self._len - 1])
+
     def append(self, token: int) -> None:
         if self._len == self._data.shape[0]:
             self._data = np.concatenate([self._data, np.empty(max(64, self._len // 2), dtype=np.int64)])
@@ -84,9 +89,9 @@ class TokenBuffer:
 class ReqKV:
     """Where a request's KV is.
 
-    `row` is its row in the row table (NO_ROW when it holds none). The first `allocated_len` entries of the row are valid slots,
-    of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong to the
-    prefix cache and stay in place while `handle` is locked; the others belong to the request.
+    `row` is its row in the row table (NO_ROW when it holds none). The first `allocated_len` entries of the row are
+    valid slots, of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong
+    to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
     `prefix_len` tokens were found in the cache when the request was last scheduled.
     """
 
@@ -102,8 +107,8 @@ class ReqKV:
 class ReqOutput:
     """What has been generated and what of it was already sent.
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `stop` is the
-    stop-string matcher of a request that has stop strings, made by the pipeline.
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `stop` is
+    the stop-string matcher of a request that has stop strings, made by the pipeline.
     """
 
     sent_len: int = 0

@@ -37,11 +37,11 @@ class Sampler(abc.ABC):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Tokens int64 [n] from `logits` float32 [n, vocab], which it may overwrite.
 
-        A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step alone, not on
-        the other rows. A row without a finite logit raises ValueError naming the row.
+        A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step
+        alone, not on the other rows. A row without a finite logit raises ValueError naming the row.
         """
 
     @abc.abstractmethod
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        """Logprobs of `tokens` int64 [n] and of whatever `batch.logprobs` asks for, from logits float32 [n, vocab] as they were
-        before `sample`; does not change them."""
+        """Logprobs of `tokens` int64 [n] and of whatever `batch.logprobs` asks for, from logits float32 [n, vocab] as
+        they were before `sample`; does not change them."""

@@ -107,12 +107,12 @@ def _check_range(name: str, value: float, low: float, high: float, *, open_low: 
 class SamplingRow:
     """What a logits processor may know of one sampled row: plain values, no request object.
 
-    `prompt_ids` int64 [prompt] and `output_ids` (tokens generated so far) are views; they may be read, not kept.
+    `prompt_ids` int64 [prompt] and `output_ids` int64 [generated so far] are views; they may be read, not kept.
     """
 
     params: SamplingParams
     prompt_ids: NDArray[np.int64]
-    output_ids: Sequence[int]
+    output_ids: NDArray[np.int64]
 
 
 @dataclass(slots=True)

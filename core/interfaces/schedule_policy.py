@@ -34,11 +34,14 @@ class SchedulePolicy(abc.ABC):
 
     @abc.abstractmethod
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
-        """The waiting requests, each exactly once, most urgent first. Ties keep the order of arrival. Changes neither argument."""
+        """The waiting requests, each exactly once, most urgent first. Ties keep the order of arrival. Changes neither
+        argument.
+        """
 
     def victims(self, running: Sequence[Req]) -> list[Req]:
         """The running requests, each exactly once, the first to be retracted first.
 
-        The default follows SGLang: fewest generated tokens first (least work lost), and of these the longest prompt first.
+        The default follows SGLang: fewest generated tokens first (least work lost), and of these the longest prompt
+        first.
         """
         return sorted(running, key=lambda req: (req.output_len, -req.input_len))

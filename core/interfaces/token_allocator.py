@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenAllocatorContext:
-    """`num_pages` usable pages of `page_size` tokens; page 0 exists beside them and is never handed out (padding writes there)."""
+    """`num_pages` usable pages of `page_size` tokens; page 0 exists beside them and is never handed out (padding
+    writes there).
+    """
 
     num_pages: int
     page_size: int

@@ -39,5 +39,7 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a conversation. Raises InvalidRequest where the model has no template or the template refuses."""
+        """The prompt text of a conversation. Raises InvalidRequest where the model has no template or the template
+        refuses.
+        """
         ...

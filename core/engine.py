@@ -1,0 +1,180 @@
+"""Engine: the whole pipeline in one process, for offline use and tests. Imports neither FastAPI nor ZeroMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+from pegboard.core.compose import ResolvedConfig, compose
+from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
+from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
+from pegboard.core.interfaces.messages import AbortRequest, Rejected, TokenizedBatch, TokenizedRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.build import BuiltScheduler, build_scheduler
+from pegboard.core.pipeline.intake import Intake
+from pegboard.core.pipeline.outputs import OutputState
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(slots=True)
+class GenerateOutput:
+    """One finished answer. `logprobs` has (logprob, token id, top list) per token where it was asked for."""
+
+    rid: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: dict[str, Any] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+
+    def add(self, chunk: OutputChunk) -> None:
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
+        self.num_retractions = chunk.num_retractions
+        if chunk.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + chunk.logprobs
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+
+
+class Engine:
+    """One model, served in this process.
+
+    >>> with Engine.from_config({"model": {"path": "demo:smollm2-135m-instruct"}}) as engine:  # doctest: +SKIP
+    ...     print(engine.generate("The capital of France is").text)
+
+    Not thread-safe. What fails on the way to the scheduler raises InvalidRequest before anything runs.
+    """
+
+    def __init__(self, resolved: ResolvedConfig) -> None:
+        self.resolved = resolved
+        self._built: BuiltScheduler | None = build_scheduler(resolved)
+        self._intake = Intake(self.info, self.tokenizer)
+        self._built.hooks.call.engine_started(info=self.info)
+
+    @classmethod
+    def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:
+        """From a nested mapping, laid over config files if there are any. The environment counts as usual."""
+        return cls(compose(files, data=data, overrides=overrides))
+
+    @property
+    def built(self) -> BuiltScheduler:
+        """The parts, for tests and tools."""
+        if self._built is None:
+            raise PegboardError("this engine is closed")
+        return self._built
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.built.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.built.tokenizer
+
+    @overload
+    def generate(self, prompts: str, sampling: SamplingParams | None = None, **options: Any) -> GenerateOutput: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling = None, **options: Any
+    ) -> list[GenerateOutput]: ...
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
+    ) -> GenerateOutput | list[GenerateOutput]:
+        """Answers to all prompts (texts or lists of token ids), batched together; one answer for a single text.
+
+        `sampling` holds for all, or has one entry per prompt. `options` are further fields of GenerateRequest, such as
+        ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and nothing runs.
+        """
+        single = isinstance(prompts, str)
+        texts: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        requests = [
+            GenerateRequest(prompt=prompt, sampling=params, **options)
+            for prompt, params in zip(texts, _spread(sampling, len(texts)), strict=True)
+        ]
+        outputs = self.run(requests)
+        return outputs[0] if single else outputs
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[OutputChunk]:
+        """One answer as it comes. Closing the iterator early aborts the request."""
+        request = GenerateRequest(prompt=prompt, sampling=sampling or SamplingParams(), stream=True, **options)
+        prepared = self._submit([request])[0]
+        state = OutputState(prepared, self.tokenizer)
+        done = False
+        try:
+            while not done:
+                for output in self.built.scheduler.step():
+                    if output.rid == prepared.rid:
+                        done = output.finish_reason is not None
+                        yield state.push(output)
+        finally:
+            if not done:
+                self.built.scheduler.receive([AbortRequest(rid=prepared.rid)])
+                self.built.scheduler.step()
+
+    def run(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
+        """Answers in the order of the requests, which may differ in every field."""
+        prepared = self._submit(requests)
+        states = {one.rid: OutputState(one, self.tokenizer) for one in prepared}
+        outputs = {one.rid: GenerateOutput(one.rid) for one in prepared}
+        pending = set(outputs)
+        while pending:
+            for output in self.built.scheduler.step():
+                if output.rid not in pending:
+                    continue
+                outputs[output.rid].add(states[output.rid].push(output))
+                if output.finish_reason is not None:
+                    pending.remove(output.rid)
+        return list(outputs.values())
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix."""
+        self.built.scheduler.memory.cache.reset()
+
+    def stats(self) -> dict[str, Any]:
+        """The scheduler's counters, queues and memory."""
+        return self.built.scheduler.info()
+
+    def close(self) -> None:
+        """Give back the model's memory. May be called twice."""
+        if self._built is not None:
+            self._built.hooks.call.shutdown()
+            self._built = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
+        prepared = [self._intake.prepare(request) for request in requests]
+        scheduler = self.built.scheduler
+        refused = [r for r in scheduler.receive([TokenizedBatch(requests=prepared)]) if isinstance(r, Rejected)]
+        if refused:
+            first = refused[0]
+            scheduler.receive([AbortRequest(rid=one.rid) for one in prepared])
+            scheduler.step()
+            raise InvalidRequest(first.message, param=first.param, code=first.code, status=first.status)
+        return prepared
+
+
+def _spread(sampling: Sampling, n: int) -> Sequence[SamplingParams]:
+    if sampling is None:
+        return [SamplingParams()] * n
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * n
+    if len(sampling) != n:
+        raise InvalidRequest(f"{n} prompts, but {len(sampling)} sampling params", param="sampling")
+    return sampling

@@ -1,0 +1,312 @@
+"""Assembly: from a resolved config to a scheduler that can take requests. The only place that knows all contracts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
+import torch
+
+from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
+from pegboard.core.interfaces.client import ModelInfo
+from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
+from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+from pegboard.core.interfaces.layers import KVKind, ModelSpec
+from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
+from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
+from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.probe import PoolProbe
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.source import prepare_model
+from pegboard.core.pipeline.worker import Worker
+from pegboard.core.version import __version__
+
+if TYPE_CHECKING:
+    from pegboard.core.compose import ResolvedConfig
+    from pegboard.core.config import EngineConfig
+    from pegboard.core.hooks import Hooks
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.select import Selection
+
+logger = logging.getLogger(__name__)
+
+CPU_POOL_SHARE = 0.25
+CPU_POOL_LIMIT = 8 * 2**30
+GPU_POOL_SHARE = 0.85
+"""What an unset `memory.max_total_tokens` takes of the memory that is free once weights are loaded."""
+
+_GPU_CHUNKS = ((35 * 2**30, 2048), (160 * 2**30, 8192))
+_CHUNK_ELSEWHERE = 4096
+"""Chunk sizes by device memory, SGLang's defaults; on a CPU smaller, since a chunk delays every running request."""
+_CHUNK_CPU = 512
+
+
+@dataclass(slots=True)
+class BuiltScheduler:
+    """A scheduler with everything that its owner has to know or to close."""
+
+    scheduler: Scheduler
+    info: ModelInfo
+    directory: Path
+    tokenizer: Tokenizer
+    hooks: Hooks
+    worker: Worker
+    runner: ModelRunner
+
+
+def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
+    """Prepare the model, choose providers, load weights, size memory, join the stages.
+
+    Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
+    """
+    from pegboard.core.hooks import Hooks
+    from pegboard.core.select import Selection
+
+    config = resolved.engine
+    hooks = Hooks.load(resolved.registry)
+    hooks.call.configure(config=config)
+    selection = Selection(resolved)
+    started = time.monotonic()
+    prepared = prepare_model(resolved, selection)
+    model = _model_context(config, prepared.directory)
+    family_choice = selection.choose("model_family", model)
+    family = cast(ModelFamily, family_choice.build(model))
+    spec = _checked(family.spec, family_choice.name)
+    parts = _Parts(resolved, selection, model, spec)
+    with torch.inference_mode():
+        runner = parts.load(family)
+    scheduler, worker = parts.scheduler(runner, prepared.tokenizer, hooks)
+    info = parts.info(scheduler)
+    logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
+    return BuiltScheduler(scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner)
+
+
+def _choices(selection: Selection) -> list[str]:
+    return [f"{contract} {choice.name}" for contract, chosen in selection.choices.items() for choice in chosen]
+
+
+def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
+    try:
+        hf_config = json.loads((directory / "config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{directory} has no config.json, so it is no model directory") from None
+    except ValueError as error:
+        raise ModelError(f"{directory / 'config.json'} is not valid JSON: {error}") from None
+    device = _device(config.model.device)
+    return ModelContext(
+        directory=directory,
+        hf_config=hf_config,
+        dtype=_dtype(config.model.dtype, hf_config, device),
+        device=device,
+        context_length=config.model.context_length,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"model.device: {name!r}, but torch {torch.__version__} finds no GPU here; use 'cpu' or 'auto'"
+        )
+    return device
+
+
+def _dtype(name: str, hf_config: dict[str, Any], device: torch.device) -> torch.dtype:
+    if name == "auto":
+        own = hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
+        name = "float32" if device.type == "cpu" else str(own)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f"config.json asks for the unknown dtype {name!r}; set model.dtype")
+    return dtype
+
+
+def _checked(spec: ModelSpec, family: str) -> ModelSpec:
+    kinds = [group.kind for group in spec.kv_groups]
+    if kinds != [KVKind.FULL]:
+        names = ", ".join(kind.value for kind in kinds) or "none"
+        raise ModelError(
+            f"{spec.architecture}: the model family {family!r} declares the KV groups [{names}]; "
+            "this version serves models with one group of full attention only"
+        )
+    return spec
+
+
+class _Parts:
+    """The build's intermediate results, in the order in which they become known."""
+
+    def __init__(self, resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec) -> None:
+        self.resolved = resolved
+        self.config = resolved.engine
+        self.selection = selection
+        self.model = model
+        self.spec = spec
+        self.device = model.device
+        self.page_size = self.config.memory.page_size
+
+    def load(self, family: ModelFamily) -> ModelRunner:
+        """Attention, sampler and processors first, so that a wrong choice is known before weights are read."""
+        choose = self.selection.choose
+        max_rows = self.config.scheduler.max_running_requests
+        attention_ctx = AttentionContext(
+            layers=self.spec.layers,
+            page_size=self.page_size,
+            dtype=self.model.dtype,
+            device=self.device,
+            max_batch=max_rows,
+            max_context_len=self.spec.max_context_len,
+        )
+        attention = choose("attention", attention_ctx)
+        sampler_ctx = SamplerContext(self.spec.vocab_size, self.device)
+        sampler = choose("sampler", sampler_ctx)
+        processor_ctx = LogitsProcessorContext(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
+        processors = self.selection.choose_all("logits_processor", processor_ctx)
+        self.attention = cast(AttentionBackend, attention.build(attention_ctx))
+        self.processors = tuple(cast(LogitsProcessor, choice.build(processor_ctx)) for choice in processors)
+        sampler_made = cast(Sampler, sampler.build(sampler_ctx))
+
+        def runner_context(network: Any) -> ModelRunnerContext:
+            return ModelRunnerContext(
+                self.spec, self.model, network, self.attention, sampler_made, self.processors, self.device
+            )
+
+        runner = choose("runner", runner_context(None))
+        self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
+        network = family.load()
+        family.probe(
+            network, PoolProbe(network, self.spec, self.attention, self._small_pool, self.page_size, self.device)
+        )
+        self.pool = self._make_pool()
+        return cast(ModelRunner, runner.build(runner_context(network)))
+
+    def scheduler(self, runner: ModelRunner, tokenizer: Tokenizer, hooks: Hooks) -> tuple[Scheduler, Worker]:
+        """Memory and stages around a loaded runner."""
+        config = self.config.scheduler
+        choose = self.selection.choose
+        allocator_ctx = TokenAllocatorContext(self.num_pages, self.page_size)
+        allocator = cast(TokenAllocator, choose("token_allocator", allocator_ctx).build(allocator_ctx))
+        cache_ctx = PrefixCacheContext(allocator, self.page_size)
+        cache = cast(PrefixCache, choose("prefix_cache", cache_ctx).build(cache_ctx))
+        policy_ctx = SchedulePolicyContext(cache, config.seed)
+        policy = cast(SchedulePolicy, choose("schedule_policy", policy_ctx).build(policy_ctx))
+        rows = ReqToTokenPool(config.max_running_requests, self.max_context_len, self.page_size, self.device)
+        memory = MemoryManager(rows, allocator, cache)
+        worker = Worker(
+            runner,
+            self.attention,
+            self.pool,
+            rows,
+            self.device,
+            before=hooks.freeze("before_forward"),
+            after=hooks.freeze("after_forward"),
+        )
+        scheduler = Scheduler(
+            config,
+            memory,
+            policy,
+            BatchBuilder(memory, self.processors, self.spec.vocab_size),
+            ResultStage(cast(Any, tokenizer)),
+            worker.run,
+            chunk_size=self._chunk_size(),
+            max_context_len=self.max_context_len,
+            eos_ids=self.spec.eos_token_ids | tokenizer.eos_token_ids,
+            hooks=StepHooks(
+                batch_scheduled=hooks.freeze("batch_scheduled"),
+                batch_committed=hooks.freeze("batch_committed"),
+                requests_finished=hooks.freeze("requests_finished"),
+                idle=(hooks.call.idle,),
+            ),
+        )
+        return scheduler, worker
+
+    def info(self, scheduler: Scheduler) -> ModelInfo:
+        """What the API process may tell of the model."""
+        model = self.config.model
+        return ModelInfo(
+            served_name=model.served_name or model.path.rstrip("/").rsplit("/", 1)[-1],
+            path=model.path,
+            architecture=self.spec.architecture,
+            max_context_len=scheduler.max_context_len,
+            vocab_size=self.spec.vocab_size,
+            max_total_tokens=scheduler.memory.total_tokens,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            version=__version__,
+            created=int(time.time()),
+            providers={contract: [c.name for c in chosen] for contract, chosen in self.selection.choices.items()},
+        )
+
+    def _pool_context(self, num_pages: int) -> KVPoolContext:
+        return KVPoolContext(num_pages, self.page_size, self.spec.layers, self.model.dtype, self.device)
+
+    def _small_pool(self, num_pages: int) -> KVPool:
+        return cast(KVPool, self.pool_choice.build(self._pool_context(num_pages)))
+
+    def _make_pool(self) -> KVPool:
+        """Size the pool by the config or by what is free now, and cap the context by it: every request must fit
+        alone.
+        """
+        per_token = cast(Any, self.pool_choice.cls).bytes_per_token(self.spec.layers, self.model.dtype)
+        free = _free_bytes(self.device)
+        wanted = self.config.memory.max_total_tokens
+        tokens = wanted or int(_pool_bytes(self.device, free) // per_token)
+        self.num_pages = tokens // self.page_size
+        if self.num_pages < 1:
+            raise ConfigError(
+                f"memory.max_total_tokens: {tokens} tokens hold no page of {self.page_size} (memory.page_size)"
+            )
+        if self.num_pages * self.page_size * per_token > free:
+            raise OutOfMemory(
+                f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only "
+                f"{free / 2**30:.1f} GiB are free on {self.device}; lower memory.max_total_tokens to at most "
+                f"{int(free // per_token)}"
+            )
+        self.max_context_len = min(self.spec.max_context_len, self.num_pages * self.page_size)
+        if self.max_context_len < self.spec.max_context_len:
+            logger.warning(
+                "the KV pool holds %d tokens, so prompt and output together are limited to that, not to the model's %d",
+                self.max_context_len,
+                self.spec.max_context_len,
+            )
+        return cast(KVPool, self.pool_choice.build(self._pool_context(self.num_pages)))
+
+    def _chunk_size(self) -> int | None:
+        size = self.config.scheduler.chunked_prefill_size
+        if size == 0:
+            return None
+        if size is None:
+            size = max(_default_chunk(self.device), self.page_size)
+        return size
+
+
+def _default_chunk(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CHUNK_CPU
+    total = torch.cuda.get_device_properties(device).total_memory
+    return next((size for below, size in _GPU_CHUNKS if total < below), _CHUNK_ELSEWHERE)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _pool_bytes(device: torch.device, free: int) -> float:
+    if device.type == "cuda":
+        return free * GPU_POOL_SHARE
+    return min(free * CPU_POOL_SHARE, CPU_POOL_LIMIT)

@@ -1,0 +1,167 @@
+"""MemoryManager: the only stage that moves pages between allocator, cache and requests.
+
+At any time free + cached + held = all: free pages are the allocator's, cached ones the prefix cache's, and each
+request holds those of its row behind `kv.cache_len`. A request's row always lists whole pages, so `kv.allocated_len`
+is a multiple of the page size, and a decode step needs a page only when its length reaches `allocated_len`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.req import NO_ROW, ReqKV
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixMatch
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.token_allocator import TokenAllocator
+    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+
+
+class MemoryManager:
+    """Slots for requests: match, allocate, evict, commit to the cache, release."""
+
+    def __init__(self, rows: ReqToTokenPool, allocator: TokenAllocator, cache: PrefixCache) -> None:
+        self.rows = rows
+        self.allocator = allocator
+        self.cache = cache
+        self.page_size = allocator.page_size
+        self.held_tokens = 0
+        """Tokens in pages that requests hold themselves."""
+
+    @property
+    def available_tokens(self) -> int:
+        """What could be allocated right now: free pages and those that eviction would free."""
+        return self.allocator.free_tokens + self.cache.evictable_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.allocator.total_tokens
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def match(self, req: Req) -> PrefixMatch:
+        """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `seat`."""
+        found = self.cache.match(req.matchable_key())
+        self.cache.lock(found.handle)
+        n = len(found)
+        req.kv = ReqKV(prefix_len=n, committed_len=n, allocated_len=n, cache_len=n, handle=found.handle)
+        return found
+
+    def unmatch(self, req: Req) -> None:
+        """Let go of a locked prefix: of a request that was not admitted after all, or that ends."""
+        if req.kv.handle is not None:
+            self.cache.unlock(req.kv.handle)
+        req.kv = ReqKV()
+
+    def seat(self, req: Req, found: PrefixMatch) -> None:
+        """Give a matched request a row that starts with its cached prefix."""
+        req.kv.row = self.rows.alloc()
+        self.rows.write(req.kv.row, 0, found.slots)
+
+    def extend(self, req: Req, length: int) -> bool:
+        """Make room for `length` tokens of a seated request. False, with nothing changed, when memory does not
+        suffice.
+        """
+        kv = req.kv
+        missing = self.pages_for(length - kv.allocated_len)
+        if missing <= 0:
+            return True
+        pages = self._alloc(missing)
+        if pages is None:
+            return False
+        slots = (pages[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
+        self.rows.write(kv.row, kv.allocated_len, slots)
+        kv.allocated_len += slots.shape[0]
+        self.held_tokens += slots.shape[0]
+        return True
+
+    def extend_each(self, reqs: Sequence[Req]) -> bool:
+        """Room for one more token in each request that is full; False, with nothing changed, when memory does not
+        suffice.
+        """
+        full = [req for req in reqs if req.seq_len > req.kv.allocated_len]
+        if not full:
+            return True
+        pages = self._alloc(len(full))
+        if pages is None:
+            return False
+        rows = np.fromiter((req.kv.row for req in full), np.int64, len(full))
+        starts = np.fromiter((req.kv.allocated_len for req in full), np.int64, len(full))
+        self.rows.write_pages(rows, starts, pages, self.page_size)
+        for req in full:
+            req.kv.allocated_len += self.page_size
+        self.held_tokens += len(full) * self.page_size
+        return True
+
+    def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
+        """A request's slots of positions [start, stop), as a view."""
+        return self.rows.host[req.kv.row, start:stop]
+
+    def cache_unfinished(self, req: Req) -> None:
+        """Share what is computed so far; the request goes on with the canonical slots, locked."""
+        self._insert(req)
+
+    def release(self, req: Req, *, keep: bool = True) -> None:
+        """Take everything back from a request: its KV goes to the cache (unless `keep` is False, where it may be
+        wrong), its own pages to the allocator, its row to the pool."""
+        kv = req.kv
+        if kv.row == NO_ROW:
+            self.unmatch(req)
+            return
+        if keep and kv.committed_len > kv.cache_len:
+            self._insert(req)
+        own = self.rows.host[kv.row, kv.cache_len : kv.allocated_len : self.page_size]
+        if own.shape[0]:
+            self.allocator.free(own.astype(np.int64) // self.page_size)
+            self.held_tokens -= own.shape[0] * self.page_size
+        self.rows.free(kv.row)
+        self.unmatch(req)
+
+    def books_error(self) -> str | None:
+        """None when free + cached + held = all, or what is wrong with it."""
+        free, cached, total = self.allocator.free_tokens, self.cache.cached_tokens, self.total_tokens
+        if free + cached + self.held_tokens != total:
+            return f"free {free} + cached {cached} + held {self.held_tokens} tokens are not all {total}"
+        return None
+
+    def idle_error(self) -> str | None:
+        """As `books_error`, for an engine without requests: nothing may be held or locked, and every row must be
+        free.
+        """
+        if error := self.books_error():
+            return error
+        if self.held_tokens or self.cache.locked_tokens or self.rows.free_rows != self.rows.max_rows:
+            taken = self.rows.max_rows - self.rows.free_rows
+            return f"idle, yet {self.held_tokens} tokens held, {self.cache.locked_tokens} locked, {taken} rows taken"
+        return None
+
+    def _insert(self, req: Req) -> None:
+        kv = req.kv
+        given = self.rows.host[kv.row, : kv.committed_len].astype(np.int64)
+        result = self.cache.insert(req.key(kv.committed_len), given, priority=req.priority)
+        self.cache.lock(result.handle)
+        if kv.handle is not None:
+            self.cache.unlock(kv.handle)
+        kv.handle = result.handle
+        changed = np.flatnonzero(result.slots[: result.taken] != given[: result.taken])
+        if changed.shape[0]:
+            start = int(changed[0])
+            self.rows.write(kv.row, start, result.slots[start : result.taken])
+        self.held_tokens -= result.taken - kv.cache_len
+        kv.cache_len = result.taken
+
+    def _alloc(self, pages: int) -> NDArray[np.int64] | None:
+        if pages > self.allocator.free_pages:
+            short = (pages - self.allocator.free_pages) * self.page_size
+            if short > self.cache.evictable_tokens:
+                return None
+            self.cache.evict(short)
+        return self.allocator.alloc(pages)

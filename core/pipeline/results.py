@@ -1,0 +1,134 @@
+"""Results: append sampled tokens, check what ends, say what is new."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.messages import TokenOutput
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
+from pegboard.core.toolkit.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.forward import LogprobOutput
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.worker import BatchResult
+
+logger = logging.getLogger(__name__)
+
+Entry = tuple[float, int, list[tuple[float, int]]]
+
+
+@dataclass(slots=True)
+class StopState:
+    """Stop strings of one request, matched on its decoded tail."""
+
+    detokenizer: IncrementalDetokenizer
+    matcher: StopMatcher
+
+
+class ResultStage:
+    """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
+
+    def __init__(self, tokenizer: TokenDecoder | None) -> None:
+        self._tokenizer = tokenizer
+
+    def commit(self, batch: ScheduleBatch, result: BatchResult) -> list[Req]:
+        """Update every request of the batch; those that finished, in the batch's order."""
+        now = time.monotonic()
+        finished = []
+        tokens = iter(enumerate(result.tokens.tolist()))
+        for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
+            req.kv.committed_len = seq_len
+            if req.rid in batch.partial:
+                continue
+            row, token = next(tokens)
+            if req.remaining_tokens > 0:
+                self._append(req, token, row, result.logprobs, now)
+            req.output.finish_reason = self._finish_reason(req, token)
+            if req.finished:
+                req.timing.finished = now
+                finished.append(req)
+        return finished
+
+    def output(self, req: Req) -> TokenOutput | None:
+        """What has not been sent of a request; None when there is nothing to say yet."""
+        out = req.output
+        if not req.finished and (not req.stream or out.sent_len == req.output_len):
+            return None
+        ids = req.tokens.view(req.input_len + out.sent_len).tolist()
+        logprobs = None
+        if req.logprobs is not None:
+            logprobs = _entries(req, ids)
+        out.sent_len += len(ids)
+        return TokenOutput(
+            rid=req.rid,
+            token_ids=ids,
+            finish_reason=None if out.finish_reason is None else out.finish_reason.to_dict(),
+            prompt_tokens=req.input_len,
+            completion_tokens=req.output_len,
+            cached_tokens=out.cached_tokens,
+            num_retractions=out.num_retractions,
+            logprobs=logprobs,
+        )
+
+    def _append(self, req: Req, token: int, row: int, logprobs: LogprobOutput | None, now: float) -> None:
+        req.tokens.append(token)
+        if req.output_len == 1:
+            req.timing.first_token = now
+        if req.logprobs is not None and logprobs is not None:
+            _keep_logprobs(req, row, logprobs)
+
+    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
+        params = req.sampling
+        if req.output_len:
+            if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
+                return FinishReason(FinishType.STOP, matched=token)
+            if params.stop and (matched := self._match_stop(req, token)) is not None:
+                return FinishReason(FinishType.STOP, matched=matched)
+        if req.remaining_tokens == 0:
+            return FinishReason(FinishType.LENGTH)
+        return None
+
+    def _match_stop(self, req: Req, token: int) -> str | None:
+        if self._tokenizer is None:
+            return None
+        state = req.output.stop
+        if state is None:
+            state = req.output.stop = StopState(
+                IncrementalDetokenizer(self._tokenizer, skip_special_tokens=req.sampling.skip_special_tokens),
+                StopMatcher(req.sampling.stop),
+            )
+        _, matched = state.matcher.feed(state.detokenizer.push([token]))
+        return matched  # type: ignore[no-any-return]
+
+
+def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
+    kept = req.logprobs
+    if kept is None:
+        return
+    kept.values.append(float(source.token_logprobs[row]))
+    tops: list[tuple[float, int]] = []
+    if kept.top and source.top_values is not None and source.top_ids is not None:
+        values, ids = source.top_values[row, : kept.top].tolist(), source.top_ids[row, : kept.top].tolist()
+        tops = list(zip(values, ids, strict=True))
+    kept.tops.append(tops)
+    if kept.token_ids and row in source.chosen:
+        kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
+
+
+def _entries(req: Req, ids: list[int]) -> list[Entry]:
+    """Logprobs of the tokens about to be sent; those of the requested ids follow the top ones."""
+    kept = req.logprobs
+    if kept is None:
+        return []
+    start = req.output.sent_len
+    entries = []
+    for i, token in enumerate(ids, start=start):
+        chosen = kept.chosen[i] if i < len(kept.chosen) else []
+        entries.append((kept.values[i], token, kept.tops[i] + chosen))
+    return entries

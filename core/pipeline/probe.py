@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class PoolProbe(ProbeRun):
-    """Computes prompts in three ragged batches, as a server would: a first part of each, the rest but one token behind it, and
-    the last tokens as a decode step. So what a family gets wrong with a cached prefix shows as well.
+    """Computes prompts in three ragged batches, as a server would: a first part of each, the rest but one token
+    behind it, and the last tokens as a decode step. So what a family gets wrong with a cached prefix shows as well.
 
     `make_pool` builds a pool of that many usable pages; what is in them is set to NaN. Pages are laid out backwards and
     interleaved between requests, so that nothing works by neighbourhood.
@@ -45,7 +45,9 @@ class PoolProbe(ProbeRun):
         self._device = device
 
     def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        """Logits float32 [len, vocab] of every position of each prompt; as many prompts at a time as the backend takes."""
+        """Logits float32 [len, vocab] of every position of each prompt; as many prompts at a time as the backend
+        takes.
+        """
         if not all(prompts):
             raise ValueError("a probe's prompts must not be empty")
         at_once = self._attention.ctx.max_batch
@@ -68,7 +70,7 @@ class PoolProbe(ProbeRun):
                 batch = self._batch(mode, prompts, taking, done[taking], stop[taking], pool, table)
                 self._attention.prepare(batch)
                 logits = self._network.logits(self._network.forward(batch))
-                split = logits.split((stop - done)[taking].tolist())
+                split = torch.split(logits, (stop - done)[taking].tolist())
                 for index, rows in zip(taking, split, strict=True):
                     parts[index].append(rows)
             done = stop

@@ -1,0 +1,135 @@
+"""Where transformers calls us: one attention function that hands q, k and v to our backend, and one that only records.
+
+What a call needs beyond its tensors travels by context variable and not by keyword arguments, because some models drop
+keywords that they do not know on the way to their attention layers.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+
+PAGED = "pegboard_paged"
+"""The attention of a served model. No mask function stands under this name, so transformers builds no mask at all."""
+
+TRACED = "pegboard_traced"
+"""The attention of a model without weights, under the recorder. Here a mask function stands, to see which masks it
+asks for.
+"""
+
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""transformers' mask functions: (batch, head, query position, key position) -> whether the key is seen."""
+
+
+class Handler(abc.ABC):
+    """Who answers the attention calls of the forward pass that runs in this context."""
+
+    @abc.abstractmethod
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        arguments: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Attention output [1, tokens, heads, v_head_dim] of query, key and value [1, heads, tokens, head_dim]."""
+
+
+class PagedAttention(Handler):
+    """Serves the calls of one batch: `layers` says which of our layers a module of transformers is."""
+
+    __slots__ = ("batch", "layers")
+
+    def __init__(self, batch: ForwardBatch, layers: Mapping[torch.nn.Module, LayerSpec]) -> None:
+        self.batch = batch
+        self.layers = layers
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        arguments: Mapping[str, Any],
+    ) -> torch.Tensor:
+        out = self.batch.attn_backend.forward(
+            _packed(query), _packed(key), _packed(value), self.layers[module], self.batch, sinks=arguments.get("s_aux")
+        )
+        return out.unsqueeze(0)
+
+
+def _packed(heads_first: torch.Tensor) -> torch.Tensor:
+    """[1, heads, tokens, dim] as contiguous [tokens, heads, dim]."""
+    return heads_first[0].transpose(0, 1).contiguous()
+
+
+_HANDLER: ContextVar[Handler] = ContextVar("pegboard_transformers_handler")
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Attention calls inside the block go to `handler`."""
+    token = _HANDLER.set(handler)
+    try:
+        yield
+    finally:
+        _HANDLER.reset(token)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """The signature that transformers calls; the second result stands for attention weights."""
+    return _HANDLER.get().attend(module, query, key, value, attention_mask, arguments), None
+
+
+_MASKS: ContextVar[dict[int, tuple[torch.Tensor, MaskFunction]]] = ContextVar("pegboard_transformers_masks")
+
+
+@contextmanager
+def masks_recorded() -> Iterator[dict[int, tuple[torch.Tensor, MaskFunction]]]:
+    """Masks asked for under `TRACED` inside the block: id of the stand-in that was given out -> it and its mask
+    function.
+    """
+    masks: dict[int, tuple[torch.Tensor, MaskFunction]] = {}
+    token = _MASKS.set(masks)
+    try:
+        yield masks
+    finally:
+        _MASKS.reset(token)
+
+
+def _mask(
+    batch_size: int = 1, q_length: int = 0, kv_length: int = 0, *, mask_function: MaskFunction, **_: Any
+) -> torch.Tensor:
+    """A stand-in without memory, of the shape of the mask that was asked for."""
+    mask = torch.empty((batch_size, 1, q_length, kv_length), dtype=torch.bool, device="meta")
+    _MASKS.get()[id(mask)] = (mask, mask_function)
+    return mask
+
+
+def register() -> None:
+    """Make both attention functions known to transformers. Calling it again changes nothing."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(PAGED, _attention)
+    AttentionInterface.register(TRACED, _attention)
+    AttentionMaskInterface.register(TRACED, _mask)

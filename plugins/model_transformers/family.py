@@ -1,0 +1,132 @@
+"""Causal language models of transformers, with our attention in the place of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
+from pegboard.core.interfaces.model_family import ModelFamily, Network
+from pegboard.plugins.model_transformers.limits import examine
+from pegboard.plugins.model_transformers.loading import load_model
+from pegboard.plugins.model_transformers.network import TransformersNetwork
+from pegboard.plugins.model_transformers.trace import NotServable
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
+    from pegboard.plugins.model_transformers.trace import Trace
+
+_PROBE_LENGTHS = (23, 14)
+_PROBE_LONGEST = 160
+_FLOAT32_TOLERANCE = 1e-3
+_HALF_TOLERANCE = 0.15
+"""Relative error of a position's logits that the probe bears. Models that cannot work this way are off by about 1;
+bfloat16 alone makes 0.01 to 0.05, and a mixture of experts may send a token elsewhere."""
+
+
+class TransformersFamily(ModelFamily):
+    """Every causal language model of transformers that calls transformers' attention interface.
+
+    What it asks of attention is recorded from a run without weights (see `trace`); a start then compares two
+    requests in one batch with the model's own attention on each alone, because a model may mix tokens in ways that
+    no recording shows.
+    """
+
+    def __init__(self, options: Any, ctx: ModelContext) -> None:
+        super().__init__(options, ctx)
+        try:
+            self._trace, length = self._examine()
+        except NotServable as err:
+            raise ModelError(f"{ctx.architecture} {err}") from None
+        self._spec = ModelSpec(
+            architecture=ctx.architecture,
+            vocab_size=self._trace.vocab_size,
+            hidden_size=self._trace.hidden_size,
+            max_context_len=length,
+            layers=self._trace.layers,
+            # Window layers keep everything: one row table serves all, and the window is only a mask.
+            kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(len(self._trace.layers)))),),
+            eos_token_ids=_eos_token_ids(ctx),
+        )
+
+    def _examine(self) -> tuple[Trace, int]:
+        return examine(self.ctx)
+
+    @classmethod
+    def supports(cls, ctx: ModelContext) -> str | None:
+        try:
+            examine(ctx)
+        except NotServable as err:
+            return f"{ctx.architecture or 'the model'} {err}"
+        return None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def load(self) -> Network:
+        return TransformersNetwork(load_model(self.ctx), self._trace)
+
+    def probe(self, network: Network, run: ProbeRun) -> None:
+        """Two requests of different lengths in one batch against the model's own attention on each alone."""
+        assert isinstance(network, TransformersNetwork)
+        prompts = probe_prompts(self.spec)
+        references = [network.reference_logits(prompt) for prompt in prompts]
+        try:
+            found = run.logits(prompts)
+        except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as err:
+            raise ModelError(
+                f"{self.ctx.architecture} does not run on paged attention: {type(err).__name__}: {err}"
+            ) from err
+        exact = self.ctx.dtype == torch.float32
+        tolerance = _FLOAT32_TOLERANCE if exact else _HALF_TOLERANCE
+        for number, (ours, theirs) in enumerate(zip(found, references, strict=True), start=1):
+            errors = relative_errors(ours, theirs)
+            # In half precision single positions may differ, a whole request may not.
+            error = float(errors.max() if exact else errors.quantile(0.75))
+            if not error <= tolerance:
+                raise ModelError(
+                    f"{self.ctx.architecture} gives wrong logits on paged attention: request {number} of a batch of "
+                    f"{len(prompts)} is off by {error:.3g} relative (at most {tolerance:g} is right), compared with "
+                    "the model's own attention on that request alone. It mixes tokens outside of attention, or "
+                    "ignores positions"
+                )
+
+
+def probe_prompts(spec: ModelSpec) -> list[list[int]]:
+    """Token ids spread over the vocabulary, the same at every start; the first prompt goes beyond a short sliding
+    window.
+    """
+    draw = torch.Generator().manual_seed(0)
+    longest, shorter = _PROBE_LENGTHS
+    windows = [2 * layer.window + 3 for layer in spec.layers if layer.window is not None]
+    longest = max([longest, *(length for length in windows if length <= _PROBE_LONGEST)])
+    lengths = (min(longest, spec.max_context_len), min(shorter, spec.max_context_len))
+    return [torch.randint(0, spec.vocab_size, (length,), generator=draw).tolist() for length in lengths]
+
+
+def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """|found - expected| / |expected| per position [len], of logits [len, vocab] freed of their mean; NaN counts as
+    infinite.
+    """
+    found, expected = found.double().to(expected.device), expected.double()
+    expected_spread = expected - expected.mean(-1, keepdim=True)
+    found_spread = found - found.mean(-1, keepdim=True)
+    errors = (found_spread - expected_spread).norm(dim=-1) / expected_spread.norm(dim=-1).clamp_min(1e-12)
+    return torch.nan_to_num(errors, nan=float("inf"), posinf=float("inf"))
+
+
+def _eos_token_ids(ctx: ModelContext) -> frozenset[int]:
+    """From generation_config.json and config.json, as `generate` of transformers and chat models expect."""
+    found: set[int] = set()
+    sources: list[Any] = [ctx.hf_config, ctx.hf_config.get("text_config")]
+    with contextlib.suppress(OSError, ValueError):
+        sources.append(json.loads((ctx.directory / "generation_config.json").read_text("utf-8")))
+    for source in sources:
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
+        found.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+    return frozenset(found)

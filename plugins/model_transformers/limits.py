@@ -1,0 +1,89 @@
+"""What can be said of a model from its config.json alone: whether we can serve it, and for how long a context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.model_family import ModelContext
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+_CHANGES_WITH_LENGTH = frozenset({"dynamic", "longrope", "su"})
+"""Rope types whose frequencies depend on how long the longest sequence of a batch is."""
+
+
+def examine(ctx: ModelContext) -> tuple[Trace, int]:
+    """How the model attends, and the longest context it can be served with.
+
+    Loads no weights. Raises NotServable, whose text completes the sentence "<architecture> ...".
+    """
+    _check_class(ctx)
+    config = config_of(ctx.hf_config).get_text_config()
+    length = _context_length(ctx, config)
+    _check_rope(config, length)
+    if getattr(config, "kv_lora_rank", None):
+        raise NotServable(
+            "keeps a compressed latent instead of keys and values (MLA); expanded ones would take many times the memory"
+        )
+    return trace(ctx.hf_config, length), length
+
+
+def _check_class(ctx: ModelContext) -> None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if not ctx.architecture:
+        raise NotServable("is not named: config.json has no `architectures`")
+    if ctx.architecture not in {name for entry in known for name in ([entry] if isinstance(entry, str) else entry)}:
+        raise NotServable(f"is no causal language model that transformers {transformers.__version__} knows")
+    expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(ctx.hf_config.get("model_type")))
+    if expected is not None and ctx.architecture not in ([expected] if isinstance(expected, str) else expected):
+        raise NotServable(f"does not go with model_type {ctx.hf_config.get('model_type')!r}, whose class is {expected}")
+    if ctx.hf_config.get("quantization_config"):
+        raise NotServable("has quantised weights, which are not read here")
+    model_class = getattr(transformers, ctx.architecture, None)
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise NotServable(
+            "does not let its attention be replaced (transformers' _supports_attention_backend is not set)"
+        )
+
+
+def _context_length(ctx: ModelContext, config: Any) -> int:
+    own = next(
+        (value for key in _LENGTH_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0), None
+    )
+    lengths = [length for length in (own, ctx.context_length) if length is not None]
+    if not lengths:
+        raise NotServable("does not say how long its context may be; set model.context_length")
+    return min(lengths)
+
+
+def _check_rope(config: Any, length: int) -> None:
+    for rope in _rope_parameters(getattr(config, "rope_parameters", None)):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind not in _CHANGES_WITH_LENGTH:
+            continue
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if original is None and kind == "dynamic":
+            original = getattr(config, "max_position_embeddings", None)
+        if not isinstance(original, int) or length > original:
+            raise NotServable(
+                f"has rotary positions of type {kind!r}, which change for the whole batch once one request is longer "
+                f"than {original}; set model.context_length to at most that"
+            )
+
+
+def _rope_parameters(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The rope settings of a config: one, or one per kind of layer."""
+    if isinstance(value, Mapping):
+        if "rope_type" in value or "type" in value:
+            yield value
+        for one in value.values():
+            yield from _rope_parameters(one)

@@ -1,0 +1,61 @@
+"""A loaded model of transformers as a Network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.core.interfaces.model_family import Network
+from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.trace import hidden_states
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.plugins.model_transformers.trace import Trace
+
+
+class TransformersNetwork(Network):
+    """Runs the body of `model` over packed requests as one sequence [1, tokens]; positions tell the requests'
+    tokens apart, and attention, which alone looks at other tokens, is ours.
+    """
+
+    def __init__(self, model: Any, trace: Trace) -> None:
+        self.model = model
+        self._head = Head(model, trace.body, trace.body_output)
+        self._layers: dict[torch.nn.Module, LayerSpec] = {
+            model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
+        }
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        if batch.input_embeds is not None:
+            tokens = {"inputs_embeds": batch.input_embeds.unsqueeze(0)}
+        else:
+            tokens = {"input_ids": batch.input_ids.unsqueeze(0)}
+        with bridge.handled_by(bridge.PagedAttention(batch, self._layers)):
+            output = self._head.body(**tokens, position_ids=batch.positions.unsqueeze(0), use_cache=False)
+        return hidden_states(output)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden).float()
+
+    @torch.inference_mode()
+    def reference_logits(self, prompt: list[int]) -> torch.Tensor:
+        """Logits float32 [len, vocab] of one prompt by the model's own attention, without us."""
+        device = next(self.model.parameters()).device
+        with self._own_attention():
+            output = self.model(input_ids=torch.tensor([prompt], device=device), use_cache=False)
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(bridge.PAGED)

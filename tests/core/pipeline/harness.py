@@ -1,0 +1,169 @@
+"""A scheduler around a fake model that reads its context back through the slots.
+
+The fake keeps, per slot, the token that was written there. The next token of a request is a hash of all tokens that its row's
+slots hold, so a wrong slot, a page freed too early or a stale prefix changes the answer. `oracle` computes the same from the
+tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.core.config import SchedulerSection
+from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
+from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
+from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
+from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.intake import pack_ids
+from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.worker import BatchResult
+from pegboard.core.registry import Registry
+
+VOCAB = 251
+EOS = 7
+EMPTY = -1
+
+
+def next_token(context: NDArray[np.int64]) -> int:
+    """A token from all tokens before it and their order."""
+    weights = np.arange(1, context.shape[0] + 1, dtype=np.int64) * 31 % 1009 + 1
+    return int((context * weights).sum() % VOCAB)
+
+
+def oracle(prompt: Sequence[int], n: int, *, ignore_eos: bool = False) -> list[int]:
+    """What a request alone in the world would get."""
+    tokens = list(prompt)
+    out: list[int] = []
+    while len(out) < n:
+        token = next_token(np.array(tokens, np.int64))
+        out.append(token)
+        tokens.append(token)
+        if token == EOS and not ignore_eos:
+            break
+    return out
+
+
+class FakeModel:
+    """`execute` of a scheduler: writes tokens into slots, reads contexts back, hashes them."""
+
+    def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
+        self.rows = rows
+        self.slots = np.full(num_slots, EMPTY, np.int64)
+        self.batches: list[ModelWorkerBatch] = []
+        self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
+
+    def __call__(self, work: ModelWorkerBatch) -> BatchResult:
+        self.batches.append(work)
+        if self.fail_on(work):
+            raise RuntimeError("out of luck")
+        assert 0 not in work.out_cache_loc, "page 0 is padding"
+        assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
+        self.slots[work.out_cache_loc] = work.input_ids
+        starts = np.cumsum(work.extend_lens) - work.extend_lens
+        sampled = None if work.sample_rows is None else set(work.sample_rows.tolist())
+        tokens = []
+        for i, row in enumerate(work.rows.tolist()):
+            context = self.slots[self.rows.host[row, : work.seq_lens[i]]]
+            assert EMPTY not in context, "a slot was read before it was written"
+            last = int(starts[i] + work.extend_lens[i] - 1)
+            assert work.positions[last] == work.seq_lens[i] - 1
+            if sampled is None or last in sampled:
+                tokens.append(next_token(context))
+        return BatchResult(np.array(tokens, np.int64))
+
+
+class Harness:
+    """A scheduler with real caches, allocators and policies, and the fake model."""
+
+    def __init__(
+        self,
+        *,
+        cache: str = "radix",
+        policy: str = "fcfs",
+        page_size: int = 1,
+        tokens: int = 4096,
+        chunk: int | None = None,
+        max_context_len: int = 1024,
+        hooks: StepHooks | None = None,
+        tokenizer: Any = None,
+        **scheduler: Any,
+    ) -> None:
+        registry = Registry.discover(())
+        config = SchedulerSection(**{"max_running_requests": 16, **scheduler})
+        allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens // page_size, page_size))
+        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size))
+        chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
+        max_context_len = min(max_context_len, tokens // page_size * page_size)
+        self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, torch.device("cpu"))
+        self.memory = MemoryManager(self.rows, allocator, prefix_cache)
+        self.model = FakeModel(self.rows, (allocator.num_pages + 1) * page_size)
+        self.scheduler = Scheduler(
+            config,
+            self.memory,
+            chosen,
+            BatchBuilder(self.memory, (), VOCAB),
+            ResultStage(tokenizer),
+            self.model,
+            chunk_size=chunk,
+            max_context_len=max_context_len,
+            eos_ids=frozenset({EOS}),
+            hooks=hooks,
+        )
+        self.outputs: dict[str, list[TokenOutput]] = {}
+
+    def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:
+        """Send one request; the scheduler's answer."""
+        params = SamplingParams(max_new_tokens=n, temperature=0.0, **more.pop("sampling", {}))
+        message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)
+        (reply,) = self.scheduler.receive([message])
+        return reply
+
+    def step(self) -> list[TokenOutput]:
+        """One step; the books must balance after it."""
+        outputs = self.scheduler.step()
+        for output in outputs:
+            self.outputs.setdefault(output.rid, []).append(output)
+        assert self.memory.books_error() is None
+        self.memory.cache.check()
+        return outputs
+
+    def run(self, limit: int = 5000) -> None:
+        """Until idle. Fails when that takes more than `limit` steps."""
+        for _ in range(limit):
+            if self.scheduler.idle:
+                break
+            self.step()
+        else:
+            raise AssertionError(f"not idle after {limit} steps: {self.scheduler.info()}")
+        assert self.memory.idle_error() is None
+        assert self.scheduler.counters.book_errors == 0
+
+    def tokens(self, rid: str) -> list[int]:
+        """All tokens sent for a request, in order."""
+        return [token for output in self.outputs[rid] for token in output.token_ids]
+
+    def finish(self, rid: str) -> dict[str, Any]:
+        """The one finish reason of a request; it stands in its last output."""
+        reasons = [output.finish_reason for output in self.outputs[rid] if output.finish_reason is not None]
+        assert len(reasons) == 1, f"{rid} finished {len(reasons)} times"
+        assert self.outputs[rid][-1].finish_reason is not None
+        return reasons[0]
+
+
+def _build(registry: Registry, contract: str, name: str, ctx: Any) -> Any:
+    record = registry.get(contract, name)
+    assert record is not None, f"{contract} {name} is not installed"
+    cls = record.load()
+    assert cls.supports(ctx) is None
+    return cls(record.options_model()(), ctx)

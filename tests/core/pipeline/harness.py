@@ -1,8 +1,8 @@
 """A scheduler around a fake model that reads its context back through the slots.
 
-The fake keeps, per slot, the token that was written there. The next token of a request is a hash of all tokens that its row's
-slots hold, so a wrong slot, a page freed too early or a stale prefix changes the answer. `oracle` computes the same from the
-tokens alone.
+The fake keeps, per slot, the token that was written there. The next token of a request is a hash of all tokens that
+its row's slots hold, so a wrong slot, a page freed too early or a stale prefix changes the answer. `oracle` computes
+the same from the tokens alone.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlRequest, Rejected
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.scheduler import StepHooks
-
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
 

@@ -6,7 +6,90 @@ Names load on first use, so that reading a plugin record does not cost an import
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.api_router import ApiContext as ApiContext
+    from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
+    from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
+    from pegboard.core.interfaces.attention import AttentionContext as AttentionContext
+    from pegboard.core.interfaces.batch import ModelWorkerBatch as ModelWorkerBatch
+    from pegboard.core.interfaces.batch import SamplingInfo as SamplingInfo
+    from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
+    from pegboard.core.interfaces.client import EngineClient as EngineClient
+    from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
+    from pegboard.core.interfaces.client import ModelInfo as ModelInfo
+    from pegboard.core.interfaces.client import OutputChunk as OutputChunk
+    from pegboard.core.interfaces.client import OutputStream as OutputStream
+    from pegboard.core.interfaces.contracts import CONTRACTS as CONTRACTS
+    from pegboard.core.interfaces.contracts import Cardinality as Cardinality
+    from pegboard.core.interfaces.contracts import Contract as Contract
+    from pegboard.core.interfaces.errors import ConfigError as ConfigError
+    from pegboard.core.interfaces.errors import InvalidRequest as InvalidRequest
+    from pegboard.core.interfaces.errors import ModelError as ModelError
+    from pegboard.core.interfaces.errors import OutOfMemory as OutOfMemory
+    from pegboard.core.interfaces.errors import PegboardError as PegboardError
+    from pegboard.core.interfaces.errors import PluginError as PluginError
+    from pegboard.core.interfaces.errors import Unsupported as Unsupported
+    from pegboard.core.interfaces.forward import ForwardBatch as ForwardBatch
+    from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
+    from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
+    from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
+    from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
+    from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
+    from pegboard.core.interfaces.hooks import hookimpl as hookimpl
+    from pegboard.core.interfaces.hooks import hookspec as hookspec
+    from pegboard.core.interfaces.keys import PrefixKey as PrefixKey
+    from pegboard.core.interfaces.kv_pool import KVPool as KVPool
+    from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
+    from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
+    from pegboard.core.interfaces.layers import KVKind as KVKind
+    from pegboard.core.interfaces.layers import LayerSpec as LayerSpec
+    from pegboard.core.interfaces.layers import ModelSpec as ModelSpec
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor as LogitsProcessor
+    from pegboard.core.interfaces.logits_processor import LogitsProcessorContext as LogitsProcessorContext
+    from pegboard.core.interfaces.model_family import ModelContext as ModelContext
+    from pegboard.core.interfaces.model_family import ModelFamily as ModelFamily
+    from pegboard.core.interfaces.model_family import Network as Network
+    from pegboard.core.interfaces.model_family import ProbeRun as ProbeRun
+    from pegboard.core.interfaces.model_runner import ModelRunner as ModelRunner
+    from pegboard.core.interfaces.model_runner import ModelRunnerContext as ModelRunnerContext
+    from pegboard.core.interfaces.model_source import ModelSource as ModelSource
+    from pegboard.core.interfaces.model_source import ModelSourceContext as ModelSourceContext
+    from pegboard.core.interfaces.options import NoOptions as NoOptions
+    from pegboard.core.interfaces.options import Options as Options
+    from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
+    from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
+    from pegboard.core.interfaces.plugin import Plugin as Plugin
+    from pegboard.core.interfaces.plugin import Provider as Provider
+    from pegboard.core.interfaces.plugin import Requirement as Requirement
+    from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
+    from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
+    from pegboard.core.interfaces.prefix_cache import PrefixCache as PrefixCache
+    from pegboard.core.interfaces.prefix_cache import PrefixCacheContext as PrefixCacheContext
+    from pegboard.core.interfaces.prefix_cache import PrefixMatch as PrefixMatch
+    from pegboard.core.interfaces.req import Req as Req
+    from pegboard.core.interfaces.req import ReqKV as ReqKV
+    from pegboard.core.interfaces.req import ReqLogprobs as ReqLogprobs
+    from pegboard.core.interfaces.req import ReqOutput as ReqOutput
+    from pegboard.core.interfaces.req import ReqSlot as ReqSlot
+    from pegboard.core.interfaces.req import ReqTiming as ReqTiming
+    from pegboard.core.interfaces.req import TokenBuffer as TokenBuffer
+    from pegboard.core.interfaces.sampler import Sampler as Sampler
+    from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
+    from pegboard.core.interfaces.sampling import LogprobRequest as LogprobRequest
+    from pegboard.core.interfaces.sampling import SamplingBatch as SamplingBatch
+    from pegboard.core.interfaces.sampling import SamplingParams as SamplingParams
+    from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
+    from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
+    from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
+    from pegboard.core.interfaces.status import FinishReason as FinishReason
+    from pegboard.core.interfaces.status import FinishType as FinishType
+    from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
+    from pegboard.core.interfaces.status import ReqStatus as ReqStatus
+    from pegboard.core.interfaces.token_allocator import TokenAllocator as TokenAllocator
+    from pegboard.core.interfaces.token_allocator import TokenAllocatorContext as TokenAllocatorContext
+    from pegboard.core.interfaces.tokenizer import Tokenizer as Tokenizer
 
 _EXPORTS = {
     "api_router": ("ApiContext", "ApiRouter"),
@@ -45,7 +128,89 @@ _EXPORTS = {
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - one table, so that the list cannot drift from it
+__all__ = [
+    "API_VERSION",
+    "CONTRACTS",
+    "ENTRY_POINT_GROUP",
+    "ApiContext",
+    "ApiRouter",
+    "AttentionBackend",
+    "AttentionContext",
+    "CacheHandle",
+    "Cardinality",
+    "ConfigError",
+    "Contract",
+    "EngineClient",
+    "FinishReason",
+    "FinishType",
+    "ForwardBatch",
+    "ForwardMode",
+    "ForwardOutput",
+    "GenerateRequest",
+    "HookSpecs",
+    "IllegalTransition",
+    "InsertResult",
+    "InvalidRequest",
+    "KVGroupSpec",
+    "KVGroupView",
+    "KVKind",
+    "KVPool",
+    "KVPoolContext",
+    "LayerSpec",
+    "LogitsProcessor",
+    "LogitsProcessorContext",
+    "LogprobOutput",
+    "LogprobRequest",
+    "ModelContext",
+    "ModelError",
+    "ModelFamily",
+    "ModelInfo",
+    "ModelRunner",
+    "ModelRunnerContext",
+    "ModelSource",
+    "ModelSourceContext",
+    "ModelSpec",
+    "ModelWorkerBatch",
+    "Network",
+    "NoOptions",
+    "Options",
+    "OutOfMemory",
+    "OutputChunk",
+    "OutputStream",
+    "PegboardError",
+    "Plugin",
+    "PluginError",
+    "PrefixCache",
+    "PrefixCacheContext",
+    "PrefixKey",
+    "PrefixMatch",
+    "ProbeRun",
+    "Provider",
+    "Req",
+    "ReqKV",
+    "ReqLogprobs",
+    "ReqOutput",
+    "ReqSlot",
+    "ReqStatus",
+    "ReqTiming",
+    "Requirement",
+    "Sampler",
+    "SamplerContext",
+    "SamplingBatch",
+    "SamplingInfo",
+    "SamplingParams",
+    "SamplingRow",
+    "ScheduleBatch",
+    "SchedulePolicy",
+    "SchedulePolicyContext",
+    "TokenAllocator",
+    "TokenAllocatorContext",
+    "TokenBuffer",
+    "Tokenizer",
+    "Unsupported",
+    "hookimpl",
+    "hookspec",
+]
 
 
 def __getattr__(name: str) -> Any:

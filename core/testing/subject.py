@@ -12,7 +12,6 @@ import pytest
 
 from pegboard.core.interfaces.contracts import CONTRACTS, Contract
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.lazy import import_name
 from pegboard.core.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.registry import Registry
 
 
-class SuiteError(pytest.Collector.CollectError, pytest.UsageError):
+class SuiteError(pytest.Collector.CollectError):
     """A conformance class that cannot be run as it stands: a collection error, shown without a traceback."""
 
 
@@ -113,16 +112,17 @@ def _named(registry: Registry, contract: Contract, name: str) -> ProviderRecord:
 
 
 def _not_installed(registry: Registry, contract: Contract, name: str) -> str:
-    names = [record.name for record in registry.providers(contract.name)]
-    parts = [f"no {contract.name} provider {name!r} is installed", did_you_mean(name, names).rstrip("?")]
-    parts.append(f"installed: {', '.join(map(str, registry.providers(contract.name))) or 'none'}")
+    records = registry.providers(contract.name)
+    known = f"installed: {', '.join(map(str, records)) or 'none'}"
+    hint = did_you_mean(name, [record.name for record in records])
+    parts = [f"no {contract.name} provider {name!r} is installed", f"{hint} {known}" if hint else known]
     elsewhere = [record.provider.contract for record in registry.find(name)]
     if elsewhere:
         parts.append(f"{name!r} is a provider of {', '.join(elsewhere)}: use that contract's suite")
     else:
         parts.append("is its package installed (pip install -e .), with an entry point in the group 'pegboard'?")
     parts += [str(broken) for broken in registry.broken]
-    return "; ".join(filter(None, parts))
+    return "; ".join(parts)
 
 
 def _registered_base(registry: Registry, contract: str, factory: type[Any]) -> ProviderRecord | None:
@@ -133,9 +133,3 @@ def _registered_base(registry: Registry, contract: str, factory: type[Any]) -> P
         if record is not None:
             return record
     return None
-
-
-def load_suite(contract: Contract) -> type[Any] | None:
-    """The conformance suite of a contract; None where it has none yet."""
-    suite: type[Any] | None = import_name(contract.suite) if contract.suite else None
-    return suite

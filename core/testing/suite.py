@@ -133,7 +133,7 @@ def check_suite(cls: type[ContractSuite]) -> None:
             problems.append(f"{name} is {'deleted' if found is None else 'overridden'}")
     if problems:
         raise SuiteError(
-            f"{cls.__name__} changes the suite it is to be measured by: {', '.join(problems)}. Give your own test "
+            f"the suite must stand as it is, but {', '.join(problems)}. Give your own test "
             f"another name; a test that is known to fail goes into expected_failures with a reason"
         )
     subject_of(cls)

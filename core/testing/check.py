@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +46,8 @@ def run(contract: str, provider: str, *, report: Path | None = None, extra_args:
         return {provider: type(suite.__name__, (suite,), {"provider": provider, "__module__": __name__})}
 
     args = ["-rfEs", *([f"--conformance-report={report.absolute()}"] if report else []), *extra_args]
+    # hypothesis would keep what it learns of the constants in the code below the working directory.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "pegboard-hypothesis")))
     outcomes = Outcomes()
     code = InMemory(contract, classes).run(*args, plugins=[outcomes])
     if code == 0 and not outcomes.passed:

@@ -1,4 +1,4 @@
-"""Stand-ins that suites and plugin authors need: requests, a registry of given records, an allocator that keeps books."""
+"""Stand-ins for suites and plugin authors: requests, a registry of given records, an allocator that keeps books."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_req(
     sampling: SamplingParams | None = None,
     **fields: Any,
 ) -> Req:
-    """A request with a prompt and the tokens it has generated so far; `fields` go to Req (priority, namespace, seed...).
+    """A request with a prompt and the tokens it has generated so far; `fields` go to Req (priority, seed...).
 
     Its status is waiting, or running where it has output, unless `status` says otherwise.
     """

@@ -1,0 +1,129 @@
+"""The cached blocks: a hash chain over full pages, kept in flat arrays that are indexed by page."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DIGEST_SIZE = 32
+FIRST_LOOK = 16
+
+
+class BlockTable:
+    """Finds the page that holds the KV of a block of tokens after a given chain of blocks.
+
+    A block's digest is BLAKE2b-256 over its predecessor's digest and its own tokens; the first one's predecessor is the
+    digest of the namespace (the scheme of vLLM's prefix caching). Digests alone never decide: a block is found only if
+    its tokens and its predecessor's page are equal too. What rests on the digest, and so on its collision resistance,
+    is that namespaces stay apart. Two blocks of one digest would merely not both be cached.
+
+    Each page also remembers which page followed it last. So a chain that is followed again is compared in
+    bulk, and hashing is left for its first block, for forks, and for new blocks: each block is hashed once.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.live = np.zeros(num_pages + 1, dtype=np.bool_)
+        self.parent = np.zeros(num_pages + 1, dtype=np.int64)
+        self.generation = np.zeros(num_pages + 1, dtype=np.int64)
+        self.tokens = np.zeros((num_pages + 1, page_size), dtype=np.int64)
+        self.digests = np.zeros((num_pages + 1, DIGEST_SIZE), dtype=np.uint8)
+        self.index: dict[bytes, int] = {}
+        self._successor = np.zeros(num_pages + 1, dtype=np.int64)
+        self._next = self._successor.data
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=DIGEST_SIZE).digest()
+
+    def root(self, namespace: str) -> bytes:
+        """What stands for the predecessor of a namespace's first blocks."""
+        return self.digest(b"namespace:" + namespace.encode("utf-8", "surrogatepass"))
+
+    def find(self, blocks: NDArray[np.int64], namespace: str) -> NDArray[np.int64]:
+        """Pages int64 [m] of the longest cached chain that `blocks` int64 [n, page_size] begin with."""
+        found: list[int] = []
+        before = self.root(namespace)
+        while len(found) < blocks.shape[0]:
+            block = blocks[len(found)]
+            page = self.index.get(self.digest(before + block.tobytes()), 0)
+            if not page or self.parent[page] != (found[-1] if found else 0) or (self.tokens[page] != block).any():
+                break
+            found.append(page)
+            self._follow(page, blocks, found)
+            before = self.digests[found[-1]].tobytes()
+        return np.array(found, dtype=np.int64)
+
+    def _follow(self, page: int, blocks: NDArray[np.int64], found: list[int]) -> None:
+        """Extend `found`, which ends with `page`, along the remembered successors, for as long as their tokens fit."""
+        look = FIRST_LOOK
+        while len(found) < blocks.shape[0]:
+            chain: list[int] = []
+            limit = min(look, blocks.shape[0] - len(found))
+            while len(chain) < limit and (page := self._next[page]):
+                chain.append(page)
+            wanted = blocks[len(found) : len(found) + len(chain)]
+            differs = (self.tokens[chain] != wanted).reshape(-1)
+            first = int(differs.argmax()) if chain else 0
+            if chain and differs[first]:
+                found += chain[: first // blocks.shape[1]]
+                return
+            found += chain
+            if len(chain) < limit:
+                return
+            look *= 4
+
+    def chain(self, before: bytes, blocks: NDArray[np.int64]) -> list[bytes]:
+        """Digests of new blocks after the digest `before`, up to the first whose digest is taken already."""
+        data, size = blocks.tobytes(), blocks.shape[1] * blocks.itemsize
+        digests: list[bytes] = []
+        for start in range(0, len(data), size):
+            before = self.digest(before + data[start : start + size])
+            if before in self.index:
+                break
+            digests.append(before)
+        return digests
+
+    def add(self, pages: NDArray[np.int64], blocks: NDArray[np.int64], digests: list[bytes], parent: int) -> None:
+        """Enter new blocks as a chain after the page `parent` (0: they are the first)."""
+        self.live[pages] = True
+        self.parent[pages[0]] = parent
+        self.parent[pages[1:]] = pages[:-1]
+        self.tokens[pages] = blocks
+        self.digests[pages] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+        self._successor[pages] = 0
+        self.index.update(zip(digests, pages.tolist(), strict=True))
+
+    def remember(self, path: NDArray[np.int64]) -> None:
+        """Along this path things went last."""
+        self._successor[path[:-1]] = path[1:]
+
+    def remove(self, pages: NDArray[np.int64]) -> None:
+        """Forget blocks whose successors are gone or go along."""
+        for digest in self.digests[pages]:
+            del self.index[digest.tobytes()]
+        parents = self.parent[pages]
+        stale = self._successor[parents] == pages
+        self._successor[parents[stale]] = 0
+        self.live[pages] = False
+        self.generation[pages] += 1
+
+    def check(self) -> None:
+        """Verify index and chains; raises AssertionError. O(pages)."""
+        pages = np.flatnonzero(self.live)
+        assert pages.shape[0] == len(self.index), f"{pages.shape[0]} blocks live, but {len(self.index)} are indexed"
+        for page in pages.tolist():
+            digest, parent = self.digests[page].tobytes(), int(self.parent[page])
+            assert self.index.get(digest) == page, f"block {page} is indexed as {self.index.get(digest)}"
+            if parent:
+                assert self.live[parent], f"block {page} outlives its predecessor {parent}"
+                expected = self.digest(self.digests[parent].tobytes() + self.tokens[page].tobytes())
+                assert digest == expected, f"block {page} has a wrong digest"
+            after = self._next[page]
+            assert not after or (self.live[after] and self.parent[after] == page), f"{after} does not follow {page}"

@@ -1,0 +1,224 @@
+"""The radix cache: every cached prefix is a path in one tree, so that shared beginnings are stored once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
+from pegboard.core.toolkit.pages import pages_of, slots_of
+from pegboard.core.toolkit.radix_tree import RadixRoot, RadixTree, shorten
+from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
+from pegboard.plugins.cache_radix.eviction import KEYS, ProtectedSegment, VictimHeap, evictable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.keys import PrefixKey
+    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
+    from pegboard.core.toolkit.radix_tree import RadixPath
+
+NO_PAGES = np.empty(0, dtype=np.int64)
+
+
+class RadixHandle:
+    """The node where a path ends (None for the empty path), the path's length, and how often this handle is locked.
+
+    When the node is split it stays the lower half, so the handle goes on meaning the same path.
+    """
+
+    __slots__ = ("length", "locks", "node")
+
+    def __init__(self, node: Node | None, length: int) -> None:
+        self.node = node
+        self.length = length
+        self.locks = 0
+
+
+class RadixCache(PrefixCache):
+    """Matches and inserts cost one vectorised comparison per node on the path; a victim costs O(log leaves).
+
+    Eviction takes from a leaf's end what it needs and no more, so a long prefix shrinks before it is gone.
+    """
+
+    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+        super().__init__(options, ctx)
+        self._tree: RadixTree[Entry] = RadixTree(self.page_size, make_root=no_entry, split=self._split_entry)
+        self._victims = VictimHeap(KEYS[options.eviction])
+        self._protected: ProtectedSegment | None = None
+        if options.eviction == "slru":
+            self._protected = ProtectedSegment(int(options.protected_share * self.allocator.total_tokens))
+        self._owned = np.zeros(self.allocator.num_pages + 1, dtype=np.bool_)
+        self._locked = 0
+        self._tick = 0
+
+    def match(self, key: PrefixKey) -> PrefixMatch:
+        path = self._find(key)
+        self._touch(path)
+        for node in path.nodes:
+            node.data.hits += 1
+        if self._protected is not None:
+            for node in self._protected.promote(reversed(path.nodes), self._tick):
+                self._victims.offer(node)
+            self._victims.compact(2 * self._tree.num_nodes + 64)
+        return PrefixMatch(slots_of(_pages(path), self.page_size), RadixHandle(path.node, path.length))
+
+    def lock(self, handle: CacheHandle) -> None:
+        held = self._checked(handle)
+        if held.node is not None:
+            if not held.node.attached or held.node.end != held.length:
+                raise ValueError("cannot lock a prefix that has been evicted since it was matched: match it again")
+            for node in held.node.ancestry():
+                if not node.data.locks:
+                    self._locked += len(node)
+                node.data.locks += 1
+        held.locks += 1
+
+    def unlock(self, handle: CacheHandle) -> None:
+        held = self._checked(handle)
+        if not held.locks:
+            raise ValueError("this handle is not locked")
+        held.locks -= 1
+        if held.node is None:
+            return
+        for node in held.node.ancestry():
+            node.data.locks -= 1
+            if not node.data.locks:
+                self._locked -= len(node)
+        self._victims.offer(held.node)
+
+    def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
+        if slots.shape != (len(key),):
+            raise ValueError(f"{len(key)} tokens, but slots {list(slots.shape)}")
+        canonical = np.array(slots, dtype=np.int64)
+        taken = self._tree.aligned(len(key))
+        given = pages_of(canonical[:taken], self.page_size)
+        path = self._find(key)
+        self._keep_cached(path, given, canonical)
+        fresh = given[path.length // self.page_size :]
+        self._touch(path)
+        for node in path.nodes:
+            node.data.priority = max(node.data.priority, priority)
+        if fresh.size:
+            leaf = self._tree.extend(path, key.tokens, Entry(fresh.copy(), self._tick, priority))
+            self._owned[fresh] = True
+            self._victims.offer(leaf)
+            self.version += 1
+        return InsertResult(canonical, taken, RadixHandle(path.node, path.length))
+
+    def evict(self, num_tokens: int) -> int:
+        freed: list[NDArray[np.int64]] = []
+        count = 0
+        while count < num_tokens and (node := self._victims.pop()) is not None:
+            wanted = -(-(num_tokens - count) // self.page_size) * self.page_size
+            freed.append(self._shrink(node, wanted) if wanted < len(node) else self._drop(node))
+            count += freed[-1].shape[0] * self.page_size
+        self._give_back(freed)
+        return count
+
+    @property
+    def evictable_tokens(self) -> int:
+        return self._tree.num_tokens - self._locked
+
+    @property
+    def locked_tokens(self) -> int:
+        return self._locked
+
+    def reset(self) -> None:
+        if self._locked:
+            raise RuntimeError(f"cannot reset: {self._locked} cached tokens are locked")
+        freed = [node.data.pages for node in self._tree.nodes()]
+        self._tree.clear()
+        self._victims.clear()
+        if self._protected is not None:
+            self._protected.clear()
+        self._give_back(freed)
+
+    def check(self) -> None:
+        self._tree.check()
+        pages: list[NDArray[np.int64]] = [NO_PAGES]
+        locked = 0
+        for node in self._tree.nodes():
+            entry = node.data
+            below = sum(child.data.locks for child in node.children.values())
+            pages.append(entry.pages)
+            locked += len(node) if entry.locks else 0
+            assert entry.pages.shape[0] * self.page_size == len(node), f"{node!r} has {entry.pages.shape[0]} pages"
+            assert entry.locks >= below, f"{node!r} has {entry.locks} locks, but its children {below}"
+            assert entry.queued is not None or not evictable(node), f"{node!r} is evictable, but no candidate"
+        assert locked == self._locked, f"{locked} tokens are locked, but {self._locked} counted"
+        every = np.sort(np.concatenate(pages))
+        assert np.array_equal(every, np.flatnonzero(self._owned)), "the pages of the tree are not those that are owned"
+        if self._protected is not None:
+            self._protected.check()
+
+    def _find(self, key: PrefixKey) -> RadixPath[Entry]:
+        """The longest cached path, ending where a node ends."""
+        path = self._tree.find(key.tokens, key.namespace)
+        if not path.whole:
+            upper = self._tree.cut(path)
+            if self._protected is not None and upper is not None:
+                self._protected.split(upper)
+        return path
+
+    def _split_entry(self, entry: Entry, at: int) -> tuple[Entry, Entry]:
+        return entry.split(at // self.page_size), entry
+
+    def _touch(self, path: RadixPath[Entry]) -> None:
+        self._tick += 1
+        for node in path.nodes:
+            node.data.last_access = self._tick
+
+    def _keep_cached(self, path: RadixPath[Entry], given: NDArray[np.int64], canonical: NDArray[np.int64]) -> None:
+        """Free those of the `given` pages that duplicate the path's, and write the path's slots into `canonical`.
+
+        Raises ValueError, with nothing changed, for a page that does not exist or is cached for other tokens already.
+        """
+        if given.size and (given.min() < 1 or given.max() > self.allocator.num_pages):
+            raise ValueError(f"slots outside of pages 1 to {self.allocator.num_pages} are inserted")
+        cached = _pages(path)
+        covered = given[: cached.shape[0]]
+        duplicates = covered[covered != cached]
+        if self._owned[duplicates].any() or self._owned[given[cached.shape[0] :]].any():
+            raise ValueError("a page is inserted that the cache already holds for other tokens")
+        if duplicates.size:
+            self.allocator.free(duplicates)
+            canonical[: path.length] = slots_of(cached, self.page_size)
+
+    def _shrink(self, node: Node, tokens: int) -> NDArray[np.int64]:
+        """Cut the last `tokens` tokens off a leaf; their pages."""
+        pages = node.data.pages
+        keep = pages.shape[0] - tokens // self.page_size
+        self._tree.trim(node, tokens)
+        node.data.pages = shorten(pages, keep)
+        if self._protected is not None:
+            self._protected.trimmed(node, tokens)
+        self._victims.offer(node)
+        return pages[keep:]
+
+    def _drop(self, node: Node) -> NDArray[np.int64]:
+        """Remove a leaf, which may make its parent one; its pages."""
+        parent = node.parent
+        if self._protected is not None:
+            self._protected.drop(node)
+        self._tree.remove(node)
+        if parent is not None and not isinstance(parent, RadixRoot):
+            self._victims.offer(parent)
+        return node.data.pages
+
+    def _give_back(self, freed: list[NDArray[np.int64]]) -> None:
+        if freed:
+            pages = np.concatenate(freed)
+            self._owned[pages] = False
+            self.allocator.free(pages)
+            self.version += 1
+
+    def _checked(self, handle: CacheHandle) -> RadixHandle:
+        if not isinstance(handle, RadixHandle):
+            raise TypeError(f"this is no handle of a radix cache: {handle!r}")
+        return handle
+
+
+def _pages(path: RadixPath[Entry]) -> NDArray[np.int64]:
+    return np.concatenate([node.data.pages for node in path.nodes]) if path.nodes else NO_PAGES

@@ -1,0 +1,19 @@
+"""Options of the radix cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pegboard.core.interfaces.options import Options
+
+
+class RadixOptions(Options):
+    eviction: Literal["lru", "lfu", "fifo", "slru", "priority"] = "lru"
+    """Which leaf of the tree goes first: the least recently used (lru), the least often found (lfu), the oldest (fifo),
+    the least recently used of those never found again (slru), the one of the lowest request priority (priority)."""
+
+    protected_share: float = Field(default=0.8, ge=0.0, le=1.0)
+    """With slru: the share of the KV pool that prefixes found at least once may take before the least recently used of
+    them lose their protection."""

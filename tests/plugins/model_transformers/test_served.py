@@ -1,0 +1,270 @@
+"""Many architectures through one family: which are served, that they are right, and why others are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.mamba.modeling_mamba import MambaOutput
+
+from pegboard.core.interfaces.attention import AttentionContext
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
+from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.probe import PoolProbe
+from pegboard.core.testing.paged import PlainAttention, PlainPool
+from pegboard.plugins.model_transformers.family import TransformersFamily, probe_prompts, relative_errors
+from pegboard.plugins.model_transformers.network import TransformersNetwork
+from pegboard.plugins.model_transformers.trace import NotServable, Trace, trace, window_of
+from tests.plugins.model_transformers.tiny import REFUSED, SERVED, VOCAB, context, save
+
+
+def probe_run(network: TransformersNetwork, spec: ModelSpec, ctx: ModelContext, max_batch: int = 4) -> PoolProbe:
+    """The engine's probe, over plain attention and memory."""
+    attention = PlainAttention(
+        None, AttentionContext(spec.layers, 4, ctx.dtype, ctx.device, max_batch, spec.max_context_len)
+    )
+
+    def pool(pages: int) -> PlainPool:
+        return PlainPool(None, KVPoolContext(pages, 4, spec.layers, ctx.dtype, ctx.device))
+
+    return PoolProbe(network, spec, attention, pool, 4, ctx.device)
+
+
+def loaded(ctx: ModelContext) -> tuple[TransformersFamily, TransformersNetwork]:
+    family = TransformersFamily(NoOptions(), ctx)
+    network = family.load()
+    assert isinstance(network, TransformersNetwork)
+    return family, network
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_logits_equal_the_models_own(name: str, tmp_path: Path) -> None:
+    """In float32, packed, in chunks and decoding (see PoolProbe), within what another order of sums makes."""
+    ctx = context(save(tmp_path, *SERVED[name]))
+    assert TransformersFamily.supports(ctx) is None
+    family, network = loaded(ctx)
+    run = probe_run(network, family.spec, ctx)
+    family.probe(network, run)
+    prompts = probe_prompts(family.spec)
+    for prompt, found in zip(prompts, run.logits(prompts), strict=True):
+        assert float(relative_errors(found, network.reference_logits(prompt)).max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "gpt2", "phi3", "qwen3_moe"])
+def test_probe_passes_in_bfloat16(name: str, tmp_path: Path) -> None:
+    ctx = context(save(tmp_path, *SERVED[name]), torch.bfloat16)
+    family, network = loaded(ctx)
+    family.probe(network, probe_run(network, family.spec, ctx))
+
+
+def test_probe_with_one_request_at_a_time(tmp_path: Path) -> None:
+    ctx = context(save(tmp_path, *SERVED["qwen3"]))
+    family, network = loaded(ctx)
+    family.probe(network, probe_run(network, family.spec, ctx, max_batch=1))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_without_weights(name: str, tmp_path: Path) -> None:
+    prefix, fields, word = REFUSED[name]
+    save(tmp_path, prefix, fields)
+    (tmp_path / "model.safetensors").unlink()
+    reason = TransformersFamily.supports(context(tmp_path))
+    assert reason is not None
+    assert word in reason
+    assert reason.startswith(context(tmp_path).architecture)
+    with pytest.raises(ModelError, match=word):
+        TransformersFamily(NoOptions(), context(tmp_path))
+
+
+class Unexamined(TransformersFamily):
+    """As if `supports` had let the model through: attention is taken to be what its config says."""
+
+    def _examine(self) -> tuple[Trace, int]:
+        config = self.ctx.hf_config
+        heads = 4
+        hidden = config.get("hidden_size") or config["n_embd"]
+        layers = tuple(LayerSpec(i, heads, heads, hidden // heads, hidden // heads, 0.1) for i in range(2))
+        mamba = config["model_type"] == "mamba"
+        body, output = ("backbone", MambaOutput) if mamba else ("transformer", BaseModelOutputWithPast)
+        return Trace(layers, (body, "lm_head"), body, output, VOCAB, hidden), 64
+
+    def load(self) -> TransformersNetwork:
+        network = super().load()
+        assert isinstance(network, TransformersNetwork)
+        body = network._head.body
+        whole, accepted = body.forward, inspect.signature(body.forward).parameters
+
+        def without_positions(*args: Any, **given: Any) -> Any:
+            return whole(*args, **{name: value for name, value in given.items() if name in accepted})
+
+        body.forward = without_positions  # type: ignore[method-assign]
+        return network
+
+
+@pytest.mark.parametrize("name", ["bloom", "codegen", "mamba"])
+def test_probe_notices_silently_wrong_logits(name: str, tmp_path: Path) -> None:
+    """These run through without a word, and mix the requests of a batch."""
+    prefix, fields, _ = REFUSED[name]
+    ctx = context(save(tmp_path, prefix, fields))
+    family = Unexamined(NoOptions(), ctx)
+    network = family.load()
+    with pytest.raises(ModelError, match="gives wrong logits on paged attention"):
+        family.probe(network, probe_run(network, family.spec, ctx))
+
+
+@pytest.mark.parametrize("name", ["falcon", "gptj"])
+def test_models_that_raise_are_an_error_of_the_model(name: str, tmp_path: Path) -> None:
+    prefix, fields, _ = REFUSED[name]
+    ctx = context(save(tmp_path, prefix, fields))
+    family = Unexamined(NoOptions(), ctx)
+    with pytest.raises(ModelError, match=ctx.architecture):
+        family.probe(family.load(), probe_run(family.load(), family.spec, ctx))
+
+
+class Failing(ProbeRun):
+    def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        raise RuntimeError("no kernel for this")
+
+
+class Constant(ProbeRun):
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        return [torch.full((len(prompt), VOCAB), self.value) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    [(Failing(), "no kernel for this"), (Constant(0.0), "wrong logits"), (Constant(float("nan")), "wrong logits")],
+)
+def test_probe_raises_model_errors(run: ProbeRun, word: str, tmp_path: Path) -> None:
+    family, network = loaded(context(save(tmp_path, *SERVED["qwen3"])))
+    with pytest.raises(ModelError, match=word):
+        family.probe(network, run)
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SERVED["llama"][1]}
+
+
+def bare(**changes: Any) -> ModelContext:
+    return ModelContext(Path("nowhere"), {**LLAMA, **changes}, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
+        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "neither causal nor a sliding window"),
+        ({"architectures": ["MixtralForCausalLM"]}, "does not go with model_type 'llama'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},
+            "",
+        ),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "MLA"),
+        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}, ""),
+        ({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "use_bidirectional_attention": True}, None),
+        ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),
+        ({"architectures": ["XGLMForCausalLM"], "model_type": "xglm"}, ""),
+        ({"num_hidden_layers": 0}, "never calls"),
+    ],
+)
+def test_reasons(changes: dict[str, Any], word: str | None) -> None:
+    reason = TransformersFamily.supports(bare(**changes))
+    if word is None:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert word in reason
+
+
+def test_rope_that_changes_with_length_needs_a_short_context() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope["original_max_position_embeddings"] = 64
+    phi3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_parameters": rope}
+    ctx = bare(**phi3, original_max_position_embeddings=64)
+    reason = TransformersFamily.supports(ctx)
+    assert reason is not None
+    assert "set model.context_length" in reason
+    assert TransformersFamily.supports(dataclasses.replace(ctx, context_length=64)) is None
+
+
+def test_chunked_attention_is_refused_beyond_one_chunk() -> None:
+    def chunks(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (k // 8 == q // 8)
+
+    assert window_of(chunks, 8, "a") is None
+    with pytest.raises(NotServable, match="in chunks"):
+        window_of(chunks, 20, "a")
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 19])
+def test_windows_are_read_from_masks(window: int) -> None:
+    def sliding(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (k > q - window)
+
+    assert window_of(sliding, 20, "a") == window
+    assert window_of(sliding, window, "a") is None
+
+
+def test_masks_in_both_directions_are_refused() -> None:
+    def near(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k - q).abs() < 4
+
+    with pytest.raises(NotServable, match="in both directions"):
+        window_of(near, 20, "a")
+
+
+def test_layers_say_what_the_model_asks_for() -> None:
+    _, fields = SERVED["gpt_oss"]
+    spec = TransformersFamily(
+        NoOptions(), bare(**fields, model_type="gpt_oss", architectures=["GptOssForCausalLM"])
+    ).spec
+    assert [layer.window for layer in spec.layers] == [16, None, 16]
+    assert [layer.num_sinks for layer in spec.layers] == [4, 4, 4]
+    gemma = TransformersFamily(
+        NoOptions(), bare(**SERVED["gemma2"][1], model_type="gemma2", architectures=["Gemma2ForCausalLM"])
+    ).spec
+    assert {layer.logit_cap for layer in gemma.layers} == {2.0}
+    assert {layer.scale for layer in gemma.layers} == {12**-0.5}
+
+
+def test_a_large_model_is_examined_in_no_time_and_memory() -> None:
+    """405 billion parameters on the meta device: what would not be possible with weights."""
+    found = trace(
+        {
+            "model_type": "llama",
+            "hidden_size": 16384,
+            "intermediate_size": 53248,
+            "num_hidden_layers": 126,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+        131072,
+    )
+    assert len(found.layers) == 126
+    assert found.hidden_size == 16384
+
+
+def test_eos_of_both_configs(tmp_path: Path) -> None:
+    save(tmp_path, *SERVED["qwen3"])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}', encoding="utf-8")
+    assert TransformersFamily(NoOptions(), context(tmp_path)).spec.eos_token_ids == {1, 5, 6}
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, *SERVED["qwen3"])
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="only safetensors are read"):
+        TransformersFamily(NoOptions(), context(tmp_path)).load()

@@ -26,10 +26,8 @@ def _rewrite_asserts() -> None:
     pytest.register_assert_rewrite(*(name for name in names if name not in sys.modules))
 
 
-_rewrite_asserts()
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
+    _rewrite_asserts()  # here, because every run of pytest in one process has its own import hook
     parser.getgroup("pegboard").addoption(
         "--conformance-report",
         metavar="FILE",

@@ -50,6 +50,8 @@ class FinishReason:
             out["matched"] = self.matched
         if self.message:
             out["message"] = self.message
+        if self.status:
+            out["status"] = self.status
         return out
 
 

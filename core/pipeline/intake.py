@@ -84,7 +84,6 @@ class Intake:
             ids: Sequence[int] = self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
         else:
             ids = prompt
-        self._check_ids("prompt", ids)
         if not ids:
             raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
         if len(ids) > self.max_prompt_len:
@@ -94,6 +93,7 @@ class Intake:
                 param="prompt",
                 code="context_length_exceeded",
             )
+        self._check_ids("prompt", ids)
         return ids
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:

@@ -1,0 +1,299 @@
+"""AsyncEngineClient: the API process's way to the scheduler process. Tokenises, sends, and sorts what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    Accepted,
+    ControlReply,
+    ControlRequest,
+    FromScheduler,
+    Rejected,
+    TokenizedBatch,
+    TokenizedRequest,
+    TokenOutput,
+    TokenOutputs,
+    ToScheduler,
+)
+from pegboard.core.pipeline.intake import Intake
+from pegboard.core.pipeline.outputs import OutputState, merge
+from pegboard.core.redact import redact
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.wire import ApiWire
+
+LONG_TEXT = 4096
+"""Characters from which on a prompt is tokenised in a thread, so that others' tokens keep flowing."""
+
+
+class _Stream(OutputStream):
+    """Outputs of one request. What its reader has not taken yet is merged, so it holds one output at most."""
+
+    def __init__(self, client: AsyncEngineClient, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
+        self.rid = request.rid
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client = client
+        self._state = OutputState(request, tokenizer)
+        self._pending: TokenOutput | None = None
+        self._error: InvalidRequest | None = None
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    def deliver(self, output: TokenOutput) -> None:
+        reason = output.finish_reason
+        if reason is not None and reason.get("type") == "abort" and reason.get("status", 0) >= 500:
+            message = str(reason.get("message") or "the engine failed this request")
+            self.fail(InvalidRequest(message, code="engine_failed", status=int(reason["status"])))
+            return
+        self._pending = output if self._pending is None else merge(self._pending, output)
+        self._wake.set()
+
+    def fail(self, error: InvalidRequest) -> None:
+        self._error = error
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._wake.set()
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[OutputChunk]:
+        while not self._closed:
+            await self._wake.wait()
+            output, self._pending = self._pending, None
+            if output is None:
+                if self._error is not None:
+                    raise self._error
+                self._wake.clear()
+                continue
+            yield self._state.push(output)
+            if output.finish_reason is not None:
+                return
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._wake.set()
+            self._client.forget(self.rid)
+
+
+class AsyncEngineClient(EngineClient):
+    """One engine behind a wire. The wire may be replaced: `detach` fails what is under way, `attach` begins again.
+
+    Everything runs on the loop that made it; only tokenising long prompts leaves it.
+    """
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._settings = redact(settings or {})
+        self._intake = Intake(info, tokenizer)
+        self._wire: ApiWire | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._draining = False
+        self._streams: dict[str, _Stream] = {}
+        self._aborted: set[str] = set()
+        """Requests that nobody reads any more and whose last output has not come yet; their ids are not free."""
+        self._calls: dict[int, asyncio.Future[ControlReply]] = {}
+        self._call_ids = itertools.count(1)
+        self._outbox: list[ToScheduler] = []
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    # ---- life cycle -----------------------------------------------------------------------------------------------
+
+    def attach(self, wire: ApiWire, info: ModelInfo) -> None:
+        """A scheduler is ready behind this wire."""
+        self._info = info
+        self._intake = Intake(info, self._tokenizer)
+        self._wire = wire
+        self._reader = asyncio.create_task(self._read(wire), name="scheduler outputs")
+
+    def detach(self, message: str) -> None:
+        """The scheduler is gone: everything under way fails with 503 and this message. The caller closes the wire."""
+        self._wire = None
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        self._outbox.clear()
+        self._aborted.clear()
+        streams, self._streams = self._streams, {}
+        calls, self._calls = self._calls, {}
+        error = _unavailable(message, "engine_failed")
+        for stream in streams.values():
+            stream.fail(error)
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._empty.set()
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more; return when all requests have ended. After `timeout` seconds the rest is aborted."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), timeout)
+        if self._streams:
+            await self.abort(all_requests=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), 1.0)
+
+    async def _read(self, wire: ApiWire) -> None:
+        while True:
+            for message in await wire.receive():
+                self._dispatch(message)
+
+    # ---- what API plugins see -------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def ready(self) -> bool:
+        return self._wire is not None and not self._draining
+
+    async def submit(self, request: GenerateRequest) -> OutputStream:
+        self._check_ready()
+        if isinstance(request.prompt, str) and len(request.prompt) > LONG_TEXT:
+            prepared = await asyncio.to_thread(self._intake.prepare, request)
+            self._check_ready()
+        else:
+            prepared = self._intake.prepare(request)
+        if prepared.rid in self._streams or prepared.rid in self._aborted:
+            raise InvalidRequest(
+                f"a request with the id {prepared.rid!r} is still running", param="rid", code="duplicate_rid"
+            )
+        stream = _Stream(self, prepared, self._tokenizer)
+        self._streams[stream.rid] = stream
+        self._empty.clear()
+        self._send(prepared)
+        try:
+            await stream.accepted
+        except asyncio.CancelledError:
+            self.forget(stream.rid)
+            raise
+        return stream
+
+    async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
+        """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``."""
+        if all_requests:
+            self._send(AbortRequest(all_requests=True))
+            return
+        part = re.compile(re.escape(rid) + r"_\d+")
+        for known in self._streams:
+            if known == rid or part.fullmatch(known):
+                self._send(AbortRequest(rid=known))
+
+    async def flush_cache(self) -> bool:
+        return (await self._call("flush_cache")).ok
+
+    async def server_info(self) -> dict[str, Any]:
+        reply = await self._call("info")
+        return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
+
+    def forget(self, rid: str) -> None:
+        """Abort a request that nobody reads any more. Nothing happens where it has ended."""
+        if self._streams.pop(rid, None) is not None:
+            self._aborted.add(rid)
+            self._send(AbortRequest(rid=rid))
+            self._note_end()
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def _check_ready(self) -> None:
+        if self._draining:
+            raise _unavailable("the server is shutting down, try another one", "shutting_down")
+        if self._wire is None:
+            raise _unavailable("the engine is starting, try again in a moment", "not_ready")
+
+    async def _call(self, action: str) -> ControlReply:
+        if self._wire is None:
+            raise _unavailable("the engine is starting, try again in a moment", "not_ready")
+        call_id = next(self._call_ids)
+        future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._send(ControlRequest(call_id=call_id, action=action))
+        try:
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _send(self, message: ToScheduler) -> None:
+        """Queue a message; whatever is queued in one turn of the loop leaves as one."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if self._wire is not None:
+            self._wire.send(_batched(messages))
+
+    def _dispatch(self, message: FromScheduler) -> None:
+        if isinstance(message, TokenOutputs):
+            for output in message.outputs:
+                self._deliver(output)
+        elif isinstance(message, Accepted):
+            stream = self._streams.get(message.rid)
+            if stream is not None and not stream.accepted.done():
+                stream.accepted.set_result(None)
+        elif isinstance(message, Rejected):
+            self._aborted.discard(message.rid)
+            stream = self._streams.pop(message.rid, None)
+            if stream is not None:
+                stream.fail(
+                    InvalidRequest(
+                        message.message, param=message.param or None, code=message.code, status=message.status
+                    )
+                )
+                self._note_end()
+        elif isinstance(message, ControlReply):
+            call = self._calls.get(message.call_id)
+            if call is not None and not call.done():
+                call.set_result(message)
+
+    def _deliver(self, output: TokenOutput) -> None:
+        finished = output.finish_reason is not None
+        stream = self._streams.get(output.rid)
+        if stream is None:
+            if finished:
+                self._aborted.discard(output.rid)
+            return
+        if finished:
+            del self._streams[output.rid]
+            self._note_end()
+        stream.deliver(output)
+
+    def _note_end(self) -> None:
+        if not self._streams:
+            self._empty.set()
+
+
+def _batched(messages: list[ToScheduler]) -> list[ToScheduler]:
+    """Neighbouring requests as one TokenizedBatch; the order stays."""
+    batched: list[ToScheduler] = []
+    for is_request, group in itertools.groupby(messages, key=lambda one: isinstance(one, TokenizedRequest)):
+        members = list(group)
+        if is_request and len(members) > 1:
+            batched.append(TokenizedBatch(requests=[one for one in members if isinstance(one, TokenizedRequest)]))
+        else:
+            batched.extend(members)
+    return batched
+
+
+def _unavailable(message: str, code: str) -> InvalidRequest:
+    return InvalidRequest(message, code=code, status=503)

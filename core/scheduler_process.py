@@ -1,0 +1,153 @@
+"""The scheduler process: ``python -m pegboard.core.scheduler_process``, started by the API process and by nobody else.
+
+Its orders come as one line of JSON on standard input (a config may hold secrets, and arguments are public). The pipe
+stays open as long as the API process lives: when it closes, so does this process. Signals of the terminal or of a
+service manager reach the whole group; they are the API process's affair, which drains first.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.messages import (
+    FromScheduler,
+    Ready,
+    Shutdown,
+    StartFailed,
+    TokenOutput,
+    TokenOutputs,
+    ToScheduler,
+)
+from pegboard.core.lazy import import_name
+from pegboard.core.wire import SchedulerWire
+
+if TYPE_CHECKING:
+    from pegboard.core.compose import ResolvedConfig
+    from pegboard.core.pipeline.build import BuiltScheduler
+
+logger = logging.getLogger(__name__)
+
+BUILDER = "pegboard.core.pipeline.build:build_scheduler"
+
+
+class Orders(msgspec.Struct):
+    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name."""
+
+    address: str
+    config: str
+    builder: str = BUILDER
+
+
+class Steppable(Protocol):
+    """What the loop asks of a scheduler."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def receive(self, messages: list[ToScheduler]) -> list[FromScheduler]: ...
+
+    def step(self) -> list[TokenOutput]: ...
+
+
+class Watchdog:
+    """Ends the process, with every thread's traceback, when one step takes longer than `timeout` seconds.
+
+    The timer is faulthandler's own thread, which fires even where a step holds the interpreter lock. It is set anew
+    only when a quarter of the time has passed, so a step costs a clock reading.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._set_at = float("-inf")
+
+    def step_begins(self) -> None:
+        now = time.monotonic()
+        if now - self._set_at > self._timeout / 4:
+            faulthandler.dump_traceback_later(self._timeout * 1.25, exit=True)
+            self._set_at = now
+
+    def rest(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._set_at = float("-inf")
+
+
+def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
+    """Messages in, one step, outputs out, until Shutdown comes. Sleeps in poll while there is nothing to do."""
+    wait: int | None = None
+    while True:
+        if wait != 0:
+            watchdog.rest()
+        messages = wire.receive(wait)
+        if any(isinstance(message, Shutdown) for message in messages):
+            return
+        watchdog.step_begins()
+        wire.send(scheduler.receive(messages))
+        outputs = scheduler.step()
+        if outputs:
+            wire.send([TokenOutputs(outputs=outputs)])
+        wait = None if scheduler.idle else 0
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    wire = SchedulerWire(orders.address)
+    try:
+        return _serve(orders, wire)
+    finally:
+        wire.close()
+
+
+def _serve(orders: Orders, wire: SchedulerWire) -> int:
+    try:
+        from pegboard.core.compose import ResolvedConfig
+
+        resolved = ResolvedConfig.from_json(orders.config)
+        _configure_logging(resolved.engine.log_level)
+        builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
+        built = builder(resolved)
+        built.hooks.call.engine_started(info=built.info)
+    except PegboardError as error:
+        wire.send([StartFailed(message=str(error))])
+        return 1
+    except Exception as error:
+        logger.exception("the scheduler could not start")
+        wire.send([StartFailed(message=f"the scheduler could not start: {type(error).__name__}: {error}")])
+        return 1
+    gc.collect()
+    gc.freeze()
+    wire.send([Ready(info=asdict(built.info), directory=str(built.directory))])
+    run(wire, built.scheduler, Watchdog(resolved.engine.scheduler.watchdog_timeout))
+    built.hooks.call.shutdown()
+    return 0
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s scheduler %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
+
+
+def _die_with_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""For API plugins: request bodies, errors, and server-sent events, so that every route behaves alike.
+
+A router that uses `api_router`, `parse_body` and `EventStream` answers bad input with 400 and the field's name, passes
+on the status of an InvalidRequest, aborts what a vanished client asked for, and ends every stream in
+``data: [DONE]``::
+
+    class Body(RequestModel):
+        text: str
+
+    router = api_router()
+
+    @router.post("/count", summary="Count characters", openapi_extra=body_docs(Body, {"text": "hello"}))
+    async def count(request: Request) -> Response:
+        body = await parse_body(request, Body)
+        return json_response({"characters": len(body.text)})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from starlette.types import Message, Receive, Scope, Send
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+M = TypeVar("M", bound="RequestModel")
+
+CLIENT_CLOSED_REQUEST = 499
+"""The status, nginx's, of an answer that nobody is there to read."""
+
+LARGE_BODY = 256 * 1024
+"""Bytes from which on a body is parsed in a thread."""
+
+
+class ClientDisconnected(Exception):
+    """The client has gone; there is nobody to answer."""
+
+
+def error_body(message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's shape, which the native routes share."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def json_response(data: Any, status: int = 200) -> Response:
+    """`data` as JSON. Numbers that JSON does not know (a log-probability of minus infinity) become null."""
+    return Response(msgspec.json.encode(data), status_code=status, media_type="application/json")
+
+
+def error_response(error: InvalidRequest) -> Response:
+    """The answer to a refused request."""
+    body = error_body(error.message, status=error.status, param=error.param or None, code=error.code)
+    return json_response(body, error.status)
+
+
+class GuardedRoute(APIRoute):
+    """A route that answers InvalidRequest with its status, in OpenAI's error shape."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except InvalidRequest as error:
+                return error_response(error)
+            except ClientDisconnected:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+        return guarded
+
+
+def api_router(**kwargs: Any) -> APIRouter:
+    """An APIRouter whose routes are guarded; `kwargs` are APIRouter's."""
+    return APIRouter(route_class=GuardedRoute, **kwargs)
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies: known fields have strict types, unknown ones are ignored, null stands for the default."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+
+async def parse_body(request: Request, model: type[M]) -> M:
+    """The request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is wrong."""
+    data = await request.body()
+    if len(data) > LARGE_BODY:
+        return await asyncio.to_thread(validate_body, data, model)
+    return validate_body(data, model)
+
+
+def validate_body(data: bytes, model: type[M]) -> M:
+    """`parse_body` of bytes."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def validate_part(data: Mapping[str, Any], model: type[M], field: str) -> M:
+    """A nested object of a body that has been parsed already; errors name it as ``<field>.<name>``."""
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        raise _invalid(error, field) from None
+
+
+def _invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {first['msg'].partition(': ')[2]}", code="malformed_json")
+    if not first["loc"]:
+        return InvalidRequest("the body must be a JSON object", code="malformed_json")
+    # A union reports every alternative that did not fit, each at a place of its own.
+    same = [one for one in problems if one["loc"][0] == first["loc"][0]]
+    nested = all(one["loc"] == first["loc"] for one in same)
+    path = ".".join([*filter(None, [prefix]), *map(str, first["loc"] if nested else first["loc"][:1])])
+    said = list(dict.fromkeys(one["msg"] for one in same))[:4]
+    return InvalidRequest(f"{path}: {'; or '.join(said)}", param=path, code="invalid_type")
+
+
+def body_docs(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body with `parse_body`: its schema, and an example that works."""
+    content = {"schema": _inlined(model.model_json_schema()), "example": dict(example)}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def example_of(route: object) -> dict[str, Any] | None:
+    """The example that `body_docs` gave a route, if any."""
+    extra = getattr(route, "openapi_extra", None) or {}
+    content = extra.get("requestBody", {}).get("content", {})
+    example = content.get("application/json", {}).get("example")
+    return dict(example) if isinstance(example, Mapping) else None
+
+
+def _inlined(schema: dict[str, Any]) -> Any:
+    definitions = schema.pop("$defs", {})
+
+    def replace(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return replace(definitions[node["$ref"].rpartition("/")[2]])
+            return {name: replace(value) for name, value in node.items()}
+        return [replace(value) for value in node] if isinstance(node, list) else node
+
+    return replace(schema)
+
+
+async def _disconnect(receive: Receive) -> None:
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """`work`'s result. When the client leaves first, `work` is cancelled and ClientDisconnected raised.
+
+    Read the body before calling this: it takes over the connection's incoming messages.
+    """
+    task = asyncio.ensure_future(work)
+    await _race(task, _disconnect(request.receive))
+    if task.cancelled():
+        raise ClientDisconnected
+    return task.result()
+
+
+async def _race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> None:
+    """Wait for either; afterwards both have ended, the slower one by cancellation."""
+    watcher = asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({main, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (main, watcher):
+            task.cancel()
+        await asyncio.wait({main, watcher})
+        if not watcher.cancelled():
+            watcher.exception()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event with JSON data."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come, then ``data: [DONE]``. Make it only once the request has been accepted.
+
+    An error in the middle becomes an error event before the end. When the client leaves, `events` is closed at once.
+    `close` runs in every case, once: abort there what has not finished.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, close: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await _race(sending, _disconnect(receive))
+        finally:
+            await self._close()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with contextlib.aclosing(self._guarded()) as frames:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _guarded(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async with contextlib.aclosing(self._events) as frames:
+                async for frame in frames:
+                    yield frame
+        except InvalidRequest as error:
+            yield event(error_body(error.message, status=error.status, param=error.param, code=error.code))
+        except Exception:
+            logger.exception("a stream failed")
+            yield event(error_body("internal error", status=500, code="internal_error"))

@@ -7,7 +7,6 @@ reads them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from tokenizers import Tokenizer as _Backend
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
 from pegboard.core.toolkit.chat_template import ChatTemplate, ChatTemplates
+from pegboard.core.toolkit.hf_files import eos_token_ids as model_eos_token_ids
+from pegboard.core.toolkit.hf_files import read_json_object
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,7 +71,10 @@ class Tokenizer:
                 f"{path} has no tokenizer.json. Pegboard reads the fast tokenizer format only; transformers writes it "
                 f"with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
-        config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+        config = {
+            **read_json_object(path / "special_tokens_map.json"),
+            **read_json_object(path / "tokenizer_config.json"),
+        }
         try:
             backend = _Backend.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
@@ -83,7 +87,7 @@ class Tokenizer:
             backend,
             named_tokens=named,
             extra_special_tokens=_extra_special(config),
-            eos_token_ids=_eos_ids(path),
+            eos_token_ids=model_eos_token_ids(path),
             templates=_read_templates(path, config),
             model_max_length=int(length) if isinstance(length, (int, float)) and length < 1e12 else None,
         )
@@ -167,18 +171,6 @@ class Tokenizer:
         )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must hold a JSON object")
-    return value
-
-
 def _token_text(value: Any) -> str | None:
     """A token as configs write it: a string, or a serialised AddedToken."""
     if isinstance(value, dict):
@@ -219,15 +211,6 @@ def _apply_bos_eos_flags(backend: _Backend, config: Mapping[str, Any], named: Ma
     single = " ".join(part for part in (bos, "$A", eos) if part)
     pair = f"{single} {' '.join(part for part in (bos, '$B:1', eos) if part)}"
     backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
-
-
-def _eos_ids(path: Path) -> frozenset[int]:
-    ids: set[int] = set()
-    config = _read_json(path / "config.json")
-    for source in (_read_json(path / "generation_config.json"), config, config.get("text_config") or {}):
-        value = source.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
-    return frozenset(ids)
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

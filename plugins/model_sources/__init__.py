@@ -26,6 +26,7 @@ plugin = Plugin(
             name="hf",
             factory="pegboard.plugins.model_sources.hf:HFSource",
             summary="a directory in the Hugging Face layout, or a hub id",
+            config="pegboard.plugins.model_sources.options:HFOptions",
             rank=10,
         ),
     ),

@@ -1,0 +1,53 @@
+"""The family: which models it takes, and how their weights are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+from pegboard.core.toolkit.decoder_spec import DecoderSpec
+from pegboard.core.toolkit.hf_files import eos_token_ids
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.model_family import Network
+
+
+class DenseFamily(ModelFamily):
+    """Llama, Mistral, Qwen2 and Qwen3, dense, unquantised. GGUF files arrive here already converted to safetensors."""
+
+    def __init__(self, options: Any, ctx: ModelContext) -> None:
+        super().__init__(options, ctx)
+        self._decoder = DecoderSpec.from_config(ctx.hf_config)
+        self._spec = self._decoder.model_spec(
+            context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)
+        )
+
+    @classmethod
+    def supports(cls, ctx: ModelContext) -> str | None:
+        """None where `DecoderSpec` can read the config, else what it could not read."""
+        try:
+            DecoderSpec.from_config(ctx.hf_config)
+        except ModelError as error:
+            return str(error)
+        return None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def load(self) -> Network:
+        """Allocate the network and copy every tensor into its place, one at a time. Raises ModelError."""
+        from pegboard.core.toolkit.weights import load_weights
+        from pegboard.plugins.model_dense.network import DenseNetwork
+
+        network = DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=self.ctx.device)
+        tied = self._decoder.tied_embeddings
+        load_weights(
+            self.ctx.directory,
+            network.targets(),
+            # Old checkpoints carry the rope's buffer, and tied ones sometimes a copy of the embeddings.
+            ignore=lambda name: name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"),
+        )
+        return network.eval()

@@ -1,0 +1,116 @@
+"""The network: pre-norm decoder layers over the pipeline's attention backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pegboard.core.interfaces.model_family import Network
+from pegboard.core.toolkit.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.core.toolkit.rope import RotaryEmbedding, apply_rope
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.toolkit.decoder_spec import DecoderSpec
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), on packed tokens [tokens, hidden]."""
+
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.layer = layer
+        hidden, eps = spec.hidden_size, spec.rms_norm_eps
+        sizes = (spec.q_size, spec.kv_size, spec.kv_size)
+        self.input_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.qkv = FusedLinear(hidden, sizes, bias=spec.qkv_bias, dtype=dtype, device=device)
+        self.o = FusedLinear(spec.q_size, (hidden,), bias=spec.o_bias, dtype=dtype, device=device)
+        self.q_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
+        self.post_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.mlp = GatedMLP(
+            hidden, spec.intermediate_size, spec.hidden_act, bias=spec.mlp_bias, dtype=dtype, device=device
+        )
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self._attention(self.input_norm(x), cos, sin, batch)
+        out: Tensor = x + self.mlp(self.post_norm(x))
+        return out
+
+    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        layer = self.layer
+        turned = layer.num_heads + layer.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], turned + layer.num_kv_heads, layer.qk_head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = apply_rope(self.q_norm(heads[:, : layer.num_heads]), cos, sin)
+            k = apply_rope(self.k_norm(heads[:, layer.num_heads : turned]), cos, sin)
+        else:
+            # q and k lie side by side, so one rotation does both.
+            q, k = apply_rope(heads[:, :turned], cos, sin).split_with_sizes((layer.num_heads, layer.num_kv_heads), 1)
+        attended = batch.attn_backend.forward(q, k, heads[:, turned:], layer, batch)
+        out: Tensor = self.o(attended.reshape(x.shape[0], -1))
+        return out
+
+    def targets(self, name: str) -> dict[str, Tensor]:
+        """Checkpoint name -> buffer, for a layer called `name`."""
+        attention = f"{name}.self_attn"
+        found = {
+            **self.input_norm.targets(f"{name}.input_layernorm"),
+            **self.qkv.targets((f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")),
+            **self.o.targets((f"{attention}.o_proj",)),
+            **self.post_norm.targets(f"{name}.post_attention_layernorm"),
+            **self.mlp.targets(f"{name}.mlp"),
+        }
+        if self.q_norm is not None and self.k_norm is not None:
+            found |= self.q_norm.targets(f"{attention}.q_norm") | self.k_norm.targets(f"{attention}.k_norm")
+        return found
+
+
+class DenseNetwork(nn.Module, Network):
+    """A dense decoder with its weights in `dtype` on `device`, uninitialised until `targets()` are filled."""
+
+    def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, layer, dtype=dtype, device=device) for layer in spec.layer_specs()
+        )
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
+        self.rope = RotaryEmbedding(spec.rope, device)
+        self.head = (
+            self.embedding
+            if spec.tied_embeddings
+            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states [tokens, hidden] after the final norm; see `Network.forward`."""
+        x: Tensor = self.embedding(batch.input_ids) if batch.input_embeds is None else batch.input_embeds
+        if x.shape[0] == 0:
+            return x
+        cos, sin = self.rope(batch.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, batch)
+        out: Tensor = self.norm(x)
+        return out
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [n, vocab]; see `Network.logits`."""
+        return self.head.logits(hidden)
+
+    def targets(self) -> dict[str, Tensor]:
+        """Checkpoint name -> buffer, for all weights, under the names that transformers gives them."""
+        found: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding.weight}
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            found |= layer.targets(f"model.layers.{index}")
+        found |= self.norm.targets("model.norm")
+        if not self.spec.tied_embeddings:
+            found["lm_head.weight"] = self.head.weight
+        return found

@@ -1,0 +1,77 @@
+"""Directories in Hugging Face's layout, and hub ids."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.plugins.model_sources.base import DirectorySource
+from pegboard.plugins.model_sources.options import HFOptions
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
+_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "additional_chat_templates/*")
+"""What is fetched: never pickles, never code."""
+
+
+class HFSource(DirectorySource):
+    """`model.path` is a directory with config.json, safetensors and tokenizer.json, or a hub id like "org/name"."""
+
+    options: HFOptions
+
+    @classmethod
+    def supports(cls, ctx: ModelSourceContext) -> str | None:
+        """None for an existing directory and for what reads like a hub id."""
+        reference = ctx.reference
+        if Path(reference).expanduser().is_dir():
+            return None
+        if reference.lower().endswith(".gguf"):
+            return "a GGUF file is no directory"
+        if _HUB_ID.fullmatch(reference):
+            return None
+        return f"{reference!r} is neither a directory nor a hub id (org/name)"
+
+    def locate(self) -> Path:
+        local = Path(self.ctx.reference).expanduser()
+        directory = local if local.is_dir() else self._fetch()
+        for name in ("config.json", "tokenizer.json"):
+            if not (directory / name).is_file():
+                raise ModelError(f"model.path: {directory} has no {name}, so it is no model in Hugging Face's layout")
+        if not any(directory.glob("*.safetensors")):
+            raise ModelError(
+                f"model.path: {directory} has no *.safetensors; pickled weights are never read. Convert them with "
+                f"AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+            )
+        return directory
+
+    def _fetch(self) -> Path:
+        """The hub's snapshot: from the local cache where it is whole, else downloaded."""
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        reference, revision = self.ctx.reference, self.options.revision
+        offline = self.options.offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+        try:
+            found = huggingface_hub.snapshot_download(
+                reference,
+                revision=revision,
+                allow_patterns=list(_FILES),
+                ignore_patterns=["consolidated*"],  # Mistral's second copy of the same weights
+                local_files_only=offline,
+            )
+        except (LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+            raise ModelError(self._unreachable(offline)) from error
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise ModelError(f"model.path: the hub refused {reference!r}: {error}") from error
+        return Path(found)
+
+    def _unreachable(self, offline: bool) -> str:
+        reference = self.ctx.reference
+        why = "offline mode is on" if offline else "the model hub cannot be reached"
+        return (
+            f"model.path: {reference!r} is no directory here and not in the hub's local cache, and {why}. Give the "
+            f"path of a local directory, fetch the model where there is a network (hf download {reference}) and copy "
+            f"the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
+        )

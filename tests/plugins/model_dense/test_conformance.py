@@ -1,0 +1,8 @@
+"""The built-in passes the suite of its contract."""
+
+from pegboard.core.testing.model_family import ModelFamilyContract
+
+
+class TestDenseFamily(ModelFamilyContract):
+    provider = "dense"
+    architectures = ("llama", "mistral", "qwen2", "qwen3")

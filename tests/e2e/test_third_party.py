@@ -1,0 +1,149 @@
+"""A package that knows Pegboard, and that Pegboard does not know: really installed, checked, and served with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pegboard.core.engine import Engine
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.testing.checkpoints import tiny_checkpoint
+
+ROOT = Path(__file__).parents[2]
+PEGBOARD = str(Path(sys.executable).with_name("pegboard"))
+START_S = 120
+STEM = "one two three four five six seven eight nine ten "
+PROMPTS = [f"{STEM}eleven", f"{STEM}twelve thirteen", "a server answers requests", STEM * 4]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds the example package, installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("third-party")
+    source, target = folder / "source", folder / "site"
+    shutil.copytree(
+        ROOT / "examples" / "third_party_plugin", source, ignore=shutil.ignore_patterns("*.egg-info", "build")
+    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", str(target), str(source)], check=True)
+    return {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
+
+
+def pegboard(*args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PEGBOARD, *args], env=env, capture_output=True, text=True, check=False)
+
+
+def test_it_is_listed(installed: dict[str, str]) -> None:
+    done = pegboard("plugins", "list", "--json", env=installed)
+    assert done.returncode == 0, done.stderr
+    providers = {(one["contract"], one["provider"]): one for one in json.loads(done.stdout)["providers"]}
+    for key in (("schedule_policy", "shortest_prompt"), ("prefix_cache", "whole_prompt")):
+        assert (providers[key]["from"], providers[key]["problem"]) == ("pegboard-example-plugin 1.0.0", "")
+
+
+def test_its_option_is_shown(installed: dict[str, str]) -> None:
+    done = pegboard("plugins", "show", "shortest_prompt", env=installed)
+    assert done.returncode == 0, done.stderr
+    assert "scheduler.policy.bucket: int" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["shortest_prompt", "whole_prompt"])
+def test_it_conforms(name: str, installed: dict[str, str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = pegboard("plugins", "check", name, "--report", str(report), env=installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = json.loads(report.read_text())["providers"]
+    assert (entry["provider"], entry["distribution"], entry["verdict"]) == (name, "pegboard-example-plugin", "passed")
+
+
+def test_its_own_tests_pass(installed: dict[str, str], tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(ROOT / "examples" / "third_party_plugin", package)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package)]
+    done = subprocess.run(command, cwd=package, env=installed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def server(installed: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The address of a server that was told to use the policy and the cache."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "config.json"
+    selected = {
+        "prefix_cache": {"use": "whole_prompt"},
+        "scheduler": {"policy": {"use": "shortest_prompt", "bucket": 4}},
+    }
+    config.write_text(json.dumps({**engine_config(tmp_path), **selected, "server": {"port": port}}))
+    log = tmp_path / "server.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([PEGBOARD, "serve", str(config)], env=installed, stdout=out, stderr=out)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_until_healthy(address, process, log)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def engine_config(folder: Path) -> dict[str, Any]:
+    path = tiny_checkpoint(folder, "llama")
+    return {"model": {"path": str(path), "dtype": "float32"}, "memory": {"max_total_tokens": 4096, "page_size": 4}}
+
+
+def wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()}")
+        try:
+            if httpx.get(f"{address}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"no answer within {START_S} s:\n{log.read_text()}")
+
+
+def generate(address: str, prompt: str) -> dict[str, Any]:
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 24}}
+    response = httpx.post(f"{address}/generate", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_it_serves_what_the_built_ins_serve(server: str, tmp_path: Path) -> None:
+    with Engine.from_config(engine_config(tmp_path)) as engine:
+        expected = [
+            engine.generate(prompt, SamplingParams(temperature=0, max_new_tokens=24)).text for prompt in PROMPTS
+        ]
+    assert len(set(expected)) == len(PROMPTS)
+    answers = [generate(server, prompt) for prompt in PROMPTS]
+    assert [answer["text"] for answer in answers] == expected
+    assert answers[1]["meta_info"]["cached_tokens"] > 0, "the shared beginning is found"
+    again = [generate(server, prompt) for prompt in PROMPTS]
+    assert [answer["text"] for answer in again] == expected
+    assert all(answer["meta_info"]["cached_tokens"] > 0 for answer in again), "a repeated prompt is found"
+    info = httpx.get(f"{server}/server_info").json()
+    assert "whole_prompt" in json.dumps(info)
+    assert "shortest_prompt" in json.dumps(info)

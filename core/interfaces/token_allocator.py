@@ -41,10 +41,12 @@ class TokenAllocator(abc.ABC):
 
     @property
     def free_tokens(self) -> int:
+        """Tokens that fit into the free pages."""
         return self.free_pages * self.page_size
 
     @property
     def total_tokens(self) -> int:
+        """Tokens that fit into all usable pages, free or not."""
         return self.num_pages * self.page_size
 
     @abc.abstractmethod

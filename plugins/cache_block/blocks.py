@@ -17,7 +17,7 @@ FIRST_LOOK = 16
 class BlockTable:
     """Finds the page that holds the KV of a block of tokens after a given chain of blocks.
 
-    A block's digest is BLAKE2b-256 over its predecessor's digest and its own tokens; the first one's predecessor is the
+    A block's digest is SHA-256 over its predecessor's digest and its own tokens; the first one's predecessor is the
     digest of the namespace (the scheme of vLLM's prefix caching). Digests alone never decide: a block is found only if
     its tokens and its predecessor's page are equal too. What rests on the digest, and so on its collision resistance,
     is that namespaces stay apart. Two blocks of one digest would merely not both be cached.
@@ -39,8 +39,9 @@ class BlockTable:
     def __len__(self) -> int:
         return len(self.index)
 
-    def digest(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=DIGEST_SIZE).digest()
+    @staticmethod
+    def digest(data: bytes) -> bytes:
+        return hashlib.sha256(data).digest()
 
     def root(self, namespace: str) -> bytes:
         """What stands for the predecessor of a namespace's first blocks."""
@@ -82,10 +83,11 @@ class BlockTable:
     def chain(self, before: bytes, blocks: NDArray[np.int64]) -> list[bytes]:
         """Digests of new blocks after the digest `before`, up to the first whose digest is taken already."""
         data, size = blocks.tobytes(), blocks.shape[1] * blocks.itemsize
+        digest, index = self.digest, self.index
         digests: list[bytes] = []
         for start in range(0, len(data), size):
-            before = self.digest(before + data[start : start + size])
-            if before in self.index:
+            before = digest(before + data[start : start + size])
+            if before in index:
                 break
             digests.append(before)
         return digests

@@ -1,0 +1,9 @@
+from pegboard.core.testing.token_allocator import TokenAllocatorContract
+
+
+class TestStackAllocator(TokenAllocatorContract):
+    provider = "stack"
+
+
+class TestFifoAllocator(TokenAllocatorContract):
+    provider = "fifo"

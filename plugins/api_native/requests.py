@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.generation import MAX_REQUESTS
 from pegboard.core.toolkit.http import RequestModel, validate_part
-
-T = TypeVar("T")
 
 
 class SamplingBody(RequestModel):
@@ -104,9 +102,9 @@ class GenerateBody(RequestModel):
         if (self.text is None) == (self.input_ids is None):
             what = "text or input_ids is needed" if self.text is None else "text and input_ids exclude each other"
             raise InvalidRequest(what, param="text")
-        prompts: list[Any]
+        prompts: list[str | list[int]]
         if self.text is not None:
-            prompts = self.text if isinstance(self.text, list) else [self.text]
+            prompts = list(self.text) if isinstance(self.text, list) else [self.text]
         else:
             ids: Any = self.input_ids
             prompts = ids if self.batch else [ids]
@@ -161,7 +159,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     token_ids = _token_ids(body, count)
     rids = _rids(body, [sampling.n for sampling in samplings])
     salt = f"{body.cache_salt}\0{body.extra_key}" if body.extra_key else body.cache_salt
-    requests = []
+    requests: list[GenerateRequest] = []
     for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         for answer in range(sampling.n):
             requests.append(
@@ -179,7 +177,8 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     return requests, body.batch or total > 1
 
 
-def _each(value: T | list[T], count: int, name: str = "sampling_params") -> list[T]:
+def _each(value: Any, count: int, name: str = "sampling_params") -> list[Any]:
+    """One value per prompt: a list as it is, anything else for all."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:

@@ -1,0 +1,228 @@
+"""`pegboard serve`: the API process. Starts the scheduler process, offers the APIs over HTTP, and drains at the end.
+
+Imports neither torch nor transformers. The scheduler process is a child that lives and dies with this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import uvicorn
+
+from pegboard.core.app import build_app, sample_request
+from pegboard.core.client import AsyncEngineClient
+from pegboard.core.hooks import Hooks
+from pegboard.core.http_protocol import BoundedHttpProtocol
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
+from pegboard.core.interfaces.client import EngineClient, ModelInfo
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.pipeline.source import prepare_model
+from pegboard.core.scheduler_process import BUILDER
+from pegboard.core.select import Selection
+from pegboard.core.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from pegboard.core.compose import ResolvedConfig
+    from pegboard.core.config import ServerSection
+
+logger = logging.getLogger(__name__)
+
+LAST_ANSWERS = 5
+"""Seconds that connections get to read what was written for them, after the last request has ended."""
+KEEP_ALIVE = 60
+
+NamedRouters = list[tuple[str, ApiRouter]]
+
+
+def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
+    """Serve until SIGTERM or SIGINT; a second one does not wait for running requests.
+
+    Raises PegboardError where the port is taken, the model cannot be served, or the scheduler does not stay alive.
+    `builder` is the lazy name of what builds the scheduler in its process.
+    """
+    engine = resolved.engine
+    logging.basicConfig(
+        level=engine.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
+    listener = listen(engine.server)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_Server(resolved, listener, builder).run())
+    finally:
+        listener.close()
+
+
+def listen(server: ServerSection) -> socket.socket:
+    """A bound socket: a taken port is known before a model is loaded. Raises PegboardError saying what to do."""
+    where = f"{server.host}:{server.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise PegboardError(f"server.host: {server.host!r} is no address of this machine: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise PegboardError(
+            f"cannot listen on {where}: {error.strerror}; stop what uses it, or choose another port "
+            f"(--set server.port={min(server.port + 1, 65535)})"
+        ) from None
+    return listener
+
+
+class _Server:
+    """One run of the server."""
+
+    def __init__(self, resolved: ResolvedConfig, listener: socket.socket, builder: str) -> None:
+        self._resolved = resolved
+        self._listener = listener
+        self._supervisor = Supervisor(resolved, builder=builder)
+        self._hooks = Hooks.load(resolved.registry)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        self._hooks.call.configure(config=self._resolved.engine)
+        try:
+            client = await self._start_engine()
+            if client is not None:
+                await self._serve(client)
+        finally:
+            await self._supervisor.stop()
+            self._hooks.call.shutdown()
+
+    def _signalled(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _start_engine(self) -> AsyncEngineClient | None:
+        """The client of a scheduler that is ready; None where the server was told to stop meanwhile."""
+        model = self._resolved.engine.model.path
+        _say(f"Loading {model} ...")
+        starting = asyncio.ensure_future(self._supervisor.start())
+        if not await _first(starting, self._stop):
+            return None
+        wire, ready = starting.result()
+        info = ModelInfo(**ready.info)
+        tokenizer = prepare_model(self._resolved, Selection(self._resolved)).tokenizer
+        client = AsyncEngineClient(info, tokenizer, self._resolved.engine.model_dump(mode="json"))
+        client.attach(wire, info)
+        return client
+
+    async def _serve(self, client: AsyncEngineClient) -> None:
+        app, routers = build_api(self._resolved, client)
+        self._hooks.call.register_routes(app=app)
+        server = _QuietServer(
+            uvicorn.Config(
+                app,
+                http=BoundedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=LAST_ANSWERS,
+            )
+        )
+        gc.collect()
+        gc.freeze()
+        serving = asyncio.ensure_future(server.serve(sockets=[self._listener]))
+        watching = asyncio.ensure_future(self._supervisor.watch(client))
+        try:
+            await server.listening(serving)
+            self._announce(routers)
+            await _first(asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED), self._stop)
+            if not watching.done() and not serving.done():
+                await self._drain(client)
+        finally:
+            server.should_exit = True
+            watching.cancel()
+            outcome = await asyncio.gather(serving, watching, return_exceptions=True)
+        for error in outcome:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _drain(self, client: AsyncEngineClient) -> None:
+        timeout = self._resolved.engine.server.shutdown_timeout
+        _say(f"Stopping: running requests have {timeout:g} s to finish")
+        draining = asyncio.ensure_future(client.drain(timeout))
+        if not await _first(draining, self._hurry):
+            await client.drain(0)
+
+    def _announce(self, routers: NamedRouters) -> None:
+        host, port = self._listener.getsockname()[:2]
+        base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        _say(f"Ready on {base}")
+        sample = sample_request(routers)
+        if sample is not None:
+            path, body = sample
+            data = json.dumps(body).replace("'", "'\\''")
+            _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json' -d '{data}'")
+
+
+def build_api(resolved: ResolvedConfig, client: EngineClient) -> tuple[FastAPI, NamedRouters]:
+    """The application with the config's APIs, in its order."""
+    ctx = ApiContext(client=client, max_body_bytes=resolved.engine.server.max_body_bytes)
+    choices = Selection(resolved).choose_all("api", ctx)
+    routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
+    return build_app(routers, max_body_bytes=ctx.max_body_bytes), routers
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn's server without its signal handling, which would cut running requests off."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def listening(self, serving: asyncio.Future[None]) -> None:
+        """Return once connections are accepted. Raises PegboardError where that fails."""
+        while not self.started:
+            if serving.done():
+                error = serving.exception()
+                raise PegboardError(f"cannot listen: {error or 'the HTTP server ended'}") from None
+            await asyncio.sleep(0.01)
+
+
+async def _first(work: Any, event: asyncio.Event) -> bool:
+    """Wait for `work` or `event`. True where the work ended (well or not); else it has been cancelled."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return True
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+    finally:
+        waiting.cancel()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

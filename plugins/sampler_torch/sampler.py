@@ -65,17 +65,15 @@ class TorchSampler(Sampler):
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        normaliser = logits.logsumexp(-1)
-        output = LogprobOutput(logits.gather(1, tokens[:, None]).squeeze(1) - normaliser)
+        table = logits.log_softmax(-1)
+        output = LogprobOutput(table.gather(1, tokens[:, None]).squeeze(1))
         wanted = [(row, request) for row, request in enumerate(batch.logprobs) if request is not None]
         width = min(max((request.top for _, request in wanted), default=0), logits.shape[1])
         if width > 0:
-            values, ids = torch.topk(logits, width, dim=-1)
-            output.top_values, output.top_ids = values - normaliser[:, None], ids
+            output.top_values, output.top_ids = torch.topk(table, width, dim=-1)
         for row, request in wanted:
             if request.token_ids:
-                chosen = torch.tensor(request.token_ids, dtype=torch.int64, device=logits.device)
-                output.chosen[row] = logits[row, chosen] - normaliser[row]
+                output.chosen[row] = table[row, torch.tensor(request.token_ids, device=table.device)]
         return output
 
 

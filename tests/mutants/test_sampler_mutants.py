@@ -1,0 +1,201 @@
+"""Broken samplers, each caught by the test of the suite that is meant for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pegboard.core.interfaces.forward import LogprobOutput
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.core.testing.sampler import SamplerContract
+from pegboard.plugins.sampler_torch.draw import uniforms
+from pegboard.plugins.sampler_torch.sampler import TorchSampler
+
+
+class TakesTheLastMaximum(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        last = logits.shape[1] - 1 - logits.flip(-1).max(dim=-1).indices
+        return torch.where(batch.temperatures == 0, last, super().sample(logits, batch))
+
+
+class TreatsAMixedBatchAsSampled(TorchSampler):
+    """Greedy rows are drawn at a low temperature where somebody else samples."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        if not batch.all_greedy:
+            batch = replace(batch, temperatures=batch.temperatures.clamp(min=0.5))
+        return super().sample(logits, batch)
+
+
+class ForgetsTheTemperature(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, replace(batch, temperatures=(batch.temperatures > 0).float()))
+
+
+class KeepsOneMore(TorchSampler):
+    """top_k keeps k + 1."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        more = torch.where(batch.top_ks > 1, batch.top_ks + 1, batch.top_ks)
+        return super().sample(logits, replace(batch, top_ks=more))
+
+
+class TakesTopPOfEverything(TorchSampler):
+    """top_p before top_k: the nucleus of the whole distribution, then the k largest of it."""
+
+    def _draw(
+        self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
+    ) -> torch.Tensor:
+        p, order = (logits / batch.temperatures[rows, None]).softmax(-1).sort(dim=-1, descending=True)
+        outside = p.cumsum(-1) - p >= batch.top_ps[rows, None]
+        logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+        return super()._draw(
+            logits, peaks, replace(batch, need_top_p=False, top_ps=torch.ones_like(batch.top_ps)), rows
+        )
+
+
+class DropsTheTokenThatReachesTopP(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        less = torch.where(batch.top_ps < 1, batch.top_ps * 0.75, batch.top_ps)
+        return super().sample(logits, replace(batch, top_ps=less))
+
+
+class ForgetsMinPBesideOthers(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        cut = (batch.top_ks < logits.shape[1]) | (batch.top_ps < 1)
+        return super().sample(logits, replace(batch, min_ps=batch.min_ps.masked_fill(cut, 0.0)))
+
+
+class LooksAt64Candidates(TorchSampler):
+    """The nucleus never grows beyond 64 tokens."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        batch = replace(batch, top_ks=batch.top_ks.clamp(max=64), need_top_k=True)
+        return super().sample(logits, batch)
+
+
+class UsesOneParameterForAll(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        first = batch.min_ps[:1].expand(len(batch)).clone()
+        return super().sample(logits, replace(batch, min_ps=first))
+
+
+class DrawsByThePlaceInTheBatch(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, replace(batch, seeds=batch.seeds + torch.arange(len(batch))))
+
+
+class IgnoresTheStep(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, replace(batch, steps=torch.zeros_like(batch.steps)))
+
+
+class AddsSeedAndStep(TorchSampler):
+    """Seed 3 at step 5 draws as seed 5 at step 3."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        together = batch.seeds + batch.steps
+        return super().sample(logits, replace(batch, seeds=together, steps=torch.zeros_like(together)))
+
+
+class CutsSeedsTo32Bits(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, replace(batch, seeds=batch.seeds & 0xFFFFFFFF))
+
+
+class DrawsFromOneStream(TorchSampler):
+    """A generator for all rows, as torch.multinomial has it."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        seeds = torch.randint(2**62, (len(batch),))
+        return super().sample(logits, replace(batch, seeds=seeds))
+
+
+class RoundsUpToTheNextToken(TorchSampler):
+    """Leaves the support: a token next to one of positive mass is as good."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        tokens = super().sample(logits, batch)
+        slip = uniforms(batch.seeds + 1, batch.steps) < 0.05
+        return torch.where(slip & (batch.temperatures > 0), (tokens + 1) % logits.shape[1], tokens)
+
+
+class SamplesAnything(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(torch.nan_to_num(logits, nan=0.0, neginf=-3e38), batch)
+
+
+class NamesNoRow(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        try:
+            return super().sample(logits, batch)
+        except ValueError:
+            raise ValueError("no finite logit") from None
+
+
+class ScalesLogprobs(TorchSampler):
+    """Logprobs of the sampling distribution instead of the model's."""
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        return super().logprobs(logits / batch.temperatures[:, None], tokens, batch)
+
+
+class OverwritesLogits(TorchSampler):
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        logits -= logits.logsumexp(-1, keepdim=True)
+        return super().logprobs(logits, tokens, batch)
+
+
+class ChoosesOfTheFirstRow(TorchSampler):
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        output = super().logprobs(logits, tokens, batch)
+        first = super().logprobs(logits[:1].expand_as(logits), tokens, batch)
+        output.chosen = first.chosen
+        return output
+
+
+class SubtractsWithoutThePeak(TorchSampler):
+    """Loses digits where logits are large."""
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        output = super().logprobs(logits, tokens, batch)
+        output.token_logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+        return output
+
+
+def mutant(factory: type, caught_by: str) -> Mutant:
+    return Mutant(factory, suite=SamplerContract, caught_by=caught_by)
+
+
+MUTANTS = [
+    mutant(TakesTheLastMaximum, "test_greedy_takes_the_first_maximum"),
+    mutant(TreatsAMixedBatchAsSampled, "test_greedy_rows_are_untouched_by_their_neighbours"),
+    mutant(ForgetsTheTemperature, "test_distribution"),
+    mutant(KeepsOneMore, "test_distribution"),
+    mutant(TakesTopPOfEverything, "test_distribution"),
+    mutant(DropsTheTokenThatReachesTopP, "test_distribution"),
+    mutant(ForgetsMinPBesideOthers, "test_distribution"),
+    mutant(LooksAt64Candidates, "test_distribution_over_a_large_vocabulary"),
+    mutant(UsesOneParameterForAll, "test_distribution_of_a_mixed_batch"),
+    mutant(DrawsByThePlaceInTheBatch, "test_a_draw_does_not_depend_on_the_batch"),
+    mutant(IgnoresTheStep, "test_draws_vary"),
+    mutant(IgnoresTheStep, "test_the_steps_of_one_seed_follow_the_distribution"),
+    mutant(AddsSeedAndStep, "test_neighbouring_seeds_and_steps_are_independent"),
+    mutant(CutsSeedsTo32Bits, "test_neighbouring_seeds_and_steps_are_independent"),
+    mutant(DrawsFromOneStream, "test_a_draw_does_not_depend_on_what_was_drawn_before"),
+    mutant(RoundsUpToTheNextToken, "test_forbidden_tokens_are_never_drawn"),
+    mutant(SamplesAnything, "test_a_row_without_a_finite_logit_is_named"),
+    mutant(NamesNoRow, "test_a_row_without_a_finite_logit_is_named"),
+    mutant(ScalesLogprobs, "test_logprobs_of_the_tokens"),
+    mutant(OverwritesLogits, "test_logprobs_of_the_tokens"),
+    mutant(ChoosesOfTheFirstRow, "test_top_and_chosen_logprobs"),
+    mutant(SubtractsWithoutThePeak, "test_logprobs_of_huge_logits"),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

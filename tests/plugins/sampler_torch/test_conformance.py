@@ -1,0 +1,9 @@
+"""The suite of Sampler on the torch sampler."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.sampler import SamplerContract
+
+
+class TestTorch(SamplerContract):
+    provider = "torch"

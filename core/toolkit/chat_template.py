@@ -158,7 +158,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error.message or error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template cannot render the messages: {error}") from error
         return "".join(pieces)
 

@@ -53,9 +53,9 @@ class IncrementalDetokenizer:
             return ""
         self._window += kept
         text = self._decode(self._window)
-        certain = max(self._certain_length(text), self._emitted)
-        piece = text[self._emitted : certain]
-        self._emitted = certain
+        certain = self._certain(text)
+        piece = certain[self._emitted :]
+        self._emitted += len(piece)
         if len(self._window) > _TRIM_ABOVE:
             self._trim(text)
         return piece
@@ -70,17 +70,17 @@ class IncrementalDetokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _certain_length(self, text: str) -> int:
-        """How many characters of the window's text no later token can change."""
+    def _certain(self, text: str) -> str:
+        """The beginning of the window's text that no later token can change."""
         if not text.endswith(REPLACEMENT):
-            return len(text)
+            return text
         for held in range(1, min(_MAX_CHAR_TOKENS, len(self._window) + 1)):
             shorter = self._decode(self._window[:-held])
             if not shorter.endswith(REPLACEMENT):
-                return len(shorter)
+                return shorter
         # More bytes than one character can have: the text is invalid, and only its last few bytes are undecided.
         trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        return len(text) - min(trailing, _MAX_CHAR_TOKENS - 1)
+        return text[: len(text) - min(trailing, _MAX_CHAR_TOKENS - 1)]
 
     def _trim(self, text: str) -> None:
         """Forget old tokens at a point where the rest decodes as it did with them."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Backend
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
@@ -62,7 +62,9 @@ class Tokenizer:
         """The tokenizer of a model directory in Hugging Face's layout.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json and
-        chat_template.jinja. Raises ModelError where tokenizer.json is missing or broken.
+        chat_template.jinja. As in transformers, tokenizer.json alone says what surrounds a plain prompt: add_bos_token
+        and add_eos_token of the config have no effect beside it. Raises ModelError where tokenizer.json is missing or
+        broken.
         """
         path = Path(directory)
         file = path / "tokenizer.json"
@@ -81,7 +83,6 @@ class Tokenizer:
             raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
         _add_declared_tokens(backend, config)
         named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
-        _apply_bos_eos_flags(backend, config, named)
         length = config.get("model_max_length")
         return cls(
             backend,
@@ -197,20 +198,6 @@ def _add_declared_tokens(backend: _Backend, config: Mapping[str, Any]) -> None:
             continue
         flags = {key: bool(spec[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in spec}
         backend.add_tokens([AddedToken(text, special=bool(spec.get("special", False)), **flags)])
-
-
-def _apply_bos_eos_flags(backend: _Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Where the config says add_bos_token or add_eos_token, they replace tokenizer.json's post-processor."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    special = [
-        (token, i) for token in (bos, eos) if token is not None and (i := backend.token_to_id(token)) is not None
-    ]
-    single = " ".join(part for part in (bos, "$A", eos) if part)
-    pair = f"{single} {' '.join(part for part in (bos, '$B:1', eos) if part)}"
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

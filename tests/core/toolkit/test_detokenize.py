@@ -1,0 +1,139 @@
+"""Pieces add up to the whole text, and no character is ever cut."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from pegboard.core.testing.checkpoints import write_tiny_tokenizer
+from pegboard.core.toolkit.detokenize import REPLACEMENT, IncrementalDetokenizer
+from pegboard.core.toolkit.tokenizer import Tokenizer
+from tests.core.toolkit.demo import STRINGS
+
+
+@functools.cache
+def tiny(directory: Path) -> Tokenizer:
+    write_tiny_tokenizer(directory)
+    return Tokenizer.from_directory(directory)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tiny(tmp_path_factory.mktemp("tokenizer"))
+
+
+@functools.cache
+def sentencepiece() -> Tokenizer:
+    """Llama 2's decoder over a handful of tokens and all bytes."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁end", "ing", "a", "漢"]
+    backend = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return Tokenizer(backend, named_tokens={"unk_token": "<unk>"})
+
+
+def pieces(tokenizer: Tokenizer, cuts: Iterable[Sequence[int]], *, skip: bool = True) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    return [*(detokenizer.push(part) for part in cuts), detokenizer.flush()]
+
+
+def cut(ids: Sequence[int], lengths: Iterable[int]) -> list[Sequence[int]]:
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(ids[start : start + length])
+        start += length
+    return [*parts, ids[start:]]
+
+
+LENGTHS = st.lists(st.integers(0, 9), max_size=60)
+ANY_IDS = st.lists(st.integers(0, 340), max_size=150)
+"""Any tokens of the tiny vocabulary, most of them single bytes, special ones and a few that do not exist."""
+
+
+@given(ids=ANY_IDS, lengths=LENGTHS, skip=st.booleans())
+def test_pieces_of_any_tokens_add_up(tokenizer: Tokenizer, ids: list[int], lengths: list[int], skip: bool) -> None:
+    out = pieces(tokenizer, cut(ids, lengths), skip=skip)
+    assert "".join(out) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@given(text=st.text(max_size=60).filter(lambda text: REPLACEMENT not in text), lengths=LENGTHS)
+def test_valid_text_never_shows_a_replacement(tokenizer: Tokenizer, text: str, lengths: list[int]) -> None:
+    out = pieces(tokenizer, cut(tokenizer.encode(text, add_special_tokens=False), lengths), skip=False)
+    assert "".join(out) == text
+    assert not any(REPLACEMENT in piece for piece in out)
+
+
+@given(ids=ANY_IDS)
+def test_invalid_text_shows_no_more_replacements_than_it_has(tokenizer: Tokenizer, ids: list[int]) -> None:
+    out = "".join(pieces(tokenizer, [[token] for token in ids]))
+    assert out.count(REPLACEMENT) == tokenizer.decode(ids).count(REPLACEMENT)
+
+
+@pytest.mark.parametrize("text", STRINGS)
+def test_known_strings_token_by_token(tokenizer: Tokenizer, text: str) -> None:
+    out = pieces(tokenizer, [[token] for token in tokenizer.encode(text)], skip=False)
+    assert "".join(out) == text
+
+
+@given(text=st.text("the end ing a漢🙂é", max_size=40), lengths=LENGTHS)
+def test_byte_fallback_and_prefix_spaces(text: str, lengths: list[int]) -> None:
+    tokenizer = sentencepiece()
+    words = {"▁the": " the", "▁end": " end", "ing": "ing", "a": "a", "漢": "漢", "▁": " "}
+    ids = [0]
+    for char in text:
+        known = next((token for token, shown in words.items() if shown == char), None)
+        ids += [tokenizer.token_to_id(known) or 0] if known else [byte + 1 for byte in char.encode()]
+        if char == "t":
+            ids.append(tokenizer.token_to_id("▁the") or 0)
+    out = pieces(tokenizer, cut(ids, lengths))
+    assert "".join(out) == tokenizer.decode(ids)
+    assert not any(REPLACEMENT in piece for piece in out)
+
+
+def test_a_character_waits_for_its_last_byte(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🙂!", add_special_tokens=False)
+    assert pieces(tokenizer, [[token] for token in ids]) == ["", "", "", "🙂", "!", ""]
+
+
+def test_garbage_is_not_held_back_forever(tokenizer: Tokenizer) -> None:
+    lone = tokenizer.encode("é", add_special_tokens=False)[0]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    shown = "".join(detokenizer.push([lone]) for _ in range(1000))
+    assert len(shown) >= 996
+    assert shown + detokenizer.flush() == REPLACEMENT * 1000
+
+
+def test_cost_per_token_does_not_grow(tokenizer: Tokenizer) -> None:
+    decoded = 0
+
+    class Counting:
+        special_ids: frozenset[int] = frozenset()
+
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            nonlocal decoded
+            decoded += len(ids)
+            return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        def id_to_token(self, token_id: int) -> str | None:
+            return tokenizer.id_to_token(token_id)
+
+    for text in ("some words " * 500, "漢字" * 500, "🙂" * 500):
+        decoded = 0
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        detokenizer = IncrementalDetokenizer(Counting())
+        assert "".join(detokenizer.push([token]) for token in ids) == text
+        assert decoded < 100 * len(ids)
+
+
+def test_flush_begins_a_new_text(tokenizer: Tokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    first = detokenizer.push(tokenizer.encode("one")) + detokenizer.flush()
+    second = detokenizer.push(tokenizer.encode(" two")) + detokenizer.flush()
+    assert (first, second) == ("one", " two")

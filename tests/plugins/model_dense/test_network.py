@@ -1,0 +1,155 @@
+"""Every option that changes the network's arithmetic, against transformers; and what loading keeps in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.testing.model_family import context
+from pegboard.core.testing.paged import PagedRun
+from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.network import DenseNetwork
+
+# Float32 sums in another order (fused projections, float64 attention) differ by about 1e-6 of the largest logit.
+TOLERANCE = 1e-4
+
+ROPES: dict[str, dict[str, Any]] = {
+    "theta": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 32}),
+    "llama-multi-head": ("llama", {"num_key_value_heads": 4}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-3}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mistral-one-key": ("mistral", {"sliding_window": 1}),
+    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
+    "qwen2-late-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen2-layer-types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-biases": ("qwen3", {"attention_bias": True}),
+}
+
+
+def load(directory: Path, **changes: Any) -> PagedRun:
+    family = DenseFamily(NoOptions(), context(directory, **changes))
+    return PagedRun(family.load(), family.spec)
+
+
+def reference(directory: Path, ids: list[int]) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
+
+
+def random_ids(n: int) -> list[int]:
+    return torch.randint(0, 320, (n,), generator=torch.Generator().manual_seed(7)).tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_transformers(variant: str, tmp_path: Path) -> None:
+    architecture, overrides = VARIANTS[variant]
+    directory = tiny_checkpoint(tmp_path, architecture, **overrides)
+    ids = random_ids(100)
+    expected = reference(directory, ids)
+    found = load(directory).step({0: ids})[0]
+    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+
+
+def test_older_rope_keys_mean_the_same(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, "llama", rope_parameters=ROPES["llama3"])
+    older = {key: value for key, value in ROPES["llama3"].items() if key != "rope_theta"}
+    ids = random_ids(80)
+    new = load(directory).step({0: ids})[0]
+    old = load(directory, rope_parameters=None, rope_theta=10000.0, rope_scaling=older).step({0: ids})[0]
+    assert torch.equal(new, old)
+
+
+def test_input_embeddings_replace_tokens(tmp_path: Path) -> None:
+    run = load(tiny_checkpoint(tmp_path, "qwen3"))
+    network = run.network
+    assert isinstance(network, DenseNetwork)
+    ids = random_ids(12)
+    batch = run.batch({0: ids})
+    batch.input_embeds = network.embedding(batch.input_ids)
+    batch.input_ids = torch.zeros_like(batch.input_ids)
+    run.attention.prepare(batch)
+    replaced = network.logits(network.forward(batch))
+    assert torch.equal(replaced, load(tiny_checkpoint(tmp_path, "qwen3")).step({0: ids})[0])
+
+
+def test_idle_batch_has_no_rows(tmp_path: Path) -> None:
+    run = load(tiny_checkpoint(tmp_path, "llama"))
+    batch = run.batch({0: [1]})
+    batch.forward_mode = ForwardMode.IDLE
+    batch.input_ids, batch.positions = batch.input_ids[:0], batch.positions[:0]
+    hidden = run.network.forward(batch)
+    assert hidden.shape == (0, 64)
+    assert run.network.logits(hidden).shape == (0, 320)
+    assert run.attention.called == []
+
+
+def test_loading_fills_the_fused_buffers_in_place(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, "qwen2")
+    network = load(directory).network
+    assert isinstance(network, DenseNetwork)
+    file_bytes = sum(tensor.nbytes for tensor in load_file(directory / "model.safetensors").values())
+    own = {parameter.data_ptr(): parameter.nbytes for parameter in network.parameters()}
+    assert sum(own.values()) == file_bytes
+    storages = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    assert {target.untyped_storage().data_ptr() for target in network.targets().values()} == storages
+
+
+def test_tied_checkpoints_may_carry_a_head(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, "qwen2")
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, file)
+    load(directory)
+
+
+def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, "llama")
+    file = directory / "model.safetensors"
+    save_file({**load_file(file), "model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, file)
+    with pytest.raises(ModelError, match=r"q_proj\.bias \[64\] has no place"):
+        load(directory)
+
+
+def test_context_length_above_the_model_is_refused(tmp_path: Path) -> None:
+    ctx = context(tiny_checkpoint(tmp_path, "llama"), context_length=5000)
+    with pytest.raises(ModelError, match="5000 is above this model's max_position_embeddings 4096"):
+        DenseFamily(NoOptions(), ctx)

@@ -153,6 +153,14 @@ class ModelFamilyContract(ContractSuite):
     def test_context_length_caps(self, architecture: str, checkpoint: Path) -> None:
         assert self.build(context(checkpoint, context_length=100)).spec.max_context_len == 100
 
+    def test_context_length_above_the_models_is_refused(self, architecture: str, checkpoint: Path) -> None:
+        self.build(context(checkpoint))
+        ctx = context(checkpoint, context_length=1 << 20)
+        cls = self.provider_class()
+        if cls.supports(ctx) is None:
+            with pytest.raises(ModelError, match=r"\d"):
+                cls(self.subject.make_options(type(self).options), ctx)
+
     def test_reads_no_weights_before_load(self, architecture: str, checkpoint: Path, tmp_path: Path) -> None:
         self.build(context(checkpoint))
         spoiled = _copy(checkpoint, tmp_path)

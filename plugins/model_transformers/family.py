@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +9,7 @@ import torch
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
+from pegboard.core.toolkit.hf_files import eos_token_ids
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork
@@ -50,7 +49,7 @@ class TransformersFamily(ModelFamily):
             layers=self._trace.layers,
             # Window layers keep everything: one row table serves all, and the window is only a mask.
             kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(len(self._trace.layers)))),),
-            eos_token_ids=_eos_token_ids(ctx),
+            eos_token_ids=eos_token_ids(ctx.directory),
         )
 
     def _examine(self) -> tuple[Trace, int]:
@@ -118,15 +117,3 @@ def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor
     found_spread = found - found.mean(-1, keepdim=True)
     errors = (found_spread - expected_spread).norm(dim=-1) / expected_spread.norm(dim=-1).clamp_min(1e-12)
     return torch.nan_to_num(errors, nan=float("inf"), posinf=float("inf"))
-
-
-def _eos_token_ids(ctx: ModelContext) -> frozenset[int]:
-    """From generation_config.json and config.json, as `generate` of transformers and chat models expect."""
-    found: set[int] = set()
-    sources: list[Any] = [ctx.hf_config, ctx.hf_config.get("text_config")]
-    with contextlib.suppress(OSError, ValueError):
-        sources.append(json.loads((ctx.directory / "generation_config.json").read_text("utf-8")))
-    for source in sources:
-        value = source.get("eos_token_id") if isinstance(source, dict) else None
-        found.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
-    return frozenset(found)

@@ -57,10 +57,12 @@ def _context_length(ctx: ModelContext, config: Any) -> int:
     own = next(
         (value for key in _LENGTH_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0), None
     )
-    lengths = [length for length in (own, ctx.context_length) if length is not None]
-    if not lengths:
+    if own is not None and ctx.context_length is not None and ctx.context_length > own:
+        raise NotServable(f"has positions for {own} tokens, so model.context_length cannot be {ctx.context_length}")
+    length = ctx.context_length or own
+    if length is None:
         raise NotServable("does not say how long its context may be; set model.context_length")
-    return min(lengths)
+    return int(length)
 
 
 def _check_rope(config: Any, length: int) -> None:

@@ -1,0 +1,156 @@
+"""The processors against transformers' own, or OpenAI's formula in a loop, where not every row takes part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens, Penalties
+
+VOCAB = 40
+CONTEXT = LogitsProcessorContext(VOCAB, torch.device("cpu"), frozenset({2, 7}))
+
+
+def row(prompt: list[int] | None = None, output: list[int] | None = None, **params: Any) -> SamplingRow:
+    ids = (np.array(tokens or [], dtype=np.int64) for tokens in (prompt, output))
+    return SamplingRow(SamplingParams(**params), *ids)
+
+
+def run(cls: type[LogitsProcessor], rows: list[SamplingRow], logits: torch.Tensor) -> torch.Tensor:
+    processor = cls(NoOptions(), CONTEXT)
+    state, changed = processor.prepare(rows), logits.clone()
+    if state is not None:
+        processor.apply(changed, state)
+    return changed
+
+
+def random_logits(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    ("cls", "params", "others"),
+    [
+        (LogitBias, {"logit_bias": {3: 1.0}}, {"min_new_tokens": 3, "repetition_penalty": 2.0}),
+        (Penalties, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}),
+        (Penalties, {"presence_penalty": -0.5}, {"min_new_tokens": 2}),
+        (Penalties, {"repetition_penalty": 1.1}, {"temperature": 0.3}),
+        (MinNewTokens, {"min_new_tokens": 1}, {"repetition_penalty": 1.3}),
+    ],
+)
+def test_takes_part_only_where_asked(cls: type[LogitsProcessor], params: Any, others: Any) -> None:
+    processor = cls(NoOptions(), CONTEXT)
+    assert processor.wants(SamplingParams(**params))
+    assert not processor.wants(SamplingParams(**others))
+    bystanders = [row([1, 2], [3], **others), row([], [])]
+    assert processor.prepare(bystanders) is None
+    logits = random_logits(3)
+    changed = run(cls, [bystanders[0], row([4], [], **params), bystanders[1]], logits)
+    assert torch.equal(changed[[0, 2]], logits[[0, 2]])
+
+
+def test_bias_is_added() -> None:
+    logits = random_logits(3)
+    rows = [row(logit_bias={0: -100.0, 39: 2.5}), row(), row(logit_bias={5: 1.0})]
+    expected = logits.clone()
+    expected[0, 0] -= 100.0
+    expected[0, 39] += 2.5
+    expected[2, 5] += 1.0
+    assert torch.equal(run(LogitBias, rows, logits), expected)
+
+
+def test_bias_follows_the_batch() -> None:
+    """What was gathered for one batch is not used for another, and is gathered once for the same."""
+    processor = LogitBias(NoOptions(), CONTEXT)
+    first, second = row(logit_bias={1: 1.0}), row(logit_bias={2: 1.0})
+    state = processor.prepare([first, second])
+    assert processor.prepare([row(output=[5]), first]) is not state
+    again = processor.prepare([first, second])
+    assert processor.prepare([SamplingRow(one.params, one.prompt_ids, one.output_ids) for one in (first, second)]) is (
+        again
+    )
+    assert processor.prepare([first]) is not again
+    changed = torch.zeros(2, VOCAB)
+    processor.apply(changed, processor.prepare([second, first]))
+    assert changed.nonzero().tolist() == [[0, 2], [1, 1]]
+
+
+_IDS = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(
+        st.tuples(_IDS, _IDS, st.sampled_from([1.0, 0.5, 1.3, 2.0]), st.floats(-2, 2), st.floats(-2, 2)), min_size=1
+    )
+)
+def test_penalties(batch: list[tuple[list[int], list[int], float, float, float]]) -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = random_logits(len(batch), len(batch))
+    rows, expected = [], logits.clone()
+    for index, (prompt, output, repetition, frequency, presence) in enumerate(batch):
+        rows.append(
+            row(
+                prompt,
+                output,
+                repetition_penalty=repetition,
+                frequency_penalty=frequency,
+                presence_penalty=presence,
+            )
+        )
+        if repetition != 1.0 and prompt + output:
+            theirs = RepetitionPenaltyLogitsProcessor(penalty=repetition)
+            expected[index] = theirs(torch.tensor([prompt + output]), expected[index : index + 1])[0]
+        for token in set(output):
+            expected[index, token] -= frequency * output.count(token) + presence
+    torch.testing.assert_close(run(Penalties, rows, logits), expected, rtol=1e-6, atol=1e-5)
+
+
+def test_penalties_leave_forbidden_tokens_forbidden() -> None:
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, 3] = 1.0
+    changed = run(Penalties, [row([1, 3], [4], repetition_penalty=0.5, presence_penalty=-1.0)], logits)
+    assert changed.isfinite().nonzero().tolist() == [[0, 3]]
+
+
+def test_tokens_of_media_have_no_logit() -> None:
+    """Multimodal prompts hold hashes far beyond the vocabulary."""
+    logits = random_logits(1)
+    changed = run(Penalties, [row([3, 10**12], repetition_penalty=2.0)], logits)
+    assert (changed != logits).nonzero().tolist() == [[0, 3]]
+
+
+def test_penalties_do_not_leak_into_the_next_row() -> None:
+    logits = torch.ones(2, VOCAB)
+    changed = run(Penalties, [row([3], repetition_penalty=2.0), row([4], repetition_penalty=2.0)], logits)
+    assert (changed != 1).nonzero().tolist() == [[0, 3], [1, 4]]
+
+
+def test_min_new_tokens_like_transformers() -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor
+
+    theirs = MinNewTokensLengthLogitsProcessor(prompt_length_to_skip=4, min_new_tokens=3, eos_token_id=[2, 7])
+    for generated in range(5):
+        logits = random_logits(1, generated)
+        expected = theirs(torch.zeros(1, 4 + generated, dtype=torch.int64), logits)
+        assert torch.equal(run(MinNewTokens, [row([1] * 4, [1] * generated, min_new_tokens=3)], logits), expected)
+
+
+def test_min_new_tokens_forbids_stop_tokens_of_the_row_too() -> None:
+    rows = [row(output=[1], min_new_tokens=2, stop_token_ids=(9, 2)), row(output=[1], min_new_tokens=2), row()]
+    changed = run(MinNewTokens, rows, torch.zeros(3, VOCAB))
+    assert changed.isneginf().nonzero().tolist() == [[0, 2], [0, 7], [0, 9], [1, 2], [1, 7]]
+
+
+def test_min_new_tokens_of_a_model_without_eos() -> None:
+    processor = MinNewTokens(NoOptions(), LogitsProcessorContext(VOCAB, torch.device("cpu"), frozenset()))
+    assert processor.prepare([row(min_new_tokens=5)]) is None

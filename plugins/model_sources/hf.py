@@ -25,7 +25,7 @@ class HFSource(DirectorySource):
     def supports(cls, ctx: ModelSourceContext) -> str | None:
         """None for an existing directory and for what reads like a hub id."""
         reference = ctx.reference
-        if Path(reference).expanduser().is_dir():
+        if reference and Path(reference).expanduser().is_dir():
             return None
         if reference.lower().endswith(".gguf"):
             return "a GGUF file is no directory"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,10 @@ import pytest
 from pegboard.core.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.testing.servers import serving
 
 ROOT = Path(__file__).parents[2]
 PEGBOARD = str(Path(sys.executable).with_name("pegboard"))
-START_S = 120
 STEM = "one two three four five six seven eight nine ten "
 PROMPTS = [f"{STEM}eleven", f"{STEM}twelve thirteen", "a server answers requests", STEM * 4]
 
@@ -77,51 +74,15 @@ def test_its_own_tests_pass(installed: dict[str, str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.fixture
-def server(installed: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The address of a server that was told to use the policy and the cache."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = tmp_path / "config.json"
-    selected = {
-        "prefix_cache": {"use": "whole_prompt"},
-        "scheduler": {"policy": {"use": "shortest_prompt", "bucket": 4}},
-    }
-    config.write_text(json.dumps({**engine_config(tmp_path), **selected, "server": {"port": port}}))
-    log = tmp_path / "server.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([PEGBOARD, "serve", str(config)], env=installed, stdout=out, stderr=out)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        wait_until_healthy(address, process, log)
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def engine_config(folder: Path) -> dict[str, Any]:
     path = tiny_checkpoint(folder, "llama")
     return {"model": {"path": str(path), "dtype": "float32"}, "memory": {"max_total_tokens": 4096, "page_size": 4}}
 
 
-def wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()}")
-        try:
-            if httpx.get(f"{address}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    pytest.fail(f"no answer within {START_S} s:\n{log.read_text()}")
+SELECTED = {
+    "prefix_cache": {"use": "whole_prompt"},
+    "scheduler": {"policy": {"use": "shortest_prompt", "bucket": 4}},
+}
 
 
 def generate(address: str, prompt: str) -> dict[str, Any]:
@@ -132,18 +93,20 @@ def generate(address: str, prompt: str) -> dict[str, Any]:
     return answer
 
 
-def test_it_serves_what_the_built_ins_serve(server: str, tmp_path: Path) -> None:
-    with Engine.from_config(engine_config(tmp_path)) as engine:
+def test_it_serves_what_the_built_ins_serve(installed: dict[str, str], tmp_path: Path) -> None:
+    config = engine_config(tmp_path)
+    with Engine.from_config(config) as engine:
         expected = [
             engine.generate(prompt, SamplingParams(temperature=0, max_new_tokens=24)).text for prompt in PROMPTS
         ]
     assert len(set(expected)) == len(PROMPTS)
-    answers = [generate(server, prompt) for prompt in PROMPTS]
-    assert [answer["text"] for answer in answers] == expected
-    assert answers[1]["meta_info"]["cached_tokens"] > 0, "the shared beginning is found"
-    again = [generate(server, prompt) for prompt in PROMPTS]
+    with serving({**config, **SELECTED}, env=installed) as server:
+        first = [generate(server.address, prompt) for prompt in PROMPTS]
+        again = [generate(server.address, prompt) for prompt in PROMPTS]
+        info = httpx.get(f"{server.address}/server_info").text
+    assert [answer["text"] for answer in first] == expected
     assert [answer["text"] for answer in again] == expected
+    assert first[1]["meta_info"]["cached_tokens"] > 0, "the shared beginning is found"
     assert all(answer["meta_info"]["cached_tokens"] > 0 for answer in again), "a repeated prompt is found"
-    info = httpx.get(f"{server}/server_info").json()
-    assert "whole_prompt" in json.dumps(info)
-    assert "shortest_prompt" in json.dumps(info)
+    assert "whole_prompt" in info
+    assert "shortest_prompt" in info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,16 +108,22 @@ class EmptyCache(PrefixCache):
         super().__init__(NoOptions(), PrefixCacheContext(allocator, page_size))
 
     def match(self, key: PrefixKey) -> PrefixMatch:
-        return PrefixMatch(np.empty(0, dtype=np.int64), _ROOT)
+        return PrefixMatch(np.empty(0, dtype=np.int64), _Nothing())
 
     def lock(self, handle: CacheHandle) -> None:
-        return
+        assert isinstance(handle, _Nothing)
+        handle.locks += 1
 
     def unlock(self, handle: CacheHandle) -> None:
-        return
+        assert isinstance(handle, _Nothing)
+        if not handle.locks:
+            raise ValueError("this handle is not locked")
+        handle.locks -= 1
 
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
-        return InsertResult(slots, 0, _ROOT)
+        if len(key) != len(slots):
+            raise ValueError(f"{len(key)} tokens, but {len(slots)} slots")
+        return InsertResult(slots, 0, _Nothing())
 
     def evict(self, num_tokens: int) -> int:
         return 0
@@ -133,8 +140,8 @@ class EmptyCache(PrefixCache):
         return
 
 
-class _Root:
-    """The handle of nothing."""
+@dataclass(slots=True, eq=False)
+class _Nothing:
+    """The handle of an empty prefix."""
 
-
-_ROOT = _Root()
+    locks: int = 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.plugin import Provider
+from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.testing.fakes import CountingAllocator, EmptyCache, make_req, registry_of
+from pegboard.core.testing.prefix_cache import PrefixCacheContract
+from pegboard.core.testing.token_allocator import TokenAllocatorContract
 
 
 def test_make_req() -> None:
@@ -48,3 +54,25 @@ def test_empty_cache() -> None:
     assert cache.insert(key, np.arange(3, dtype=np.int64)).taken == 0
     assert (cache.evict(5), cache.cached_tokens) == (0, 0)
     cache.reset()
+
+
+class _Allocator(CountingAllocator):
+    """The fake, built as providers are."""
+
+    def __init__(self, options: Any, ctx: TokenAllocatorContext) -> None:
+        super().__init__(ctx.num_pages, ctx.page_size)
+
+
+class _Cache(EmptyCache):
+    """The fake, built as providers are."""
+
+    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+        super().__init__(ctx.page_size, ctx.allocator)
+
+
+class TestCountingAllocator(TokenAllocatorContract):
+    factory = _Allocator
+
+
+class TestEmptyCache(PrefixCacheContract):
+    factory = _Cache

@@ -144,7 +144,8 @@ def _configure_logging(level: str) -> None:
 
 
 def _die_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin: its lock would be held at the interpreter's end.
+    while os.read(0, 4096):
         pass
     os._exit(1)
 

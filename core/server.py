@@ -55,6 +55,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     logging.basicConfig(
         level=engine.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(engine.server)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

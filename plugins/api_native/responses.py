@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 Entry = tuple[float, int, str | None]
 
+WEIGHT_VERSION = "default"
+"""Weights do not change while a server runs, so far."""
+
 
 class Responder:
     """Writes answers of one HTTP request."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, *, text_in_logprobs: bool) -> None:
-        self._info = info
+    def __init__(self, tokenizer: Tokenizer, *, text_in_logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self._texts = text_in_logprobs
 
@@ -29,7 +31,7 @@ class Responder:
             "completion_tokens": answer.completion_tokens,
             "cached_tokens": answer.cached_tokens,
             "num_retractions": answer.num_retractions,
-            "weight_version": self._info.version,
+            "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }
         if request.logprobs is not None:
@@ -69,7 +71,7 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "is_generation": True,
         "architecture": info.architecture,
         "dtype": info.dtype,
-        "weight_version": info.version,
+        "weight_version": WEIGHT_VERSION,
         "max_context_length": info.max_context_len,
         "max_total_num_tokens": info.max_total_tokens,
         "vocab_size": info.vocab_size,

@@ -24,7 +24,7 @@ from pegboard.core.toolkit.http import (
     until_disconnect,
 )
 from pegboard.plugins.api_native.requests import AbortBody, GenerateBody, engine_requests
-from pegboard.plugins.api_native.responses import Responder, load, model_info
+from pegboard.plugins.api_native.responses import WEIGHT_VERSION, Responder, load, model_info
 
 _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
 
@@ -56,7 +56,7 @@ class NativeRouter(ApiRouter):
         body = await parse_body(request, GenerateBody)
         requests, batch = engine_requests(body)
         answers = await until_disconnect(request, Answers.submit(self.client, requests))
-        responder = Responder(self.client.info, self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
+        responder = Responder(self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
         if body.stream:
             return EventStream(_events(requests, answers, responder, started, batch), close=answers.aclose)
         done = await until_disconnect(request, answers.collect())
@@ -86,7 +86,7 @@ class NativeRouter(ApiRouter):
         return json_response({**info, "model": model, "providers": self.client.info.providers})
 
     async def weight_version(self) -> Response:
-        return json_response({"weight_version": self.client.info.version})
+        return json_response({"weight_version": WEIGHT_VERSION})
 
     async def loads(self) -> Response:
         return json_response({"loads": [await self._load()]})

@@ -1,0 +1,296 @@
+"""The conformance suite of ApiRouter.
+
+It finds out by itself what a router offers: every POST route that documents an example of its body
+(`pegboard.core.toolkit.http.body_docs`) is tried with it, and those that reach the engine count as generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from pegboard.core.app import build_app
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.testing.asgi import PATIENCE, Exchange, call, strings
+from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
+from pegboard.core.testing.suite import ContractSuite
+from pegboard.core.toolkit.http import example_of
+
+MAX_BODY = 100_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A POST route with a body that works. `streams` says whether the body has a field `stream`."""
+
+    path: str
+    body: dict[str, Any]
+    streams: bool
+
+    def encode(self, **changes: Any) -> bytes:
+        return json.dumps({**self.body, **changes}).encode()
+
+
+class ApiRouterContract(ContractSuite):
+    """What every API owes its clients and the engine, whatever its format."""
+
+    contract = "api"
+
+    # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY) -> FastAPI:
+        """The router as the server mounts it."""
+        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes))
+        return build_app([("under test", router)], max_body_bytes=max_body_bytes)
+
+    def api_routes(self) -> list[APIRoute]:
+        router: ApiRouter = self.build(ApiContext(client=asyncio.run(_make()), max_body_bytes=MAX_BODY))
+        return [route for route in router.routes().routes if isinstance(route, APIRoute)]
+
+    def samples(self) -> list[Sample]:
+        found = []
+        for route in self.api_routes():
+            example = example_of(route)
+            if example is not None and "POST" in (route.methods or ()):
+                content = (route.openapi_extra or {})["requestBody"]["content"]["application/json"]
+                streams = "stream" in content.get("schema", {}).get("properties", {})
+                found.append(Sample(route.path, example, streams))
+        return found
+
+    def generating(self, *, streams: bool = False) -> list[Sample]:
+        """Samples whose example reaches the engine. Skips the test where there are none."""
+
+        async def reaches(sample: Sample) -> bool:
+            client = FakeEngineClient()
+            await call(self.make_app(client), "POST", sample.path, sample.body)
+            return bool(client.requests)
+
+        found = [one for one in self.samples() if (one.streams or not streams) and asyncio.run(reaches(one))]
+        if not found:
+            pytest.skip("no route documents an example that " + ("streams" if streams else "generates"))
+        return found
+
+    # ---- documentation --------------------------------------------------------------------------------------------
+
+    def test_routes_exist_and_are_documented(self) -> None:
+        routes = self.api_routes()
+        assert routes, "no routes"
+        silent = [route.path for route in routes if not (route.summary or "").strip()]
+        assert not silent, f"routes without a summary: {silent}"
+
+    def test_no_path_is_claimed_twice(self) -> None:
+        claims = [(method, route.path) for route in self.api_routes() for method in sorted(route.methods or ())]
+        assert len(claims) == len(set(claims))
+
+    def test_documented_examples_work(self) -> None:
+        for sample in self.samples():
+            done = asyncio.run(_try(self, sample, sample.encode()))
+            assert done.status == 200, (sample.path, done.body)
+
+    def test_imports_no_torch(self) -> None:
+        module = self.provider_class().__module__
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        if "ModuleNotFoundError" in done.stderr and module in done.stderr:
+            pytest.skip(f"{module} can be imported by the tests only")
+        assert done.returncode == 0, done.stderr or f"importing {module} imports torch or transformers"
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def test_answer_holds_the_text(self) -> None:
+        for sample in self.generating():
+            done = asyncio.run(_try(self, sample, sample.encode()))
+            assert "".join(SCRIPT) in strings(done.json()), done.body
+
+    def test_stream_holds_the_text(self) -> None:
+        for sample in self.generating(streams=True):
+            done = asyncio.run(_try(self, sample, sample.encode(stream=True)))
+            assert done.headers["content-type"].startswith("text/event-stream")
+            text = done.body.decode()
+            for piece in SCRIPT:
+                at = text.find(piece)
+                assert at >= 0, f"{piece!r} is missing, or comes too early, in {done.body!r}"
+                text = text[at:]
+            assert done.complete
+
+    def test_finished_requests_are_not_aborted(self) -> None:
+        async def scene(sample: Sample, body: bytes) -> None:
+            client = FakeEngineClient()
+            await Exchange(self.make_app(client), "POST", sample.path, body).end()
+            assert len(client.finished) == len(client.requests)
+            assert client.aborted == []
+
+        for sample in self.generating():
+            asyncio.run(scene(sample, sample.encode()))
+            if sample.streams:
+                asyncio.run(scene(sample, sample.encode(stream=True)))
+
+    # ---- bad input ------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "body", [b"", b"{", b'{"a": }', b"[1, 2]", b'"text"', b"null", b"\xff\xfe\x00", b"[" * 5000]
+    )
+    def test_malformed_bodies_are_refused(self, body: bytes) -> None:
+        for sample in self.samples():
+            done = asyncio.run(_try(self, sample, body))
+            assert done.status == 400, (sample.path, done.status, done.body)
+            assert isinstance(done.json(), dict)
+
+    def test_wrong_types_are_refused_by_name(self) -> None:
+        for sample in self.samples():
+            for field, value in sample.body.items():
+                wrong = "text" if isinstance(value, dict) else {"an": "object"}
+                done = asyncio.run(_try(self, sample, sample.encode(**{field: wrong})))
+                assert done.status == 400, (sample.path, field, done.body)
+                assert field in json.dumps(done.json()), f"the answer does not name {field!r}: {done.body!r}"
+
+    def test_unknown_and_null_fields_are_tolerated(self) -> None:
+        for sample in self.generating():
+            done = asyncio.run(_try(self, sample, sample.encode(a_field_of_the_future={"x": 1}, user=None)))
+            assert done.status == 200, done.body
+
+    @pytest.mark.parametrize("announce_length", [True, False])
+    def test_large_bodies_are_refused(self, announce_length: bool) -> None:
+        async def scene(sample: Sample) -> Exchange:
+            app = self.make_app(FakeEngineClient(), max_body_bytes=1000)
+            body = sample.encode(padding="x" * 2000)
+            return await Exchange(app, "POST", sample.path, body, announce_length=announce_length).end()
+
+        for sample in self.samples():
+            done = asyncio.run(scene(sample))
+            assert done.status == 413, done.body
+            done.json()
+
+    # ---- refusals and failures ------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_refusals_keep_their_status(self, stream: bool) -> None:
+        refusal = InvalidRequest("too many cooks", status=429, code="queue_full", param="temperature")
+        for sample in self.generating(streams=stream):
+            changes = {"stream": True} if stream else {}
+            done = asyncio.run(_try(self, sample, sample.encode(**changes), refuse=refusal))
+            assert done.status == 429, "a refusal is answered with its own status, before any header of a stream"
+            assert "too many cooks" in strings(done.json())
+
+    def test_not_ready_is_503(self) -> None:
+        async def scene(sample: Sample) -> Exchange:
+            client = FakeEngineClient()
+            client.is_ready = False
+            return await call(self.make_app(client), "POST", sample.path, sample.body)
+
+        for sample in self.generating():
+            done = asyncio.run(scene(sample))
+            assert done.status == 503, done.body
+            done.json()
+
+    @pytest.mark.parametrize("fail_at", [0, 1])
+    def test_failure_is_an_error(self, fail_at: int) -> None:
+        for sample in self.generating():
+            done = asyncio.run(_try(self, sample, sample.encode(), fail_at=fail_at))
+            assert done.status is not None
+            assert done.status >= 500
+            assert FAILURE in strings(done.json())
+
+    @pytest.mark.parametrize("fail_at", [0, 2])
+    def test_failure_ends_a_stream_cleanly(self, fail_at: int) -> None:
+        for sample in self.generating(streams=True):
+            done = asyncio.run(_try(self, sample, sample.encode(stream=True), fail_at=fail_at))
+            assert done.complete, "the stream does not end"
+            assert FAILURE in done.body.decode(), "the stream does not say what went wrong"
+            assert "Traceback" not in done.body.decode()
+
+    def test_stream_begins_after_acceptance(self) -> None:
+        async def scene(sample: Sample) -> None:
+            client = FakeEngineClient()
+            client.accepting.clear()
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(stream=True))
+            await asyncio.wait_for(client.submitted.wait(), PATIENCE)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert exchange.status is None, "headers were sent before the engine accepted the request"
+            client.accepting.set()
+            assert (await exchange.end()).status == 200
+
+        for sample in self.generating(streams=True):
+            asyncio.run(scene(sample))
+
+    # ---- clients that leave ---------------------------------------------------------------------------------------
+
+    def test_leaving_aborts(self) -> None:
+        async def scene(sample: Sample) -> None:
+            client = FakeEngineClient(stall_at=1)
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode())
+            await asyncio.wait_for(client.submitted.wait(), PATIENCE)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            exchange.leave()
+            await _ends_by_abort(exchange, client)
+
+        for sample in self.generating():
+            asyncio.run(scene(sample))
+
+    def test_leaving_a_stream_aborts(self) -> None:
+        async def scene(sample: Sample) -> None:
+            client = FakeEngineClient(stall_at=1)
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(stream=True))
+            await exchange.until(lambda one: SCRIPT[0].encode() in one.body)
+            exchange.leave()
+            await _ends_by_abort(exchange, client)
+
+        for sample in self.generating(streams=True):
+            asyncio.run(scene(sample))
+
+    # ---- the event loop -------------------------------------------------------------------------------------------
+
+    def test_requests_run_side_by_side(self) -> None:
+        async def scene(sample: Sample) -> None:
+            client = FakeEngineClient(stall_at=0)
+            app = self.make_app(client)
+            first = Exchange(app, "POST", sample.path, sample.encode())
+            await asyncio.wait_for(client.submitted.wait(), PATIENCE)
+            client.stall_at = None
+            second = Exchange(app, "POST", sample.path, sample.encode())
+            try:
+                assert (await second.end()).status == 200
+            except TimeoutError:
+                pytest.fail("a request waits for another one")
+            finally:
+                client.release.set()
+            await first.end()
+
+        for sample in self.generating():
+            asyncio.run(scene(sample))
+
+    def test_templates_do_not_block_the_loop(self) -> None:
+        async def scene(sample: Sample) -> int:
+            client = FakeEngineClient()
+            await call(self.make_app(client), "POST", sample.path, sample.body)
+            return client.tokenizer.rendered_on_loop
+
+        for sample in self.generating():
+            assert asyncio.run(scene(sample)) == 0, "render chat templates in a thread: asyncio.to_thread(...)"
+
+
+async def _make() -> FakeEngineClient:
+    return FakeEngineClient()
+
+
+async def _try(suite: ApiRouterContract, sample: Sample, body: bytes, **client: Any) -> Exchange:
+    return await Exchange(suite.make_app(FakeEngineClient(**client)), "POST", sample.path, body).end()
+
+
+async def _ends_by_abort(exchange: Exchange, client: FakeEngineClient) -> None:
+    try:
+        await exchange.end()
+    except TimeoutError:
+        pytest.fail("the request goes on although its client has left")
+    assert len(client.aborted) == len(client.requests), "the engine was not told to abort"

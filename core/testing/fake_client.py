@@ -1,0 +1,191 @@
+"""An engine client without an engine: a scripted answer, and on demand a refusal, a failure, or silence."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
+
+SCRIPT = ("Once upon", " a midnight", " dreary.")
+
+FAILURE = "the fake engine failed on purpose"
+
+
+class FakeTokenizer:
+    """One token per character; a template that writes ``role: content`` lines. Notes calls that block an event loop."""
+
+    vocab_size = 0x110000
+    eos_token_ids = frozenset({3})
+    special_ids = frozenset({3})
+
+    def __init__(self, *, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+        self.rendered_on_loop = 0
+        """How often a chat was rendered in a thread that runs an event loop."""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return chr(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(i) for i in ids if not (skip_special_tokens and i in self.special_ids))
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            self.rendered_on_loop += 1
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join(lines) + ("assistant:" if add_generation_prompt else "")
+
+
+class FakeEngineClient(EngineClient):
+    """Answers every request with the pieces of `script`, one chunk each.
+
+    `refuse` is raised by `submit`. Before the piece of number `fail_at` the engine fails; before the one of number
+    `stall_at` it falls silent until `release` is set. Without `accepting` being set, `submit` waits. Everything that
+    was asked is kept: `requests`, `aborted` (ids of streams closed before their end), `abort_calls`, `flushes`.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[str] = SCRIPT,
+        *,
+        refuse: InvalidRequest | None = None,
+        fail_at: int | None = None,
+        stall_at: int | None = None,
+        tokenizer: FakeTokenizer | None = None,
+    ) -> None:
+        self.script = tuple(script)
+        self.refuse = refuse
+        self.fail_at = fail_at
+        self.stall_at = stall_at
+        self.busy = False
+        self.is_ready = True
+        self.requests: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.finished: list[str] = []
+        self.abort_calls: list[tuple[str, bool]] = []
+        self.flushes = 0
+        self.submitted = asyncio.Event()
+        self.accepting = asyncio.Event()
+        self.accepting.set()
+        self.release = asyncio.Event()
+        self._tokenizer = tokenizer or FakeTokenizer()
+        self._info = ModelInfo(
+            served_name="fake-model",
+            path="/models/fake",
+            architecture="FakeForCausalLM",
+            max_context_len=4096,
+            vocab_size=self._tokenizer.vocab_size,
+            max_total_tokens=65536,
+            dtype="float32",
+            version="0",
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return self._tokenizer
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def submit(self, request: GenerateRequest) -> OutputStream:
+        if not self.is_ready:
+            raise InvalidRequest("the engine is starting", code="not_ready", status=503)
+        self.requests.append(request)
+        self.submitted.set()
+        await self.accepting.wait()
+        if self.refuse is not None:
+            raise self.refuse
+        return FakeStream(self, request)
+
+    async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
+        self.abort_calls.append((rid, all_requests))
+
+    async def flush_cache(self) -> bool:
+        if not self.busy:
+            self.flushes += 1
+        return not self.busy
+
+    async def server_info(self) -> dict[str, Any]:
+        return {"config": {}, "scheduler": {"waiting_requests": 1, "running_requests": 2}, "ready": self.is_ready}
+
+
+class FakeStream(OutputStream):
+    """The scripted answer to one request."""
+
+    def __init__(self, client: FakeEngineClient, request: GenerateRequest) -> None:
+        self.rid = request.rid or uuid.uuid4().hex
+        self._client = client
+        self._request = request
+        self._ended = False
+        self._stall_at = client.stall_at
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[OutputChunk]:
+        client = self._client
+        prompt = self._request.prompt
+        sent = 0
+        for number in itertools.count():
+            await asyncio.sleep(0)
+            if number == self._stall_at:
+                await client.release.wait()
+            if number == client.fail_at:
+                self._ended = True
+                raise InvalidRequest(FAILURE, code="engine_failed", status=503)
+            if self._ended:
+                return
+            piece = client.script[number]
+            ids = client.tokenizer.encode(piece)
+            sent += len(ids)
+            last = number == len(client.script) - 1
+            if last:
+                self._ended = True
+                client.finished.append(self.rid)
+            yield OutputChunk(
+                rid=self.rid,
+                text=piece,
+                token_ids=ids,
+                finish_reason={"type": "stop", "matched": 3} if last else None,
+                prompt_tokens=len(prompt),
+                completion_tokens=sent,
+                cached_tokens=2,
+                logprobs=self._logprobs(ids),
+            )
+
+    def _logprobs(self, ids: list[int]) -> list[tuple[float, int, list[tuple[float, int]]]] | None:
+        top = self._request.logprobs
+        if top is None:
+            return None
+        chosen = self._request.token_ids_logprob
+        others = [(-0.5 - rank, 65 + rank) for rank in range(top)] + [(-9.0, token) for token in chosen]
+        return [(-0.5, token, others) for token in ids]
+
+    async def aclose(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._client.aborted.append(self.rid)

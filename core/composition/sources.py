@@ -34,7 +34,9 @@ class Layer:
 def preset_names() -> list[str]:
     """The presets that a config can name; the default one, which all start from, is not among them."""
     names = (entry.name for entry in (resources.files("pegboard.core") / "presets").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != "default.yaml")
+    return sorted(
+        name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != f"{DEFAULT_PRESET}.yaml"
+    )
 
 
 def read_preset(name: str) -> Layer:
@@ -43,8 +45,12 @@ def read_preset(name: str) -> Layer:
         hint = did_you_mean(name, preset_names())
         parts = (f"there is no preset {name!r};", hint, f"known: {', '.join(preset_names())}")
         raise ConfigError(Problem("preset", " ".join(part for part in parts if part)))
-    text = (resources.files("pegboard.core") / "presets" / f"{name}.yaml").read_text("utf-8")
-    return Layer(f"preset {name}" if name != DEFAULT_PRESET else "default", _read_yaml(text, f"preset {name}")[0])
+    data, _ = _read_yaml(preset_text(name), f"preset {name}")
+    return Layer("default" if name == DEFAULT_PRESET else f"preset {name}", data)
+
+
+def preset_text(name: str) -> str:
+    return (resources.files("pegboard.core") / "presets" / f"{name}.yaml").read_text("utf-8")
 
 
 def read_file(path: str | Path) -> Layer:

@@ -26,6 +26,7 @@ import pytest
 from pegboard.core.names import did_you_mean
 from pegboard.core.testing.collecting import InMemory
 from pegboard.core.testing.outcomes import Outcomes
+from pegboard.core.testing.properties import without_shrinking
 from pegboard.core.testing.suite import ContractSuite
 
 # Plugins that watch the whole process: the outer run has its own.
@@ -87,7 +88,8 @@ def _run(mutant: Mutant, factory: type[Any]) -> tuple[Outcomes, str]:
         attributes["options_model"] = mutant.options_model
     classes = {factory.__name__: type(mutant.suite.__name__, (mutant.suite,), attributes)}
     outcomes, output = Outcomes(), io.StringIO()
-    with contextlib.redirect_stdout(output), _without_addopts():
+    test = mutant.suite._suite_tests[mutant.caught_by]
+    with contextlib.redirect_stdout(output), _without_addopts(), without_shrinking(test):
         runner = InMemory(mutant.suite.contract, lambda: classes, only=mutant.caught_by)
         runner.run(*_QUIET, plugins=[outcomes])
     return outcomes, output.getvalue()

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from hypothesis import HealthCheck, Phase, settings
+
+_NO_SHRINKING = (Phase.explicit, Phase.generate)
+_shrinking = ContextVar("_shrinking", default=True)
+
+# Where `@given` keeps a test's settings. There is no public way to run one test with others; without it, it is slower.
+_SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def properties(max_examples: int = 60, stateful_step_count: int = 30) -> settings:
@@ -20,9 +30,25 @@ def properties(max_examples: int = 60, stateful_step_count: int = 30) -> setting
         derandomize=True,
         database=None,
         report_multiple_bugs=False,
+        phases=tuple(Phase) if _shrinking.get() else _NO_SHRINKING,
         suppress_health_check=[
             HealthCheck.differing_executors,
             HealthCheck.too_slow,
             HealthCheck.function_scoped_fixture,
         ],
     )
+
+
+@contextlib.contextmanager
+def without_shrinking(test: object) -> Iterator[None]:
+    """While it lasts, a failure of this test is not made smaller: it fails many times faster."""
+    own = getattr(test, _SETTINGS, None)
+    token = _shrinking.set(False)
+    try:
+        if isinstance(own, settings):
+            setattr(test, _SETTINGS, settings(own, phases=_NO_SHRINKING))
+        yield
+    finally:
+        _shrinking.reset(token)
+        if isinstance(own, settings):
+            setattr(test, _SETTINGS, own)

@@ -5,9 +5,9 @@ One JSON object::
     {"format": 1,
      "environment": {"pegboard": "0.1.0", "plugin_api": "1.0", "python": "3.12.1", "platform": "...", "torch": "..."},
      "providers": [{
-         "contract": "prefix_cache", "contract_version": "1.0", "provider": "radix", "class": "tests/...::TestRadix",
-         "plugin": "cache_radix", "plugin_version": "0.1.0",
-         "distribution": "pegboard", "distribution_version": "0.1.0",
+         "contract": "prefix_cache", "contract_version": "1.0", "provider": "mine", "class": "tests/...::TestMine",
+         "plugin": "mine", "plugin_version": "0.1.0",
+         "distribution": "my-package", "distribution_version": "0.1.0",
          "capabilities": ["reuse"], "options": {}, "verdict": "passed", "counts": {"passed": 31, "skipped": 2},
          "tests": [{"name": "test_lock_keeps", "outcome": "passed", "reason": ""}, ...]}],
      "errors": [{"class": "tests/...::TestOther", "message": "..."}]}

@@ -57,6 +57,11 @@ def test_its_option_is_shown(installed: dict[str, str]) -> None:
     assert "scheduler.policy.bucket: int" in done.stdout
 
 
+def test_its_config_is_right(installed: dict[str, str]) -> None:
+    done = pegboard("config", "check", str(ROOT / "examples" / "third_party_plugin" / "config.yaml"), env=installed)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
 @pytest.mark.parametrize("name", ["shortest_prompt", "whole_prompt"])
 def test_it_conforms(name: str, installed: dict[str, str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"

@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.testing.fakes import EmptyCache, make_req
 from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.properties import properties
+from pegboard.core.testing.properties import properties, without_shrinking
 from pegboard.core.testing.suite import ContractSuite, capability
 
 
@@ -90,3 +90,15 @@ def test_what_is_not_a_catch(mutant: Mutant, message: str) -> None:
 
 def test_it_is_called_after_its_class() -> None:
     assert str(Mutant(Forgetful, PolicySuite, "test_keeps_all")) == "Forgetful"
+
+
+def test_hypothesis_keeps_its_settings() -> None:
+    """Mutants are not shrunk; whoever runs the suite afterwards gets the small counterexample all the same."""
+    test = PolicySuite._suite_tests["test_any_number"]
+    before = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
+    with without_shrinking(test):
+        assert Phase.shrink not in test._hypothesis_internal_use_settings.phases  # type: ignore[attr-defined]
+        assert Phase.shrink not in properties().phases
+    assert test._hypothesis_internal_use_settings is before  # type: ignore[attr-defined]
+    assert Phase.shrink in before.phases
+    assert Phase.shrink in properties().phases

@@ -1,0 +1,229 @@
+"""Broken model runners, each caught by the test of the suite that is meant for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.model_runner import ModelRunnerContext
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.testing.model_runner import ModelRunnerContract
+from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.plugins.runner_layered.runner import LayeredRunner
+
+
+class SamplesTheFirstToken(LayeredRunner):
+    """The logits of a request's first token instead of its last."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if batch.sample_rows is not None and batch.extend_start_loc is not None and len(batch.sample_rows):
+            batch = replace(batch, sample_rows=batch.extend_start_loc[: len(batch.sample_rows)])
+        return super().execute(batch, sampling, **wants)
+
+
+class SortsTheRows(LayeredRunner):
+    """Results in the order of the request rows, not of the batch."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        output = super().execute(batch, sampling, **wants)
+        order = batch.req_pool_indices.argsort()
+        if len(order) == len(output.next_token_ids):
+            output.next_token_ids = output.next_token_ids[order]
+            output.logits = None if output.logits is None else output.logits[order]
+        return output
+
+
+class SkipsChunksThatSampleNothing(LayeredRunner):
+    """No token, no forward pass: the KV is missing."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is None:
+            return self._empty(False, False)
+        return super().execute(batch, sampling, **wants)
+
+
+class PreparesAttentionOnce(LayeredRunner):
+    """Keeps the metadata of the first decode step, as a graph that was captured for it would."""
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        super().__init__(options, ctx)
+        prepare, kept = ctx.attention.prepare, []
+
+        def once(batch: ForwardBatch) -> None:
+            if batch.forward_mode is ForwardMode.DECODE and kept:
+                batch.attn_metadata = kept[0]
+                return
+            prepare(batch)
+            if batch.forward_mode is ForwardMode.DECODE:
+                kept.append(batch.attn_metadata)
+
+        ctx.attention.prepare = once  # type: ignore[method-assign]
+
+
+class WritesKVOnlyOfSampledTokens(LayeredRunner):
+    """Puts NaN back where nobody was sampled."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        output = super().execute(batch, sampling, **wants)
+        if batch.sample_rows is not None:
+            kept = torch.ones(batch.num_tokens, dtype=torch.bool)
+            kept[batch.sample_rows] = False
+            for layer in self.ctx.spec.layers:
+                batch.kv_pool.keys(layer.layer_id)[batch.kv_groups[0].out_cache_loc[kept]] = torch.nan
+        return output
+
+
+class ComputesEveryLogit(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        output = super().execute(batch, sampling, **wants)
+        self._network.logits(torch.zeros(batch.num_tokens, self.ctx.spec.hidden_size))
+        return output
+
+
+class SamplesWhereNothingIsWanted(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is None:
+            wants = {**wants, "return_logits": True}
+        return super().execute(batch, sampling, **wants)
+
+
+class RunsIdleBatches(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if batch.forward_mode is ForwardMode.IDLE:
+            return ForwardOutput(next_token_ids=torch.zeros(1, dtype=torch.int64))
+        return super().execute(batch, sampling, **wants)
+
+
+class ReversesProcessors(LayeredRunner):
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        super().__init__(options, replace(ctx, processors=ctx.processors[::-1]))
+
+
+class PreparesForNobody(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is not None and not sampling.rows:
+            for processor in self.ctx.processors:
+                processor.prepare(())
+        return super().execute(batch, sampling, **wants)
+
+
+class ForgetsProcessors(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is not None:
+            sampling = replace(sampling, rows=())
+        return super().execute(batch, sampling, **wants)
+
+
+class GivesRawLogits(LayeredRunner):
+    """Logits and logprobs from before the processors."""
+
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingBatch, output: ForwardOutput, return_logits: bool
+    ) -> None:
+        super()._sample(hidden, sampling, output, return_logits)
+        raw = self._network.logits(hidden)
+        if return_logits:
+            output.logits = raw
+        if sampling.want_logprobs:
+            output.logprobs = self.ctx.sampler.logprobs(raw, output.next_token_ids, sampling)
+
+
+class LetsTheSamplerSpoilLogits(LayeredRunner):
+    """Keeps no copy of what the sampler may overwrite."""
+
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingBatch, output: ForwardOutput, return_logits: bool
+    ) -> None:
+        logits = self._network.logits(hidden)
+        for processor in self.ctx.processors if sampling.rows else ():
+            state = processor.prepare(sampling.rows)
+            if state is not None:
+                processor.apply(logits, state)
+        output.next_token_ids = self.ctx.sampler.sample(logits, sampling)
+        output.logits = logits
+        output.logprobs = self.ctx.sampler.logprobs(logits, output.next_token_ids, sampling)
+
+
+class AlwaysGreedy(LayeredRunner):
+    """Never asks the sampler."""
+
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingBatch, output: ForwardOutput, return_logits: bool
+    ) -> None:
+        super()._sample(hidden, sampling, output, True)
+        assert output.logits is not None
+        output.next_token_ids = output.logits.argmax(-1)
+
+
+class AlwaysReportsLogprobs(LayeredRunner):
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingBatch, output: ForwardOutput, return_logits: bool
+    ) -> None:
+        super()._sample(hidden, sampling, output, True)
+        assert output.logits is not None
+        output.logprobs = self.ctx.sampler.logprobs(output.logits, output.next_token_ids, sampling)
+
+
+class HiddenStatesOfTheFirstRows(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        output = super().execute(batch, sampling, **wants)
+        if output.hidden_states is not None:
+            output.hidden_states = output.hidden_states.flip(0)
+        return output
+
+
+def mutant(factory: type, caught_by: str, provides: frozenset[str] | None = None) -> Mutant:
+    return Mutant(factory, suite=ModelRunnerContract, caught_by=caught_by, provides=provides)
+
+
+MUTANTS = [
+    mutant(SamplesTheFirstToken, "test_prefill"),
+    mutant(SortsTheRows, "test_ragged_prefill"),
+    mutant(SkipsChunksThatSampleNothing, "test_prefill_in_chunks"),
+    mutant(PreparesAttentionOnce, "test_decode"),
+    mutant(WritesKVOnlyOfSampledTokens, "test_kv_of_all_tokens_is_in_the_pool"),
+    mutant(WritesKVOnlyOfSampledTokens, "test_mixed_batch"),
+    mutant(ComputesEveryLogit, "test_only_sampled_rows_get_logits"),
+    mutant(SamplesWhereNothingIsWanted, "test_nothing_sampled_computes_no_logits"),
+    mutant(RunsIdleBatches, "test_idle_batch"),
+    mutant(ReversesProcessors, "test_processors_run_in_order"),
+    mutant(PreparesForNobody, "test_processors_with_nothing_to_do"),
+    mutant(ForgetsProcessors, "test_processors_are_given_the_rows"),
+    mutant(GivesRawLogits, "test_logprobs"),
+    mutant(LetsTheSamplerSpoilLogits, "test_tokens_are_the_samplers"),
+    mutant(AlwaysGreedy, "test_tokens_are_the_samplers"),
+    mutant(AlwaysReportsLogprobs, "test_logprobs_only_where_asked"),
+    mutant(HiddenStatesOfTheFirstRows, "test_hidden_states"),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)
+
+
+class RefusesHiddenStates(LayeredRunner):
+    """Not broken: a runner without the capability, which says so."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        from pegboard.core.interfaces.errors import Unsupported
+
+        if wants.pop("return_hidden_states", False):
+            raise Unsupported("refuses", "runner.hidden_states")
+        return super().execute(batch, sampling, **wants)
+
+
+class IgnoresTheWish(RefusesHiddenStates):
+    """Returns none instead of raising."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        wants.pop("return_hidden_states", None)
+        return super().execute(batch, sampling, **wants)
+
+
+def test_a_silent_lack_is_caught() -> None:
+    assert_caught(mutant(IgnoresTheWish, "test_hidden_states_are_refused", provides=frozenset()))

@@ -1,0 +1,18 @@
+"""The suite of ModelRunner on the layered runner."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.model_runner import ModelRunnerContract
+
+
+class TestLayered(ModelRunnerContract):
+    provider = "layered"
+
+
+class TestLayeredOnWindows(ModelRunnerContract):
+    """A sliding window shorter than the prompts, and pages of one token."""
+
+    provider = "layered"
+    architecture = "mistral"
+    checkpoint_settings = {"sliding_window": 8}
+    page_size = 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,9 +18,21 @@ from pegboard.core.toolkit.hf_files import read_json_object
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_MAP_BYTES = 256_000_000
-"""A file is mapped anew after this many bytes, so that pages already read do not count as ours any more."""
 _SHOWN = 5
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]:
@@ -64,30 +79,29 @@ def load_weights(
 ) -> None:
     """Copy every tensor of the checkpoint into the buffer that `targets` gives for its name, in the buffer's dtype.
 
-    Buffers keep their memory; besides them only part of a memory-mapped file is held. Names for which `ignore` is true
-    are skipped. Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ;
-    it names the file, the tensors and the shapes.
+    A tensor whose dtype is the buffer's is read from the file straight into the buffer; any other passes through a copy
+    of itself, so memory beyond the buffers is that of one tensor at most. Names for which `ignore` is true are skipped.
+    Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
+    file, the tensors and the shapes.
     """
     loaded: set[str] = set()
     problems: list[str] = []
     files = checkpoint_files(directory)
     for file, promised in files.items():
-        names = _names(file)
-        problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in names]
-        wanted = []
-        for name, shape in names.items():
-            if ignore(name):
-                continue
+        stored = read_header(file)
+        problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in stored]
+        wanted = {name: tensor for name, tensor in stored.items() if not ignore(name)}
+        for name, tensor in wanted.items():
+            shape = list(tensor.shape)
             if name not in targets:
                 problems.append(f"{file}: {name} {shape} has no place in this model")
             elif list(targets[name].shape) != shape:
                 problems.append(f"{file}: {name} has shape {shape}, the config asks for {list(targets[name].shape)}")
-            else:
-                wanted.append(name)
         if not problems:
-            for name, tensor in _tensors(file, wanted):
-                targets[name].copy_(tensor)
-                loaded.add(name)
+            with file.open("rb", buffering=0) as stream:
+                for name, tensor in wanted.items():
+                    _read(stream, tensor, targets[name])
+            loaded |= wanted.keys()
     if not problems:
         absent = [name for name in targets if name not in loaded]
         problems = [f"{directory} lacks {name} {list(targets[name].shape)}" for name in absent]
@@ -96,27 +110,49 @@ def load_weights(
         raise ModelError(f"the checkpoint does not fit its config: {'; '.join(problems[:_SHOWN])}{more}")
 
 
-def _names(file: Path) -> dict[str, list[int]]:
-    """Names and shapes of a file's tensors."""
-    with _opened(file) as tensors:
-        return {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in its file: `start` is the offset of its first byte. Little-endian, row-major, unpadded."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
 
 
-def _tensors(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a file, memory-mapped; each is valid until the next one is asked for."""
-    at = 0
-    while at < len(names):
-        taken = 0
-        with _opened(file) as tensors:
-            while at < len(names) and taken < _MAP_BYTES:
-                tensor: Tensor = tensors.get_tensor(names[at])
-                taken += tensor.nbytes
-                yield names[at], tensor
-                at += 1
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name, in the order of the file. Raises ModelError for a damaged file.
 
-
-def _opened(file: Path) -> Any:
+    The safetensors library checks the header; the bytes are then read without it, because its memory map costs a page
+    fault per 4 KiB, several times the price of reading.
+    """
     try:
-        return safe_open(str(file), framework="pt")
+        with safe_open(str(file), framework="pt"):
+            pass
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is damaged, or no safetensors file: {error}") from error
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in _DTYPES:
+            raise ModelError(f"{file}: {name} is stored as {entry['dtype']}, which is not supported")
+        start, stop = entry["data_offsets"]
+        found[name] = StoredTensor(_DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + start, stop - start)
+    return found
+
+
+def _read(stream: FileIO, stored: StoredTensor, target: Tensor) -> None:
+    direct = target.dtype == stored.dtype and target.device.type == "cpu" and target.is_contiguous()
+    memory = target if direct else torch.empty(stored.shape, dtype=stored.dtype)
+    view = memory.detach().reshape(-1).view(torch.uint8).numpy().data
+    stream.seek(stored.start)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise ModelError(f"{stream.name!r} ended early; it was changed while it was read")
+        view = view[count:]
+    if not direct:
+        target.copy_(memory)

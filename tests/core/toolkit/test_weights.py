@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit import weights
 from pegboard.core.toolkit.weights import load_weights
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4), "c": torch.full((2, 2), 1 / 3)}
@@ -27,10 +26,8 @@ def shard(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
 
 
-@pytest.mark.parametrize("mapped", [weights._MAP_BYTES, 1])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_fills_the_buffers(tmp_path: Path, sharded: bool, mapped: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_MAP_BYTES", mapped)
+def test_fills_the_buffers(tmp_path: Path, sharded: bool) -> None:
     if sharded:
         shard(tmp_path)
     else:
@@ -48,6 +45,31 @@ def test_converts_and_fills_slices(tmp_path: Path) -> None:
     fused = torch.empty(4, 3, dtype=torch.bfloat16)
     load_weights(tmp_path, {"a": fused[:2], "b": fused[2:]})
     assert torch.equal(fused, torch.cat((TENSORS["a"], TENSORS["a"] + 10)).bfloat16())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
+@pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
+def test_dtypes_equal_the_librarys_reading(tmp_path: Path, dtype: torch.dtype, buffer: torch.dtype) -> None:
+    stored = {
+        "x": (torch.randn(3, 5) * 10).to(dtype),
+        "empty": torch.empty(0, 4, dtype=dtype),
+        "y": torch.ones((), dtype=dtype),
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    targets = {name: torch.zeros(tensor.shape, dtype=buffer) for name, tensor in stored.items()}
+    load_weights(tmp_path, targets)
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(targets[name], tensor.to(buffer))
+
+
+def test_strided_buffers(tmp_path: Path) -> None:
+    save_file({"a": TENSORS["a"]}, tmp_path / "model.safetensors")
+    wide = torch.zeros(2, 6)
+    load_weights(tmp_path, {"a": wide[:, ::2]})
+    assert torch.equal(wide[:, ::2], TENSORS["a"])
+    assert not wide[:, 1::2].any()
 
 
 def test_all_problems_are_named(tmp_path: Path) -> None:

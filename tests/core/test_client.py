@@ -1,0 +1,327 @@
+"""The engine client against a wire whose other end is the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from pegboard.core.client import LONG_TEXT, AsyncEngineClient
+from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    Accepted,
+    ControlReply,
+    ControlRequest,
+    FromScheduler,
+    Rejected,
+    TokenizedBatch,
+    TokenizedRequest,
+    TokenOutput,
+    TokenOutputs,
+    ToScheduler,
+)
+from pegboard.core.redact import redact
+from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+
+END = {"type": "length"}
+
+
+class Wire:
+    """The API's end of a wire, as the client uses it."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToScheduler] = []
+        self._incoming: asyncio.Queue[list[FromScheduler]] = asyncio.Queue()
+
+    def send(self, messages: Iterable[ToScheduler]) -> None:
+        self.sent.extend(messages)
+
+    async def receive(self) -> list[FromScheduler]:
+        return await self._incoming.get()
+
+    async def say(self, *messages: FromScheduler) -> None:
+        """Let the client read these, and act on them."""
+        self._incoming.put_nowait(list(messages))
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def tokens(rid: str, text: str, finish: dict[str, Any] | None = None) -> TokenOutputs:
+    return TokenOutputs(outputs=[TokenOutput(rid=rid, token_ids=[ord(c) for c in text], finish_reason=finish)])
+
+
+Scene = Callable[[AsyncEngineClient, Wire], Awaitable[None]]
+
+
+def play(scene: Scene) -> None:
+    async def whole() -> None:
+        info = FakeEngineClient().info
+        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1})
+        wire = Wire()
+        client.attach(wire, info)  # type: ignore[arg-type]
+        await scene(client, wire)
+        client.detach("the test is over")
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+async def submit(client: AsyncEngineClient, wire: Wire, rid: str = "r", **more: Any) -> OutputStream:
+    task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid=rid, **more)))
+    await settle()
+    await wire.say(Accepted(rid=rid))
+    return await task
+
+
+async def read(stream: OutputStream) -> list[OutputChunk]:
+    return [chunk async for chunk in stream]
+
+
+def test_submit_waits_for_acceptance() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="r")))
+        await settle()
+        assert isinstance(wire.sent[0], TokenizedRequest)
+        assert not task.done()
+        await wire.say(Accepted(rid="r"))
+        assert (await task).rid == "r"
+
+    play(scene)
+
+
+def test_rejection_is_raised() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="r")))
+        await settle()
+        await wire.say(Rejected(rid="r", status=503, code="queue_full", message="later"))
+        with pytest.raises(InvalidRequest, match="later") as caught:
+            await task
+        assert (caught.value.status, caught.value.code) == (503, "queue_full")
+        await submit(client, wire, "r")
+
+    play(scene)
+
+
+def test_bad_requests_never_leave() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        with pytest.raises(InvalidRequest):
+            await client.submit(GenerateRequest(prompt=""))
+        with pytest.raises(InvalidRequest):
+            await client.submit(GenerateRequest(prompt="x" * (LONG_TEXT * 2)))
+        assert wire.sent == []
+
+    play(scene)
+
+
+def test_requests_of_one_turn_travel_together() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        tasks = [asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid=f"{i}"))) for i in range(3)]
+        await settle()
+        assert len(wire.sent) == 1
+        assert isinstance(wire.sent[0], TokenizedBatch)
+        assert [one.rid for one in wire.sent[0].requests] == ["0", "1", "2"]
+        await wire.say(*(Accepted(rid=f"{i}") for i in range(3)))
+        await asyncio.gather(*tasks)
+
+    play(scene)
+
+
+def test_outputs_reach_their_streams() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        a, b = await submit(client, wire, "a"), await submit(client, wire, "b")
+        reading = asyncio.gather(read(a), read(b))
+        await wire.say(tokens("a", "x"), tokens("unknown", "?"), tokens("b", "y"))
+        await wire.say(tokens("a", "z", END), tokens("b", "", END))
+        first, second = await reading
+        assert ("".join(c.text for c in first), "".join(c.text for c in second)) == ("xz", "y")
+        assert first[-1].finish_reason == END
+
+    play(scene)
+
+
+def test_a_slow_reader_gets_one_large_chunk() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        for char in "abcdef":
+            await wire.say(tokens("r", char))
+        await wire.say(tokens("r", "g", END))
+        chunks = await read(stream)
+        assert [chunk.text for chunk in chunks] == ["abcdefg"]
+        assert len(chunks[0].token_ids) == 7
+
+    play(scene)
+
+
+def test_closing_aborts_once() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        await stream.aclose()
+        await stream.aclose()
+        await settle()
+        assert wire.sent[1:] == [AbortRequest(rid="r")]
+
+    play(scene)
+
+
+def test_closing_after_the_end_does_nothing() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        await wire.say(tokens("r", "x", END))
+        await read(stream)
+        await stream.aclose()
+        await settle()
+        assert len(wire.sent) == 1
+
+    play(scene)
+
+
+def test_cancelled_submit_aborts() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="r")))
+        await settle()
+        task.cancel()
+        await settle()
+        assert wire.sent[1:] == [AbortRequest(rid="r")]
+        await wire.say(Rejected(rid="r", status=503, code="queue_full", message="later"))
+        await submit(client, wire, "r")
+
+    play(scene)
+
+
+def test_an_id_is_free_when_its_last_output_has_come() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        with pytest.raises(InvalidRequest) as caught:
+            await client.submit(GenerateRequest(prompt="Hi", rid="r"))
+        assert caught.value.code == "duplicate_rid"
+        await stream.aclose()
+        with pytest.raises(InvalidRequest):
+            await client.submit(GenerateRequest(prompt="Hi", rid="r"))
+        await wire.say(tokens("r", "late", {"type": "abort"}))
+        await submit(client, wire, "r")
+
+    play(scene)
+
+
+def test_abort_by_id_reaches_the_parts_of_a_batch() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        for rid in ("r_0", "r_1", "r_x", "other"):
+            await submit(client, wire, rid)
+        del wire.sent[:]
+        await client.abort("r")
+        await client.abort("nobody")
+        await settle()
+        assert wire.sent == [AbortRequest(rid="r_0"), AbortRequest(rid="r_1")]
+        await client.abort(all_requests=True)
+        await settle()
+        assert wire.sent[-1] == AbortRequest(all_requests=True)
+
+    play(scene)
+
+
+def test_aborted_by_id_ends_with_a_finish_reason() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        await wire.say(tokens("r", "x", {"type": "abort", "message": "aborted by the client", "status": 499}))
+        assert (await read(stream))[-1].finish_reason is not None
+
+    play(scene)
+
+
+def test_failed_requests_raise() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        await wire.say(tokens("r", "x"), tokens("r", "", {"type": "abort", "message": "broken", "status": 500}))
+        chunks = aiter(stream)
+        assert (await anext(chunks)).text == "x"
+        with pytest.raises(InvalidRequest, match="broken") as caught:
+            await anext(chunks)
+        assert caught.value.status == 500
+
+    play(scene)
+
+
+def test_detaching_fails_everything_and_attaching_begins_again() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        pending = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="p")))
+        calling = asyncio.ensure_future(client.flush_cache())
+        await settle()
+        client.detach("the engine died")
+        assert not client.ready
+        for work in (read(stream), pending, calling, client.submit(GenerateRequest(prompt="Hi")), client.flush_cache()):
+            with pytest.raises(InvalidRequest) as caught:
+                await work
+            assert caught.value.status == 503
+        second = Wire()
+        client.attach(second, client.info)  # type: ignore[arg-type]
+        assert client.ready
+        await submit(client, second, "r")
+
+    play(scene)
+
+
+def test_control_calls() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        flushing = asyncio.ensure_future(client.flush_cache())
+        asking = asyncio.ensure_future(client.server_info())
+        await settle()
+        flush, info = wire.sent
+        assert isinstance(flush, ControlRequest)
+        assert isinstance(info, ControlRequest)
+        await wire.say(
+            ControlReply(call_id=info.call_id, ok=True, payload={"n": 1}), ControlReply(call_id=flush.call_id, ok=False)
+        )
+        assert not await flushing
+        answer = await asking
+        assert answer["scheduler"] == {"n": 1}
+        assert answer["config"] == {"api_key": "***", "port": 1}
+
+    play(scene)
+
+
+def test_drain_waits_for_running_requests() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        draining = asyncio.ensure_future(client.drain(60))
+        await settle()
+        assert not client.ready
+        with pytest.raises(InvalidRequest) as caught:
+            await client.submit(GenerateRequest(prompt="Hi"))
+        assert (caught.value.status, caught.value.code) == (503, "shutting_down")
+        assert not draining.done()
+        await wire.say(tokens("r", "x", END))
+        await draining
+        assert (await read(stream))[-1].finish_reason == END
+        assert len(wire.sent) == 1
+
+    play(scene)
+
+
+def test_drain_aborts_what_does_not_end() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        await submit(client, wire)
+        draining = asyncio.ensure_future(client.drain(0))
+        while AbortRequest(all_requests=True) not in wire.sent:
+            await asyncio.sleep(0)
+        await wire.say(tokens("r", "", {"type": "abort", "status": 499}))
+        await draining
+
+    play(scene)
+
+
+def test_redaction_spares_what_only_looks_like_a_secret() -> None:
+    settings = {"max_total_tokens": 5, "hf_token": "x", "nested": {"api_keys": ["a"], "password": ""}, "keyboard": "k"}
+    assert redact(settings) == {
+        "max_total_tokens": 5,
+        "hf_token": "***",
+        "nested": {"api_keys": ["***"], "password": ""},
+        "keyboard": "k",
+    }

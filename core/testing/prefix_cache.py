@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.testing.fakes import CountingAllocator
-from pegboard.core.testing.prefix_books import Books, key_of
+from pegboard.core.testing.prefix_books import Books, Lock, key_of
 from pegboard.core.testing.properties import properties
 from pegboard.core.testing.suite import ContractSuite, capability, lacks
 
@@ -20,8 +20,8 @@ pages = pytest.mark.parametrize("page_size", PAGE_SIZES)
 
 
 def run_of(*chars: int, page_size: int) -> list[int]:
-    """Tokens in which every char fills a page, so that a page differs from another in its last token too."""
-    return [char * 100 + offset % 2 for char in chars for offset in range(page_size)]
+    """Tokens in which every char fills a page. The pages of 2 and 3, 4 and 5... differ in their last token alone."""
+    return [token for char in chars for token in (*[char // 2] * (page_size - 1), char)]
 
 
 class PrefixCacheContract(ContractSuite):
@@ -411,6 +411,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
         self.books: Books = self.make()
+        self.unlocked: list[Lock] = []  # handles that may still be locked: nothing was evicted since
 
     def make(self) -> Books:
         raise NotImplementedError
@@ -422,7 +423,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Make room as the pipeline does: evict what is missing."""
         missing = num_tokens - self.books.allocator.free_tokens
         if missing > 0:
-            self.books.evict(missing)
+            self.evict(missing)
         return num_tokens <= self.books.allocator.free_tokens
 
     @rule(
@@ -436,6 +437,7 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = self.tokens_of(chars, tail)
         if self.room(len(tokens) + self.page_size):
             result = self.books.insert(tokens, namespace, priority=priority)
+            self.unlocked.append(Lock(result.handle, tuple(tokens), namespace, result.taken))
             self.let_go(result.slots[result.taken :])
 
     @rule(chars=st.lists(st.integers(0, 2), max_size=6), tail=st.integers(0, 3), namespace=NAMESPACES)
@@ -463,6 +465,12 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self.books.match(tokens, namespace)
 
+    @precondition(lambda self: self.unlocked)
+    @rule(which=st.integers(0, 100))
+    def lock_later(self, which: int) -> None:
+        lock = self.unlocked.pop(which % len(self.unlocked))
+        self.books.lock_handle(lock.handle, lock.tokens, lock.namespace, lock.length)
+
     @precondition(lambda self: self.books.locks)
     @rule(which=st.integers(0, 100))
     def lock_again(self, which: int) -> None:
@@ -476,7 +484,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(0, 40))
     def evict(self, num_tokens: int) -> None:
-        self.books.evict(num_tokens)
+        if self.books.evict(num_tokens):
+            self.unlocked.clear()
 
     @rule()
     def reset(self) -> None:
@@ -486,6 +495,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.books.check()
         else:
             self.books.reset()
+            self.unlocked.clear()
 
     def let_go(self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Free the caller's own pages."""

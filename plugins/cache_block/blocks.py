@@ -80,27 +80,38 @@ class BlockTable:
                 return
             look *= 4
 
-    def chain(self, before: bytes, blocks: NDArray[np.int64]) -> list[bytes]:
-        """Digests of new blocks after the digest `before`, up to the first whose digest is taken already."""
+    def add(
+        self, pages: NDArray[np.int64], blocks: NDArray[np.int64], path: NDArray[np.int64], namespace: str
+    ) -> NDArray[np.int64]:
+        """Enter new `blocks` int64 [n, page_size], held by `pages` int64 [n], as a chain after the found `path`.
+
+        Returns the path with the new pages behind it. Where a digest is taken already the chain ends early.
+        """
+        last = int(path[-1]) if path.size else 0
+        before = self.digests[last].tobytes() if last else self.root(namespace)
+        digests = self._index_chain(before, blocks, pages)
+        new = pages[: len(digests)].copy()
+        if new.size:
+            self.live[new] = True
+            self.parent[new[0]] = last
+            self.parent[new[1:]] = new[:-1]
+            self.tokens[new] = blocks[: new.shape[0]]
+            self.digests[new] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+            self._successor[new] = 0
+        return np.concatenate((path, new))
+
+    def _index_chain(self, before: bytes, blocks: NDArray[np.int64], pages: NDArray[np.int64]) -> list[bytes]:
+        """Enter the digests of a new chain into the index, up to the first that is taken; the digests entered."""
         data, size = blocks.tobytes(), blocks.shape[1] * blocks.itemsize
         digest, index = self.digest, self.index
         digests: list[bytes] = []
-        for start in range(0, len(data), size):
+        for start, page in zip(range(0, len(data), size), pages.tolist(), strict=True):
             before = digest(before + data[start : start + size])
             if before in index:
                 break
+            index[before] = page
             digests.append(before)
         return digests
-
-    def add(self, pages: NDArray[np.int64], blocks: NDArray[np.int64], digests: list[bytes], parent: int) -> None:
-        """Enter new blocks as a chain after the page `parent` (0: they are the first)."""
-        self.live[pages] = True
-        self.parent[pages[0]] = parent
-        self.parent[pages[1:]] = pages[:-1]
-        self.tokens[pages] = blocks
-        self.digests[pages] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
-        self._successor[pages] = 0
-        self.index.update(zip(digests, pages.tolist(), strict=True))
 
     def remember(self, path: NDArray[np.int64]) -> None:
         """Along this path things went last."""

@@ -80,14 +80,9 @@ class BlockCache(PrefixCache):
         path = self._blocks.find(blocks, key.namespace)
         known = path.shape[0]
         self._keep_cached(path, given, canonical)
-        before = self._blocks.digests[path[-1]].tobytes() if known else self._blocks.root(key.namespace)
-        digests = self._blocks.chain(before, blocks[known:])
-        fresh = given[known : known + len(digests)].copy()
         self._take_out(path)
-        if fresh.size:
-            last = int(path[-1]) if known else 0
-            self._blocks.add(fresh, blocks[known : known + fresh.shape[0]], digests, last)
-            path = np.concatenate((path, fresh))
+        if known < blocks.shape[0]:
+            path = self._blocks.add(given[known:], blocks[known:], path, key.namespace)
             self.version += 1
         self._put_back(path)
         return InsertResult(canonical, path.shape[0] * self.page_size, self._handle(path))

@@ -1,0 +1,171 @@
+"""The order of eviction, the hash chain, and what the block cache does beyond its contract."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.testing.fakes import CountingAllocator
+from pegboard.core.testing.prefix_books import Books, key_of
+from pegboard.plugins.cache_block import blocks as blocks_module
+from pegboard.plugins.cache_block.blocks import BlockTable
+from pegboard.plugins.cache_block.cache import BlockCache
+
+
+def books_of(page_size: int = 1, num_pages: int = 32) -> Books:
+    return Books(lambda ctx: BlockCache(NoOptions(), ctx), num_pages, page_size)
+
+
+def cache_of(books: Books) -> BlockCache:
+    assert isinstance(books.cache, BlockCache)
+    return books.cache
+
+
+def order(books: Books) -> list[tuple[int, ...]]:
+    gone = []
+    while books.known:
+        before = set(books.known)
+        assert books.evict(1) == books.page_size
+        gone += [tokens for _, tokens in before - set(books.known)]
+    return gone
+
+
+def test_the_least_recently_used_goes_first_and_a_chain_from_its_end() -> None:
+    books = books_of()
+    for tokens in ([1, 2, 3], [4, 5], [6]):
+        books.insert(tokens)
+    books.match([1, 2])
+    assert order(books) == [(1, 2, 3), (4, 5), (4,), (6,), (1, 2), (1,)]
+
+
+def test_unlocking_is_a_use() -> None:
+    books = books_of()
+    books.insert([1, 2])
+    books.insert([3])
+    lock = books.lock([1, 2])
+    books.insert([4])
+    books.unlock(lock)
+    assert order(books) == [(3,), (4,), (1, 2), (1,)]
+
+
+def test_a_fork_keeps_its_common_part_longest() -> None:
+    books = books_of()
+    books.insert([1, 2, 3])
+    books.insert([1, 2, 4])
+    books.match([1, 2, 3])
+    assert order(books) == [(1, 2, 4), (1, 2, 3), (1, 2), (1,)]
+
+
+def test_the_digest_chains_the_namespace_and_the_tokens() -> None:
+    books = books_of(2)
+    books.insert([1, 2, 3, 4], "space")
+    root = hashlib.sha256(b"namespace:space").digest()
+    first = hashlib.sha256(root + np.array([1, 2], dtype=np.int64).tobytes()).digest()
+    second = hashlib.sha256(first + np.array([3, 4], dtype=np.int64).tobytes()).digest()
+    assert list(cache_of(books)._blocks.index) == [first, second]
+
+
+def test_each_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+
+    def counting(data: bytes) -> bytes:
+        hashed.append(data)
+        return hashlib.sha256(data).digest()
+
+    monkeypatch.setattr(BlockTable, "digest", staticmethod(counting))
+    books = books_of(num_pages=300)
+    books.insert(list(range(200)))
+    hashed.clear()
+    books.cache.match(key_of(list(range(200))))
+    assert len(hashed) == 2  # the namespace and the first block
+    books.cache.match(key_of([*range(150), 7, 7]))
+    assert len(hashed) == 5  # and the block that differs
+
+
+def test_digests_that_collide_cost_reuse_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody finds two blocks of one SHA-256; with one bit of it left, any two may collide."""
+    monkeypatch.setattr(
+        BlockTable, "digest", staticmethod(lambda data: bytes([hashlib.sha256(data).digest()[0] & 1]) * 32)
+    )
+    allocator = CountingAllocator(64, 1)
+    cache = BlockCache(NoOptions(), type("Ctx", (), {"allocator": allocator, "page_size": 1})())  # type: ignore[arg-type]
+    random = np.random.default_rng(0)
+    stored: dict[int, tuple[int, ...]] = {}
+    taken = []
+    for _ in range(50):
+        tokens = random.integers(0, 3, 4)
+        slots = allocator.alloc_slots(4)
+        result = cache.insert(key_of(tokens.tolist()), slots)
+        stored.update(
+            {int(slot): tuple(tokens[: n + 1].tolist()) for n, slot in enumerate(result.slots[: result.taken])}
+        )
+        allocator.free(result.slots[result.taken :])
+        taken.append(result.taken)
+        found = cache.match(key_of(tokens.tolist()))
+        assert [stored[slot] for slot in found.slots.tolist()] == [tuple(tokens[: n + 1]) for n in range(len(found))]
+        assert len(found) == result.taken
+        cache.check()
+        assert len(allocator.held) == cache.cached_tokens
+        if random.random() < 0.3:
+            cache.evict(1)
+    assert min(taken) < 4
+
+
+def test_a_stale_handle_is_refused() -> None:
+    books = books_of()
+    handle = books.insert([1, 2, 3]).handle
+    books.evict(1)
+    books.insert([1, 2, 3])
+    with pytest.raises(ValueError, match="match it again"):
+        books.cache.lock(handle)
+    books.check()
+
+
+def test_a_handle_of_something_else_is_refused() -> None:
+    books = books_of()
+    for call in (books.cache.lock, books.cache.unlock):
+        with pytest.raises(TypeError, match="no handle of a block cache"):
+            call(object())  # type: ignore[arg-type]
+
+
+def test_a_page_cannot_be_inserted_for_two_prefixes() -> None:
+    books = books_of()
+    slots = books.insert([1, 2]).slots
+    for tokens, given in (([3, 4], slots), ([1, 3], slots), ([1, 2], slots[::-1])):
+        with pytest.raises(ValueError, match="other tokens"):
+            books.cache.insert(key_of(tokens), given)
+        books.check()
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [132, 133, 134, 135], [4, 5, 6, 8], [-4, -3, -2, -1]])
+def test_slots_that_are_no_pages_are_refused(slots: list[int]) -> None:
+    books = books_of(4)
+    with pytest.raises(ValueError, match="slots"):
+        books.cache.insert(key_of([1, 2, 3, 4]), np.array(slots))
+    books.check()
+
+
+def test_long_chains_are_followed_in_growing_looks() -> None:
+    length = 10 * blocks_module.FIRST_LOOK
+    books = books_of(num_pages=4 * length)
+    books.insert(list(range(length)))
+    for fork in (1, 15, 16, 17, 40, 100, length - 1):
+        assert len(books.match([*range(fork), 9999])) == fork
+        books.insert([*range(fork), 10_000 + fork])
+    assert len(books.match(list(range(length)))) == length
+
+
+def test_check_finds_wrong_books() -> None:
+    books = books_of()
+    books.insert([1, 2])
+    cache = cache_of(books)
+    cache._locked += 1
+    with pytest.raises(AssertionError, match="0 blocks locked, 1 counted"):
+        cache.check()
+    cache._locked -= 1
+    cache._idle.remove(cache._blocks.find(np.array([[1]]), ""))
+    with pytest.raises(AssertionError, match="exactly the unlocked"):
+        cache.check()

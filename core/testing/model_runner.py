@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,21 +20,18 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, KVGroupView, LogprobOutput
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, KVGroupView
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.logits_processor import LogitsProcessor
 from pegboard.core.interfaces.model_family import ModelContext, Network
-from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
-from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import LogprobRequest
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.paged import PagedRun
-from pegboard.core.testing.sampler import make_sampling
+from pegboard.core.testing.runner_fakes import CPU, Rig, ScriptedProcessor, ScriptedSampler, WatchedNetwork
 from pegboard.core.testing.subject import installed_registry
 from pegboard.core.testing.suite import ContractSuite, capability, lacks
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -44,105 +41,6 @@ class RunnerModel:
     model: ModelContext
     spec: ModelSpec
     network: Network
-
-
-class WatchedNetwork(Network):
-    """Passes everything on; `tokens` and `rows` list how many tokens and rows of logits each call asked for."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self.tokens: list[int] = []
-        self.rows: list[int] = []
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        self.tokens.append(batch.num_tokens)
-        return self._network.forward(batch)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.rows.append(len(hidden))
-        return self._network.logits(hidden)
-
-
-class ScriptedSampler(Sampler):
-    """Answers row r with token r + 5, overwrites the logits as it may, and keeps what it was given."""
-
-    def __init__(self, vocab: int) -> None:
-        super().__init__(NoOptions(), SamplerContext(vocab, CPU))
-        self.seen: list[torch.Tensor] = []
-        self.batches: list[SamplingBatch] = []
-
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        self.seen.append(logits.clone())
-        self.batches.append(batch)
-        logits.fill_(torch.nan)
-        return torch.arange(5, 5 + len(logits))
-
-    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        return LogprobOutput(logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1))
-
-
-class ScriptedProcessor(LogitsProcessor):
-    """Applies `change` to all logits, and logs its name and what it was prepared with. `idle` has nothing to do."""
-
-    def __init__(
-        self, name: str, log: list[tuple[str, Any]], change: Callable[[torch.Tensor], object], idle: bool = False
-    ) -> None:
-        super().__init__(NoOptions(), LogitsProcessorContext(1, CPU, frozenset()))
-        self.name, self.log, self.change, self.idle = name, log, change, idle
-
-    def wants(self, params: SamplingParams) -> bool:
-        return True
-
-    def prepare(self, rows: Sequence[SamplingRow]) -> Any:
-        self.log.append((f"prepare {self.name}", tuple(rows)))
-        return None if self.idle else self
-
-    def apply(self, logits: torch.Tensor, state: Any) -> None:
-        assert state is self, "apply() gets what prepare() returned, and is not called where that is None"
-        self.log.append((f"apply {self.name}", len(logits)))
-        self.change(logits)
-
-
-class Rig:
-    """A runner over memory of its own. Requests are numbered from 0."""
-
-    def __init__(self, runner: ModelRunner, run: PagedRun) -> None:
-        self.runner = runner
-        self.run = run
-        self.pool = run.pool
-
-    def step(
-        self,
-        new: Mapping[int, Sequence[int]],
-        rows: Sequence[Mapping[str, Any]] | None = (),
-        *,
-        sampled: Sequence[int] | None = None,
-        decode: bool = False,
-        logprobs: Sequence[LogprobRequest | None] = (),
-        processed: bool = False,
-        **wants: bool,
-    ) -> ForwardOutput:
-        """Run `new` tokens of requests and sample behind the last token of each, or of the requests `sampled`.
-
-        `rows` are the sampled rows' parameters as `make_sampling` takes them, greedy by default; None samples nothing.
-        `processed` lets the rows take part in logits processors.
-        """
-        batch = self.run.batch(new, decode=decode)
-        chosen = list(new) if sampled is None else list(sampled)
-        if not decode:
-            ends = dict(zip(new, np.cumsum([len(tokens) for tokens in new.values()]) - 1, strict=True))
-            batch.sample_rows = torch.tensor(
-                [int(ends[one]) for one in chosen] if rows is not None else [], dtype=torch.int64
-            )
-        if rows is None:
-            return self.runner.execute(batch, None, **wants)
-        sampling = make_sampling(rows or [{} for _ in chosen], self.run.spec.vocab_size, logprobs=logprobs)
-        if processed:
-            sampling.rows = tuple(
-                SamplingRow(SamplingParams(), np.array(new[one], dtype=np.int64), np.empty(0, dtype=np.int64))
-                for one in chosen
-            )
-        return self.runner.execute(batch, sampling, **wants)
 
 
 class ModelRunnerContract(ContractSuite):

@@ -20,7 +20,7 @@ import torch
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
 from pegboard.core.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
-from pegboard.core.testing.paged import PagedRun
+from pegboard.core.testing.paged import PagedRun, PlainAttention
 from pegboard.core.testing.suite import ContractSuite
 
 TOLERANCE = 1e-4
@@ -339,6 +339,7 @@ class ModelFamilyContract(ContractSuite):
 
     def test_attends_once_per_layer(self, architecture: str, checkpoint: Path) -> None:
         run = self._run(checkpoint)
+        assert isinstance(run.attention, PlainAttention)
         run.step({0: prompts(checkpoint)[2]})
         assert sorted(run.attention.called) == [layer.layer_id for layer in run.spec.layers]
 

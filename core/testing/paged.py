@@ -123,8 +123,8 @@ def _attend(
 class PagedRun:
     """Runs a network step by step over a `PlainPool`, as the pipeline would. Requests are numbered from 0.
 
-    Pages are handed out in a shuffled order. `pool`, `attention` and `table` may be looked at; `tokens` holds what
-    each request has computed so far.
+    `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order. `pool`,
+    `attention` and `table` may be looked at; `tokens` holds what each request has computed so far.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class PagedRun:
         network: Network,
         spec: ModelSpec,
         *,
+        attention: AttentionBackend | None = None,
         dtype: torch.dtype = torch.float32,
         page_size: int = 4,
         requests: int = 4,
@@ -142,7 +143,7 @@ class PagedRun:
         device = torch.device("cpu")
         pages = -(-length // page_size)
         self.pool = PlainPool(None, KVPoolContext(requests * pages, page_size, spec.layers, dtype, device))
-        self.attention = PlainAttention(
+        self.attention: AttentionBackend = attention or PlainAttention(
             None, AttentionContext(spec.layers, page_size, dtype, device, requests, spec.max_context_len)
         )
         order = np.random.default_rng(0).permutation(requests * pages) + 1

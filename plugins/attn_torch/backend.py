@@ -1,0 +1,149 @@
+"""Attention in plain torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.plugins.attn_torch.masks import CausalMasks
+from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, make_plan
+from pegboard.plugins.attn_torch.softmax import attend, fused_fits
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.attention import AttentionContext
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+
+_BLOCK = 256
+"""Queries per call where a mask is needed: large enough for the fused kernel, small enough to skip most hidden keys."""
+_SCORES = 1 << 22
+"""Scores that the written-out softmax keeps at a time (16 MB in float32)."""
+
+_Plans = dict[tuple[int, int | None], Plan]
+
+
+class TorchAttention(AttentionBackend):
+    """The reference for other backends, and the default on a CPU.
+
+    Decoding requests of similar length are gathered, padded and computed in one call; prompts are computed one request
+    at a time. K and V are read in place wherever a request's slots follow each other. Query heads that share a KV head
+    are laid out as rows or as a broadcast dimension, so K and V are never repeated.
+    """
+
+    def __init__(self, options: Any, ctx: AttentionContext) -> None:
+        super().__init__(options, ctx)
+        self._masks = CausalMasks(_BLOCK, ctx.max_context_len, ctx.dtype, ctx.device)
+        self._kinds = sorted({(layer.kv_group, layer.window) for layer in ctx.layers}, key=str)
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        batch.attn_metadata = plans = {}
+        for kv_group, window in self._kinds:
+            plans[kv_group, window] = make_plan(batch, kv_group, window, self.ctx.dtype)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if k is not None and v is not None:
+            batch.kv_pool.write(layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc, k, v)
+        plan = self._plan(layer, batch)
+        if sinks is not None:
+            sinks = sinks.view(layer.num_kv_heads, -1)
+        if len(plan.decodes) + len(plan.extends) == 1:  # nothing to put together
+            if plan.decodes:
+                return self._decode(q, plan.decodes[0], layer, batch, sinks)
+            return self._extend(q, k, v, plan.extends[0], layer, batch, sinks)
+        out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
+        for group in plan.decodes:
+            out[group.tokens] = self._decode(q, group, layer, batch, sinks)
+        for span in plan.extends:
+            out[span.start : span.start + span.new] = self._extend(q, k, v, span, layer, batch, sinks)
+        return out
+
+    def _plan(self, layer: LayerSpec, batch: ForwardBatch) -> Plan:
+        plans: _Plans = batch.attn_metadata
+        kind = layer.kv_group, layer.window
+        if kind not in plans:  # a layer that the context did not name
+            plans[kind] = make_plan(batch, *kind, self.ctx.dtype)
+        return plans[kind]
+
+    def _decode(
+        self, q: torch.Tensor, group: DecodeGroup, layer: LayerSpec, batch: ForwardBatch, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[size, num_heads, v_dim]. The query heads of one KV head become the rows of one small matrix product."""
+        shape = (group.size, group.length, layer.num_kv_heads, -1)
+        k = _take(batch.kv_pool.keys(layer.layer_id), group.slots).view(shape).transpose(1, 2)
+        v = _take(batch.kv_pool.values(layer.layer_id), group.slots).view(shape).transpose(1, 2)
+        rows = _take(q, group.tokens).view(group.size, layer.num_kv_heads, -1, layer.qk_head_dim)
+        mask = group.mask
+        if mask is not None:
+            mask = mask.expand(-1, 1, rows.shape[2], -1)
+        out = attend(rows, k, v, layer, mask=mask, sinks=None if sinks is None else sinks[..., None])
+        return out.reshape(group.size, layer.num_heads, layer.v_head_dim)
+
+    def _extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        span: ExtendSpan,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[new, num_heads, v_dim] of one request."""
+        tokens = slice(span.start, span.start + span.new)
+        if span.prefix or k is None or v is None:
+            k = _take(batch.kv_pool.keys(layer.layer_id), span.slots)
+            v = _take(batch.kv_pool.values(layer.layer_id), span.slots)
+        else:  # what was just written is all that there is
+            k, v = k[tokens], v[tokens]
+        # [kv heads, group, tokens, dim]: K and V broadcast over the group without a copy.
+        queries = q[tokens].view(span.new, layer.num_kv_heads, -1, layer.qk_head_dim).permute(1, 2, 0, 3)
+        keys = k.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
+        values = v.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
+        if not span.prefix and fused_fits(layer, sinks) and (layer.window is None or layer.window >= span.new):
+            out = attend(queries, keys, values, layer, causal=True)
+        else:
+            out = self._blocks(queries, keys, values, span, layer, sinks)
+        return out.permute(2, 0, 1, 3).reshape(span.new, layer.num_heads, layer.v_head_dim)
+
+    def _blocks(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        span: ExtendSpan,
+        layer: LayerSpec,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[kv heads, group, new, v_dim], some queries at a time, each over the keys that it can see and no more."""
+        out = q.new_empty((*q.shape[:3], layer.v_head_dim))
+        if sinks is not None:
+            sinks = sinks[..., None, None]
+        block = _BLOCK
+        if not fused_fits(layer, sinks):
+            block = max(1, min(_BLOCK, _SCORES // (layer.num_heads * k.shape[2])))
+        for start in range(0, span.new, block):
+            stop = min(start + block, span.new)
+            first = 0  # in k, whose first row is position span.first
+            if layer.window is not None:
+                first = max(0, span.prefix + start - layer.window + 1 - span.first)
+            last = span.prefix + stop - span.first
+            mask = self._masks.get(stop - start, last - first, layer.window)
+            out[:, :, start:stop] = attend(
+                q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last], layer, mask=mask, sinks=sinks
+            )
+        return out
+
+
+def _take(source: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return source[rows] if isinstance(rows, slice) else source.index_select(0, rows)

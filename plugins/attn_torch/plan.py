@@ -1,0 +1,147 @@
+"""What the layers of one batch share: which tokens attend together, and which slots they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.forward import ForwardBatch
+
+Rows = slice | torch.Tensor
+"""Rows of a tensor's first dimension: a slice where they follow each other (a view), else int64 indices (a copy)."""
+
+_WASTE = 0.75
+"""Decoding requests share a call when the shortest is at least this part of the longest..."""
+_SLACK = 64
+"""...or at most this many tokens shorter: a call costs about as much as reading that many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Requests of one new token each and of similar length, computed in one padded call.
+
+    `tokens` are their packed tokens. `slots` name size x length rows of the KV buffers. A request that is shorter than
+    `length` repeats its own last slot, which is sure to hold a number, and `mask` [size, 1, 1, length] puts -inf there
+    (None: nothing to hide).
+    """
+
+    tokens: Rows
+    slots: Rows
+    size: int
+    length: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendSpan:
+    """One request of several new tokens: packed tokens [start, start + new), behind `prefix` tokens of KV.
+
+    `slots` name the KV of positions [first, prefix + new), where `first` is the first that a new token sees.
+    """
+
+    start: int
+    new: int
+    prefix: int
+    first: int
+    slots: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of a batch, for the layers of one KV group that have the same window."""
+
+    decodes: tuple[DecodeGroup, ...]
+    extends: tuple[ExtendSpan, ...]
+
+
+def make_plan(batch: ForwardBatch, kv_group: int, window: int | None, dtype: torch.dtype) -> Plan:
+    """Plan for one KV group and window (None: everything is seen). `dtype` is that of the masks."""
+    lens = batch.seq_lens_cpu
+    new = batch.extend_lens_cpu
+    if new is None:
+        new = np.ones(batch.batch_size, dtype=np.int64)
+    starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(new)[:-1])) if len(new) else new
+    table = batch.kv_groups[kv_group].row_table.index_select(0, batch.req_pool_indices)
+    single = np.flatnonzero(new == 1)
+    seen = lens if window is None else np.minimum(lens, window)
+    decodes = tuple(
+        _decode_group(table, rows, lens, seen, starts, dtype) for rows in _similar(single, seen) if len(rows) > 0
+    )
+    extends = tuple(
+        _extend_span(table, int(row), int(lens[row]), int(new[row]), int(starts[row]), window)
+        for row in np.flatnonzero(new > 1)
+    )
+    return Plan(decodes, extends)
+
+
+def _similar(rows: NDArray[np.int64], seen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut `rows` into groups whose lengths differ little; within a group in the batch's order."""
+    if len(rows) == 0:
+        return []
+    order = rows[np.argsort(-seen[rows], kind="stable")]
+    lengths = seen[order]
+    cuts, longest = [], int(lengths[0])
+    for at, length in enumerate(lengths.tolist()):
+        if length < longest * _WASTE and length < longest - _SLACK:
+            cuts.append(at)
+            longest = length
+    return [np.sort(group) for group in np.split(order, cuts)]
+
+
+def _decode_group(
+    table: torch.Tensor,
+    rows: NDArray[np.int64],
+    lens: NDArray[np.int64],
+    seen: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    dtype: torch.dtype,
+) -> DecodeGroup:
+    device = table.device
+    counts = seen[rows]
+    size, length = len(rows), int(counts.max())
+    tokens = _rows(starts[rows], device)
+    if size == 1:
+        row, end = int(rows[0]), int(lens[rows[0]])
+        return DecodeGroup(tokens, _consecutive(table[row, end - length : end]), 1, length, None)
+    # Host arithmetic and one copy: cheaper than as many small kernels, and the lengths are on the host anyway.
+    steps = np.arange(length)
+    positions = np.minimum((lens[rows] - counts)[:, None] + steps, (lens[rows] - 1)[:, None])
+    flat = torch.from_numpy(positions + rows[:, None] * table.shape[1]).to(device)
+    slots = table.view(-1).index_select(0, flat.view(-1)).long()
+    mask = None
+    if int(counts.min()) < length:
+        hidden = torch.from_numpy(steps >= counts[:, None]).to(device)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
+    return DecodeGroup(tokens, slots, size, length, mask)
+
+
+def _extend_span(table: torch.Tensor, row: int, end: int, new: int, start: int, window: int | None) -> ExtendSpan:
+    prefix = end - new
+    first = 0 if window is None else max(0, prefix - window + 1)
+    return ExtendSpan(start, new, prefix, first, _consecutive(table[row, first:end]))
+
+
+def _rows(indices: NDArray[np.int64], device: torch.device) -> Rows:
+    first, count = int(indices[0]), len(indices)
+    if int(indices[-1]) - first == count - 1:  # ascending by construction
+        return slice(first, first + count)
+    return torch.from_numpy(indices).to(device)
+
+
+def _consecutive(slots: torch.Tensor) -> Rows:
+    """`slots` as a slice where they follow each other, so that K and V are read in place; looked at on a CPU only.
+
+    On another device the look would be a synchronisation.
+    """
+    if slots.device.type == "cpu":
+        host = slots.numpy()
+        first, count = int(host[0]), len(host)
+        if int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all()):
+            return slice(first, first + count)
+    return slots.long()

@@ -72,8 +72,8 @@ class ModelInfo:
 class OutputStream(abc.ABC):
     """The outputs of one accepted request. Closing it before the end aborts the request.
 
-    Iterating raises InvalidRequest with a status of 500 or above where the engine failed the request on the way. A reader
-    that falls behind gets fewer, larger chunks. Iterate it once.
+    Iterating raises InvalidRequest with a status of 500 or above where the engine failed the request on the way. A
+    reader that falls behind gets fewer, larger chunks. Iterate it once.
     """
 
     rid: str

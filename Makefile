@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # The first Python 3.11 or 3.12 that runs and can make environments. `make PYTHON=/path/to/python3.12 test` takes another.
 PYTHON ?= $(shell for one in python3.11 python3.12 python3; do $$one -c \
   'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 && echo $$one && break; done)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CONFIG ?= examples/quickstart.yaml
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900

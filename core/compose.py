@@ -126,7 +126,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     try:
         engine = model.model_validate(_input(merged.data))
     except ValidationError as error:
-        problems += [one for one in problems_of(error, model, merged, registry) if one not in problems]
+        problems += _beside(problems_of(error, model, merged, registry), problems)
     solution = solve(resolution.candidates, registry)
     problems += solution.problems
     if problems or engine is None:
@@ -140,6 +140,13 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
         frozenset(resolution.named),
         solution.reasons,
     )
+
+
+def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
+    """Those of `found` that are not about a place that `known` has said what is wrong with."""
+    places = tuple(one.path for one in known)
+    below = tuple(f"{place}{mark}" for place in places for mark in ".[")
+    return [one for one in found if one.path not in places and not one.path.startswith(below)]
 
 
 def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
@@ -159,6 +166,8 @@ def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> t
                 _with_options(UseSection, f"{path}[{index}]", record, problems, merged)
                 for index, record in enumerate(resolution.candidates[contract.name])
             ]
+        elif isinstance(entries := merged.get(path), list):
+            lists[path] = [tolerant(UseSection)] * len(entries)
     return engine_model(sections, lists)
 
 

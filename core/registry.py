@@ -85,6 +85,11 @@ class Registry:
             raise PluginError(f"there is no contract {contract!r}; {did_you_mean(contract, CONTRACTS)}")
         return tuple(sorted(self._providers[contract].values(), key=lambda one: (-one.provider.rank, one.name)))
 
+    @property
+    def contracts(self) -> tuple[str, ...]:
+        """The names of all contracts of this core."""
+        return tuple(self._providers)
+
     def get(self, contract: str, name: str) -> ProviderRecord | None:
         return self._providers.get(contract, {}).get(name)
 

@@ -163,7 +163,9 @@ def option_keys(record: ProviderRecord) -> Sequence[Key]:
 def _key(path: str, info: Any) -> Key:
     required = info.is_required()
     default = "" if required else _written(info.get_default(call_default_factory=True))
-    return Key(path, type_text(info.annotation, info.metadata), default, " ".join((info.description or "").split()), required)
+    return Key(
+        path, type_text(info.annotation, info.metadata), default, " ".join((info.description or "").split()), required
+    )
 
 
 def _written(value: Any) -> str:

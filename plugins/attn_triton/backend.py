@@ -1,0 +1,321 @@
+"""Attention in Triton kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.plugins.attn_triton import interpreter
+from pegboard.plugins.attn_triton.launch import (
+    MAX_GROUP,
+    MAX_HEAD_DIM,
+    Blocks,
+    Kind,
+    decode_blocks,
+    extend_blocks,
+    extend_tiles,
+    power_of_two,
+    split_decode,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.attention import AttentionContext
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The requests of one new token: int64 [n] rows of the row table, lengths, packed tokens; the lengths on the host."""
+
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    tokens: torch.Tensor
+    seq_lens_cpu: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """Parts of `split_size` tokens. `parts` float32 [n, splits, heads, v dim] and `tops` [n, splits, heads] hold their
+    results between two kernels, for one layer after another; None where there is one part.
+    """
+
+    blocks: Blocks
+    splits: int
+    split_size: int
+    parts: torch.Tensor | None
+    tops: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLaunch:
+    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each."""
+
+    blocks: Blocks
+    tokens: int
+    tiles: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A batch's `attn_metadata`."""
+
+    decoding: Decoding | None
+    launches: dict[Kind, tuple[DecodeLaunch | None, ExtendLaunch | None]]
+
+
+class TritonAttention(AttentionBackend):
+    """Requests of one new token run the decode kernels, split over their KV; all others run the extend kernel.
+
+    So a mixed batch takes two or three launches a layer. A layer's K and V are written first, and everything is then read
+    through the row table, cached prefix and new tokens alike.
+    """
+
+    options: TritonAttentionOptions
+
+    def __init__(self, options: TritonAttentionOptions, ctx: AttentionContext) -> None:
+        from pegboard.plugins.attn_triton import kernels
+
+        super().__init__(options, ctx)
+        self._kernels = kernels
+        self._kinds = {Kind.of(layer): None for layer in ctx.layers}
+        self._arange = torch.arange(ctx.max_batch, device=ctx.device)
+        self._multiprocessors = 1
+        if ctx.device.type == "cuda":
+            self._multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
+
+    @classmethod
+    def supports(cls, ctx: AttentionContext) -> str | None:
+        if find_spec("triton") is None:
+            return "triton is not installed: pip install 'pegboard[triton]'"
+        if ctx.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            return f"its kernels take float16, bfloat16 and float32, not {str(ctx.dtype).removeprefix('torch.')}"
+        if ctx.device.type != "cuda" or interpreter.interpreting():
+            objection = interpreter.objection()
+            if objection is not None:
+                return f"no CUDA device, and no interpreter: {objection}"
+            if ctx.dtype == torch.bfloat16:
+                return "Triton's interpreter computes bfloat16 products wrongly; set model.dtype to float32 or float16"
+        elif torch.cuda.get_device_capability(ctx.device) < (8, 0):
+            return "its kernels need compute capability 8.0 (Ampere) or later"
+        for layer in ctx.layers:
+            if max(layer.qk_head_dim, layer.v_head_dim) > MAX_HEAD_DIM:
+                return f"layer {layer.layer_id}: heads of more than {MAX_HEAD_DIM} do not fit into shared memory"
+            if layer.num_heads // layer.num_kv_heads > MAX_GROUP:
+                return f"layer {layer.layer_id}: more than {MAX_GROUP} query heads share a KV head"
+        return None
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        new = batch.extend_lens_cpu if batch.forward_mode.is_extend else None
+        decoding = self._decoding(batch, new)
+        batch.attn_metadata = metadata = Metadata(decoding, {})
+        for kind in self._kinds:
+            self._plan(kind, batch, metadata)
+
+    def _decoding(self, batch: ForwardBatch, new: NDArray[np.int64] | None) -> Decoding | None:
+        if batch.batch_size == 0:
+            return None
+        if new is None or bool((new == 1).all()):
+            return Decoding(batch.req_pool_indices, batch.seq_lens, self._first(batch.batch_size), batch.seq_lens_cpu)
+        single = np.flatnonzero(new == 1)
+        if len(single) == 0:
+            return None
+        assert batch.extend_start_loc is not None
+        index = torch.from_numpy(single).to(self.ctx.device, non_blocking=True)
+        rows, lens, tokens = batch.req_pool_indices[index], batch.seq_lens[index], batch.extend_start_loc[index]
+        return Decoding(rows, lens, tokens, batch.seq_lens_cpu[single])
+
+    def _first(self, count: int) -> torch.Tensor:
+        if count > len(self._arange):
+            self._arange = torch.arange(count, device=self.ctx.device)
+        return self._arange[:count]
+
+    def _plan(
+        self, kind: Kind, batch: ForwardBatch, metadata: Metadata
+    ) -> tuple[DecodeLaunch | None, ExtendLaunch | None]:
+        """The launches of one kind of layer, made once per batch."""
+        found = metadata.launches.get(kind)
+        if found is None:
+            decode = None if metadata.decoding is None else self._plan_decode(kind, metadata.decoding)
+            found = metadata.launches[kind] = decode, self._plan_extend(kind, batch)
+        return found
+
+    def _plan_decode(self, kind: Kind, decoding: Decoding) -> DecodeLaunch:
+        blocks = decode_blocks(kind, self.ctx.dtype.itemsize, self.options)
+        seen = decoding.seq_lens_cpu if kind.window is None else np.minimum(decoding.seq_lens_cpu, kind.window)
+        programs = kind.num_kv_heads * -(-kind.group // blocks.rows)
+        size, splits = split_decode(seen, programs, blocks.keys, self._multiprocessors, self.options.kv_split)
+        if splits == 1:
+            return DecodeLaunch(blocks, 1, size, None, None)
+        shape = (len(seen), splits, kind.num_kv_heads * kind.group)
+        tops = torch.empty(shape, dtype=torch.float32, device=self.ctx.device)
+        return DecodeLaunch(blocks, splits, size, tops.new_empty((*shape, kind.v_head_dim)), tops)
+
+    def _plan_extend(self, kind: Kind, batch: ForwardBatch) -> ExtendLaunch | None:
+        new, prefix = batch.extend_lens_cpu, batch.extend_prefix_lens_cpu
+        if new is None or prefix is None or not batch.forward_mode.is_extend:
+            return None
+        several = np.flatnonzero(new > 1)
+        if len(several) == 0:
+            return None
+        new, prefix = new[several], prefix[several]
+        blocks = extend_blocks(kind, self.ctx.dtype.itemsize, int(new.max()) * kind.group, self.options)
+        tokens = blocks.rows // kind.group
+        tiles = torch.from_numpy(extend_tiles(several, new, prefix, tokens, kind.window))
+        return ExtendLaunch(blocks, tokens, tiles.to(self.ctx.device, non_blocking=True))
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if k is not None and v is not None:
+            batch.kv_pool.write(layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc, k, v)
+        metadata: Metadata = batch.attn_metadata
+        decode, extend = self._plan(Kind.of(layer), batch, metadata)
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
+        if decode is not None and metadata.decoding is not None:
+            self._decode(q, out, layer, batch, metadata.decoding, decode, sinks)
+        if extend is not None:
+            self._extend(q, out, layer, batch, extend, sinks)
+        return out
+
+    def _extend(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        launch: ExtendLaunch,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
+        table = batch.kv_groups[layer.kv_group].row_table
+        self._kernels.extend_kernel[(len(launch.tiles), layer.num_kv_heads)](
+            q,
+            out,
+            keys,
+            values,
+            q if sinks is None else sinks,
+            launch.tiles,
+            table,
+            batch.req_pool_indices,
+            batch.extend_start_loc,
+            batch.extend_prefix_lens,
+            batch.extend_lens,
+            *q.stride()[:2],
+            *out.stride()[:2],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            table.stride(0),
+            layer.window or 0,
+            *_factors(layer),
+            GROUP=layer.num_heads // layer.num_kv_heads,
+            TOKENS=launch.tokens,
+            BLOCK_M=launch.blocks.rows,
+            **_constants(layer, launch.blocks, sinks),
+        )
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        decoding: Decoding,
+        launch: DecodeLaunch,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
+        table = batch.kv_groups[layer.kv_group].row_table
+        group, count = layer.num_heads // layer.num_kv_heads, len(decoding.rows)
+        split = launch.parts is not None and launch.tops is not None
+        # Placeholders where there is nothing to split: the kernel is then compiled without them.
+        parts = launch.parts if launch.parts is not None else out[:, None]
+        tops = launch.tops if launch.tops is not None else out
+        constants = _constants(layer, launch.blocks, sinks)
+        self._kernels.decode_kernel[(count, layer.num_kv_heads * -(-group // launch.blocks.rows), launch.splits)](
+            q,
+            parts,
+            tops,
+            keys,
+            values,
+            q if sinks is None else sinks,
+            table,
+            decoding.rows,
+            decoding.tokens,
+            decoding.seq_lens,
+            *q.stride()[:2],
+            *parts.stride()[:3],
+            *tops.stride()[:2],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            table.stride(0),
+            layer.window or 0,
+            launch.split_size,
+            *_factors(layer),
+            GROUP=group,
+            BLOCK_H=launch.blocks.rows,
+            SPLIT=split,
+            **constants,
+        )
+        if split:
+            self._kernels.reduce_kernel[(count, layer.num_heads)](
+                parts,
+                tops,
+                out,
+                q if sinks is None else sinks,
+                decoding.tokens,
+                decoding.seq_lens,
+                *parts.stride()[:3],
+                *tops.stride()[:2],
+                *out.stride()[:2],
+                layer.window or 0,
+                launch.split_size,
+                DV=layer.v_head_dim,
+                BLOCK_S=power_of_two(launch.splits, 2),
+                BLOCK_DV=constants["BLOCK_DV"],
+                HAS_WINDOW=constants["HAS_WINDOW"],
+                HAS_SINKS=constants["HAS_SINKS"],
+            )
+
+
+def _factors(layer: LayerSpec) -> tuple[float, float]:
+    """The kernels' `scale` and `cap`, see `_scores` there."""
+    if layer.logit_cap is None:
+        return layer.scale * LOG2E, 0.0
+    return 2.0 * LOG2E * layer.scale / layer.logit_cap, LOG2E * layer.logit_cap
+
+
+def _constants(layer: LayerSpec, blocks: Blocks, sinks: torch.Tensor | None) -> dict[str, int | bool]:
+    """Compile-time constants that extend and decode share."""
+    return {
+        "D": layer.qk_head_dim,
+        "DV": layer.v_head_dim,
+        "BLOCK_N": blocks.keys,
+        "BLOCK_D": power_of_two(layer.qk_head_dim),
+        "BLOCK_DV": power_of_two(layer.v_head_dim),
+        "HAS_WINDOW": layer.window is not None,
+        "HAS_CAP": layer.logit_cap is not None,
+        "HAS_SINKS": sinks is not None,
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
+    }

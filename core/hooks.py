@@ -58,7 +58,8 @@ class Hooks:
             self._manager.register(implementation, name or None)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            self._manager.unregister(implementation)
+            if self._manager.is_registered(implementation):
+                self._manager.unregister(implementation)
             unknown = [one for one in _marked(implementation) if one not in HOOK_NAMES]
             hint = f"; {did_you_mean(unknown[0], HOOK_NAMES)}" if unknown else ""
             raise PluginError(f"{owner}: {' '.join(str(error).split())}{hint}") from error

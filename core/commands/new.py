@@ -36,8 +36,8 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
         raise PluginError(f"bad name {name!r}: a lower-case letter, then lower-case letters, digits or '_'")
     known = template_contracts()
     if contract not in known:
-        hint = did_you_mean(contract, known)
-        raise PluginError(f"there is no template for {contract!r}; {hint} there are some for: {', '.join(known)}")
+        parts = (f"there is no template for {contract!r};", did_you_mean(contract, known), f"known: {', '.join(known)}")
+        raise PluginError(" ".join(part for part in parts if part))
     distribution = name.replace("_", "-")
     root = directory / distribution
     if root.exists():

@@ -1,0 +1,261 @@
+"""The command line: what it prints, how it fails, and how quickly it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pegboard.core.cli import app, main
+from pegboard.core.commands.new import create, template_contracts
+from pegboard.core.compose import ResolvedConfig
+from pegboard.core.interfaces.errors import PegboardError, PluginError
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "fastapi", "zmq", "triton", "gguf", "numpy")
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def run_json(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def pegboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The real script, in a process of its own."""
+    script = Path(sys.executable).parent / "pegboard"
+    env = {**os.environ, **environment}
+    return subprocess.run([script, *arguments], capture_output=True, text=True, check=False, env=env, cwd="/")
+
+
+class TestLightness:
+    @pytest.mark.parametrize(
+        "arguments", [["--help"], ["--version"], ["plugins", "list"], ["plugins", "show", "lpm"], ["config", "--help"]]
+    )
+    def test_nothing_heavy_is_imported(self, arguments: list[str]) -> None:
+        code = (
+            f"import sys; sys.argv = ['pegboard', *{arguments!r}]\n"
+            "from pegboard.core.cli import main\n"
+            "try:\n    main()\nexcept SystemExit: pass\n"
+            f"sys.exit(str([name for name in {HEAVY!r} if name in sys.modules]))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+        assert done.stderr.strip() == "[]"
+        assert done.stdout
+
+
+class TestErrors:
+    def test_a_config_error_is_shown_without_traceback(self) -> None:
+        done = pegboard("config", "check", "--set", "model.path=x", "--set", "prefix_cache.use=radxi")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: prefix_cache.use: 'radxi' is not installed; did you mean 'radix'?")
+        assert "Traceback" not in done.stderr
+
+    def test_the_environment_counts(self) -> None:
+        done = pegboard("config", "check", "--set", "model.path=x", PEGBOARD__SERVER__PORT="abc")
+        assert done.returncode == 2
+        assert "server.port: 'abc' is wrong" in done.stderr
+        assert "[PEGBOARD__SERVER__PORT]" in done.stderr
+
+    def test_other_errors_are_not_hidden(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr("pegboard.core.cli.app", fail)
+        with pytest.raises(RuntimeError, match="a bug"):
+            main()
+
+
+class TestConfig:
+    def test_check_says_ok(self) -> None:
+        assert run("config", "check", str(ROOT / "examples" / "quickstart.yaml")).stdout == "ok\n"
+
+    def test_check_as_json(self) -> None:
+        result = run("config", "check", "--json")
+        assert result.exit_code == 2
+        (problem,) = json.loads(result.stdout)["problems"]
+        assert problem["path"] == "model.path"
+        assert run_json("config", "check", "--set", "model.path=x") == {"ok": True, "problems": []}
+
+    def test_show_prints_value_and_origin(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text("model:\n  path: x\n")
+        lines = run("config", "show", str(path), "--set", "server.port=31000").stdout.splitlines()
+        rows = {line.split()[0]: line.split()[1:3] for line in lines}
+        assert rows["model.path"] == ["'x'", f"{path}:2"]
+        assert rows["server.port"] == ["31000", "--set"]
+        assert rows["prefix_cache.use"] == ["'radix'", "default"]
+
+    def test_show_as_json(self) -> None:
+        shown = {one["path"]: one for one in run_json("config", "show", "--set", "model.path=x")}
+        assert shown["server.port"] == {"path": "server.port", "value": 30000, "origin": "default", "note": ""}
+
+    def test_schema_is_json(self) -> None:
+        found = json.loads(run("config", "schema").stdout)
+        assert "radix" in found["properties"]["prefix_cache"]["discriminator"]["mapping"]
+
+
+class TestPlugins:
+    def test_list(self) -> None:
+        result = run("plugins", "list")
+        assert result.exit_code == 0
+        assert any(line.split()[:3] == ["prefix_cache", "radix", "cache_radix"] for line in result.stdout.splitlines())
+
+    def test_list_as_json(self) -> None:
+        found = run_json("plugins", "list")
+        assert set(found) == {"providers", "plugins", "broken", "conflicts"}
+        (radix,) = [one for one in found["providers"] if one["provider"] == "radix"]
+        assert radix["provides"] == ["reuse"]
+        assert radix["from"].startswith("pegboard ")
+
+    def test_list_shows_what_is_broken_and_in_conflict(self, site: Any) -> None:
+        site.install("acme-bad", "1.0", bad="1 / 0")
+        assert "! bad (acme-bad 1.0) is broken: ZeroDivisionError" in run("plugins", "list").stdout
+        site.install("acme-cache", "2.1", acme=site.plugin("acme", site.provider("prefix_cache", "radix")))
+        result = run("plugins", "list")
+        assert result.exit_code == 1
+        assert "! two prefix_cache providers are called 'radix'" in result.stdout
+
+    def test_show_by_provider_plugin_and_contract(self) -> None:
+        (radix,) = run_json("plugins", "show", "radix")
+        assert radix["options"][0]["path"] == "prefix_cache.eviction"
+        names = [one["provider"] for one in run_json("plugins", "show", "policy_cache_aware")]
+        assert names == ["lpm", "dfs-weight"]
+        (torch,) = run_json("plugins", "show", "sampler/torch")
+        assert torch["contract"] == "sampler"
+        assert "requires  prefix_cache.reuse" in run("plugins", "show", "lpm").stdout
+
+    def test_an_unknown_name_has_a_suggestion(self) -> None:
+        with pytest.raises(PluginError, match="no plugin or provider 'radxi' is installed; did you mean 'radix'"):
+            run("plugins", "show", "radxi")
+
+    def test_matrix_shows_reports(self, tmp_path: Path) -> None:
+        entry = {
+            "contract": "prefix_cache",
+            "provider": "radix",
+            "class": "x",
+            "distribution": "pegboard",
+            "distribution_version": "0.1.0",
+            "capabilities": ["reuse"],
+            "verdict": "passed",
+            "counts": {"passed": 31, "skipped": 2},
+        }
+        first, second = tmp_path / "a.json", tmp_path / "b.json"
+        first.write_text(json.dumps({"format": 1, "providers": [entry], "errors": []}))
+        second.write_text(json.dumps({"format": 1, "providers": [{**entry, "provider": "none"}], "errors": []}))
+        text = run("plugins", "matrix", str(first), str(second)).stdout
+        assert "31 passed, 2 skipped" in text
+        assert [one["provider"] for one in run_json("plugins", "matrix", str(first), str(second))["providers"]] == [
+            "radix",
+            "none",
+        ]
+
+    def test_matrix_without_a_report_says_how_to_make_one(self, tmp_path: Path) -> None:
+        with pytest.raises(PegboardError, match="write one with: pytest --conformance-report="):
+            run("plugins", "matrix", str(tmp_path / "none.json"))
+
+    def test_check_runs_the_suite_and_matrix_shows_it(self, tmp_path: Path) -> None:
+        report = tmp_path / "report.json"
+        done = pegboard("plugins", "check", "fcfs", "token_allocator/stack", "--report", str(report))
+        assert done.returncode == 0, done.stdout + done.stderr
+        verdicts = [
+            (one["provider"], one["verdict"]) for one in run_json("plugins", "matrix", str(report))["providers"]
+        ]
+        assert verdicts == [("fcfs", "passed"), ("stack", "passed")]
+
+    def test_check_as_json(self) -> None:
+        done = pegboard("plugins", "check", "fcfs", "--json")
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["providers"][0]["provider"] == "fcfs"
+
+    def test_check_of_a_contract_without_a_suite(self) -> None:
+        with pytest.raises(PluginError, match="no conformance suite yet for kv_pool"):
+            run("plugins", "check", "mha")
+
+
+class TestNew:
+    def test_there_are_templates(self) -> None:
+        assert template_contracts() == ["prefix_cache", "schedule_policy"]
+
+    @pytest.mark.parametrize("contract", ["schedule_policy", "prefix_cache"])
+    def test_a_new_package_conforms(self, tmp_path: Path, contract: str) -> None:
+        """Put on the path with its entry point, as an installer would, it is found, listed, checked, configured."""
+        made = run_json("plugins", "new", "my_thing", "--contract", contract, "--directory", str(tmp_path))
+        root = Path(made["root"])
+        assert root == tmp_path / "my-thing"
+        assert all(Path(one).is_file() for one in made["files"])
+        assert not [one for one in made["files"] if "$" in one or "$" in Path(one).read_text("utf-8")]
+        info = root / "src" / "my_thing-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-thing\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text("[pegboard]\nmy_thing = my_thing:plugin\n")
+        path = str(root / "src")
+        listed = pegboard("plugins", "list", PYTHONPATH=path)
+        assert "my-thing 0.1.0" in listed.stdout
+        checked = pegboard("plugins", "check", "my_thing", PYTHONPATH=path)
+        assert checked.returncode == 0, checked.stdout
+        place = "scheduler.policy.use" if contract == "schedule_policy" else "prefix_cache.use"
+        chosen = pegboard("config", "check", "--set", "model.path=x", "--set", f"{place}=my_thing", PYTHONPATH=path)
+        assert chosen.stdout == "ok\n"
+
+    def test_new_code_is_clean(self, tmp_path: Path) -> None:
+        for contract in template_contracts():
+            create("my_thing", contract, tmp_path / contract)
+        ruff = Path(sys.executable).parent / "ruff"
+        command = [ruff, "check", "--isolated", "--select", "E,F,I,UP,B,W", "--line-length", "120", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+    @pytest.mark.parametrize("name", ["My-Thing", "1st", "class", "a.b", ""])
+    def test_bad_names_are_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(PluginError, match="bad name"):
+            create(name, "schedule_policy", tmp_path)
+
+    def test_a_contract_without_a_template(self, tmp_path: Path) -> None:
+        with pytest.raises(PluginError, match="no template for 'sampler'; known: prefix_cache"):
+            create("my_thing", "sampler", tmp_path)
+
+    def test_nothing_is_overwritten(self, tmp_path: Path) -> None:
+        create("my_thing", "schedule_policy", tmp_path)
+        with pytest.raises(PluginError, match="is there already; nothing was written"):
+            create("my_thing", "schedule_policy", tmp_path)
+
+
+class TestServe:
+    def test_serve_composes_and_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import pegboard.core.server
+
+        started: list[ResolvedConfig] = []
+        monkeypatch.setattr(pegboard.core.server, "serve", started.append)
+        run("serve", str(ROOT / "examples" / "quickstart.yaml"), "--set", "server.port=31000")
+        (resolved,) = started
+        assert resolved.engine.server.port == 31000
+        assert resolved.origins["server.port"] == "--set"
+
+    def test_a_bad_config_starts_nothing(self) -> None:
+        with pytest.raises(PegboardError, match="there is no such file"):
+            run("serve", "missing.yaml")
+
+    def test_generate_answers_one_prompt(self, tmp_path: Path) -> None:
+        from pegboard.core.testing.checkpoints import tiny_checkpoint
+
+        model = f"model.path={tiny_checkpoint(tmp_path, 'llama')}"
+        small = ("--set", "memory.max_total_tokens=512", "--set", "attention.use=torch", "--max-new-tokens", "4")
+        plain = run("generate", "The quick", "--set", model, *small)
+        answer = run_json("generate", "The quick", "--set", model, *small)
+        assert plain.stdout == answer["text"] + "\n"
+        assert answer["prompt_tokens"] > 0
+        assert 1 <= len(answer["token_ids"]) <= 4
+        chat = run_json("generate", "The quick", "--set", model, *small, "--chat")
+        assert chat["prompt_tokens"] > answer["prompt_tokens"]

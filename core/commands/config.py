@@ -57,7 +57,7 @@ def check(files: Files = None, overrides: Overrides = None, as_json: Json = Fals
 @app.command()
 def schema() -> None:
     """Print the JSON schema of configs, with the options of every installed provider."""
-    from pegboard.core.composition.describe import schema as describe
+    from pegboard.core.composition.schema import schema as describe
     from pegboard.core.registry import Registry
 
     write_json(describe(Registry.discover()))

@@ -57,8 +57,8 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
     }
     files = []
     for folder in (_COMMON, contract):
-        for parts, source in _walk(_templates() / folder):
-            path = root.joinpath(*(Template(part).substitute(values) for part in parts))
+        for place, source in _walk(_templates() / folder):
+            path = root.joinpath(*(Template(part).substitute(values) for part in place))
             path = path.with_name(path.name.removesuffix(_SUFFIX))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(Template(source.read_text("utf-8")).substitute(values), "utf-8")

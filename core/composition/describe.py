@@ -1,23 +1,19 @@
-"""Saying what a config is and what it could be: resolved values with their origin, the schema, the list of keys."""
+"""Saying what a config is and what it could be: resolved values with their origin, the list of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Union
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel
 
 from pegboard.core.compose import ResolvedConfig
 from pegboard.core.composition.merge import Merged
-from pegboard.core.composition.sections import with_options
 from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
 from pegboard.core.composition.sources import DEFAULT_PRESET, read_preset
-from pegboard.core.config import AUTO, EngineConfig, Section, UseSection
-from pegboard.core.interfaces.contracts import Contract
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.config import EngineConfig, UseSection
 from pegboard.core.records import ProviderRecord
-from pegboard.core.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,74 +54,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(child, f"{path}[{index}]")
     else:
         yield path, value
-
-
-def schema(registry: Registry) -> dict[str, Any]:
-    """JSON schema of the config, with the options of every installed provider, told apart by `use`.
-
-    Imports every options model; a provider whose model cannot be imported takes any option.
-    """
-    sections = {path: _union(path, contract, registry) for path, contract in USE_SECTIONS.items()}
-    entries = {path: _union(path, contract, registry, auto=False) for path, contract in LIST_SECTIONS.items()}
-    model = _schema_model(EngineConfig, "", sections, entries)
-    return model.model_json_schema()
-
-
-def _schema_model(model: type[Section], path: str, sections: Mapping[str, Any], entries: Mapping[str, Any]) -> Any:
-    """`model` with every union of providers in its place."""
-    fields: dict[str, Any] = {}
-    for key, info in model.model_fields.items():
-        below = f"{path}.{key}" if path else key
-        child = section_at(below)
-        description = info.description
-        if below in entries:
-            fields[key] = (list[Union[str, entries[below]]], Field(default=[], description=description))  # noqa: UP007
-        elif below in sections:
-            fields[key] = (sections[below], _optional(info.is_required(), description))
-        elif child is not None:
-            nested = _schema_model(child, below, sections, entries)
-            fields[key] = (nested, _optional(info.is_required(), description))
-    return create_model(model.__name__, __base__=model, **fields) if fields else model
-
-
-def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = True) -> Any:
-    core = section_at(path) or UseSection
-    nested = {one: _union(one, other, registry) for one, other in USE_SECTIONS.items() if one.startswith(f"{path}.")}
-    core = _schema_model(core, path, nested, {}) if nested else core
-    default = default_use(contract) if auto else ""
-    variants = [
-        _tagged(core, path, record, record.name == default)
-        for record in registry.providers(contract.name)
-        if not record.problem
-    ]
-    if auto:
-        use: Any = (Literal[AUTO], AUTO if default == AUTO else ...)  # type: ignore[valid-type]
-        variants.append(create_model(f"{contract.name}_auto", __base__=core, use=use))
-    if not variants:
-        return core
-    return Annotated[Union[tuple(variants)], Field(discriminator="use")] if len(variants) > 1 else variants[0]  # noqa: UP007
-
-
-def _optional(required: bool, description: str | None) -> Any:
-    return Field(description=description) if required else Field(default_factory=dict, description=description)
-
-
-def default_use(contract: Contract) -> Any:
-    """What the default preset says, or `auto` where it says nothing. For a list, the list."""
-    return Merged([read_preset(DEFAULT_PRESET)]).get(use_path(contract), AUTO)
-
-
-def _tagged(core: type[Section], path: str, record: ProviderRecord, default: bool) -> Any:
-    """The section where `use` is this provider; `default` is the one that is meant without a `use`."""
-    try:
-        section = with_options(core, path, record)
-    except PegboardError:
-        section = core
-    description = record.provider.summary
-    name = record.name
-    field = Field(default=name, description=description) if default else Field(description=description)
-    use: Any = (Literal[name], field)  # type: ignore[valid-type]
-    return create_model(f"{record.provider.contract}_{record.name}", __base__=section, use=use)
 
 
 @dataclass(frozen=True, slots=True)

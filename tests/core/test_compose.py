@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pegboard.core.compose import ResolvedConfig, compose
-from pegboard.core.composition.describe import schema, show
+from pegboard.core.composition.describe import show
+from pegboard.core.composition.schema import schema
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement

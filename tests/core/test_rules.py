@@ -142,7 +142,7 @@ class TestThirdRule:
     def test_neither_do_options_and_config(self) -> None:
         code = (
             "from pegboard.core.registry import Registry\n"
-            "from pegboard.core.composition.describe import schema\n"
+            "from pegboard.core.composition.schema import schema\n"
             "schema(Registry.discover())"
         )
         assert self.loaded_by(code) == "[]"

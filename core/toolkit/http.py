@@ -27,6 +27,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -100,8 +101,13 @@ class RequestModel(BaseModel):
 
 
 async def parse_body(request: Request, model: type[M]) -> M:
-    """The request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is wrong."""
-    data = await request.body()
+    """The request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is wrong, and
+    ClientDisconnected where the client leaves before it has sent all of it.
+    """
+    try:
+        data = await request.body()
+    except ClientDisconnect:
+        raise ClientDisconnected from None
     if len(data) > LARGE_BODY:
         return await asyncio.to_thread(validate_body, data, model)
     return validate_body(data, model)

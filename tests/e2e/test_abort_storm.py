@@ -33,7 +33,7 @@ WORDS = ["one", "two", "three", "seven", "server", "answers", "requests", "promp
 SERVER: dict[str, Any] = {
     "attention": {"use": "torch"},
     # Far less memory than all requests want together, and an admission that reckons with short answers.
-    "scheduler": {"max_running_requests": 48, "chunked_prefill_size": 64, "estimate_max_new_tokens": 32},
+    "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 64, "estimate_max_new_tokens": 4},
 }
 
 
@@ -216,7 +216,7 @@ def test_storm(cache: str, page_size: int, checkpoints: Path, monkeypatch: pytes
             "served_name": "m",
         },
         "prefix_cache": {"use": cache},
-        "memory": {"page_size": page_size, "max_total_tokens": 1536},
+        "memory": {"page_size": page_size, "max_total_tokens": 1024},
     }
     with Engine.from_config(config) as engine:
         cases = make_cases(engine)

@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 LOG2E = math.log2(math.e)
+COMMON = {"enable_fp_fusion": True}
+"""Multiply-adds may be fused. That is the default up to Triton 3.9, which warns unless one says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The requests of one new token: int64 [n] rows of the row table, lengths, packed tokens; the lengths on the host."""
+    """The requests of one new token: rows of the row table, lengths and packed tokens, int64 [n]; lengths on the
+    host."""
 
     rows: torch.Tensor
     seq_lens: torch.Tensor
@@ -78,8 +81,8 @@ class Metadata:
 class TritonAttention(AttentionBackend):
     """Requests of one new token run the decode kernels, split over their KV; all others run the extend kernel.
 
-    So a mixed batch takes two or three launches a layer. A layer's K and V are written first, and everything is then read
-    through the row table, cached prefix and new tokens alike.
+    So a mixed batch takes two or three launches a layer. A layer's K and V are written first, and everything is then
+    read through the row table, cached prefix and new tokens alike.
     """
 
     options: TritonAttentionOptions
@@ -295,6 +298,7 @@ class TritonAttention(AttentionBackend):
                 BLOCK_DV=constants["BLOCK_DV"],
                 HAS_WINDOW=constants["HAS_WINDOW"],
                 HAS_SINKS=constants["HAS_SINKS"],
+                **COMMON,
             )
 
 
@@ -318,4 +322,5 @@ def _constants(layer: LayerSpec, blocks: Blocks, sinks: torch.Tensor | None) -> 
         "HAS_SINKS": sinks is not None,
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
+        **COMMON,
     }

@@ -9,8 +9,8 @@ Two things are common to them:
 - The query heads of one KV head are rows of one tile ("packed GQA"). K and V are loaded once for all of them, and
   `tl.dot`, which wants at least 16 rows, gets real ones even where a request has a single new token.
 - Keys and values are found through the row table, one int32 per token, whatever the page size: 4 bytes beside the 256
-  and more of a key and value, and mostly out of L1. A slot is looked up and loaded only below the request's length. What
-  lies beyond, also in the last page, may be NaN, and 0 * NaN is NaN; so loads are masked, and not products.
+  and more of a key and value, and mostly out of L1. A slot is looked up and loaded only below the request's length.
+  What lies beyond, also in the last page, may be NaN, and 0 * NaN is NaN; so loads are masked, and not products.
 """
 # ruff: noqa: N803 - compile-time constants are written in capitals, as everywhere in Triton
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -23,9 +23,9 @@ import triton.language as tl
 def _scores(q, k, scale, cap, HAS_CAP: tl.constexpr):
     """Scaled scores of q [rows, dim] and k [dim, keys], in base 2.
 
-    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs one
-    exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which libdevice
-    is not. "ieee" keeps float32 from becoming tf32; it changes nothing for the 16-bit types.
+    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
+    one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
+    libdevice is not. "ieee" keeps float32 from becoming tf32; it changes nothing for the 16-bit types.
     """
     s = tl.dot(q, k, input_precision="ieee") * scale
     if HAS_CAP:
@@ -102,9 +102,10 @@ def extend_kernel(
 ):  # fmt: skip
     """New tokens over cached and new KV. Grid (tiles, kv heads).
 
-    `tiles` int32 [tiles, 2] name a request and the first of the TOKENS new tokens of it that a program computes, for the
-    GROUP query heads of its KV head: row r of the tile is token r // GROUP, head r % GROUP. Rows from TOKENS * GROUP on
-    are padding (one of 64 for three heads). In the output and the queries a tile's rows are then nearly contiguous.
+    `tiles` int32 [tiles, 2] name a request and the first of the TOKENS new tokens of it that a program computes, for
+    the GROUP query heads of its KV head: row r of the tile is token r // GROUP, head r % GROUP. Rows from TOKENS *
+    GROUP on are padding (one of 64 for three heads). In the output and the queries a tile's rows are then nearly
+    contiguous.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -218,7 +219,7 @@ def decode_kernel(
 
         # The newest token sees everything below it: only the block at the end needs a mask.
         whole = (end - first) // BLOCK_N
-        for block in range(0, whole):
+        for block in range(whole):
             _, k, v = _read_block(
                 table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, d, dv,
                 D, DV, BLOCK_N, False,

@@ -57,26 +57,34 @@ class Blocks:
 def extend_blocks(kind: Kind, itemsize: int, rows: int, options: TritonAttentionOptions) -> Blocks:
     """Blocks for tiles of up to `rows` useful query rows (tokens times group).
 
-    A tile lives in registers (rows x v dim of float32) and shared memory (q, and `stages` blocks of k and v): 128 x 64 with
-    128-dim heads in 16 bits takes 32 KB and 32 KB a stage, of 227 KB on an H100 or H200, so two tiles fit on a multiprocessor. Wider
-    heads or float32 halve the keys, then the rows.
+    A tile keeps rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared memory. For
+    128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor of an
+    H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers instead,
+    and these are the largest blocks that do not spill (all checked with ptxas for sm_90).
     """
     dim = power_of_two(max(kind.qk_head_dim, kind.v_head_dim))
-    wide = dim * itemsize  # bytes of a padded key
-    most = 128 if wide <= 256 else 64 if wide <= 1024 else 32
-    least = power_of_two(kind.group)
+    if itemsize == 4:
+        most, keys, warps, stages = (64, 32, 8, 2) if dim <= 64 else (32, 16, 8, 2)
+    elif dim <= 128:
+        most, keys, warps, stages = 128, 64, 4 if dim <= 64 else 8, 3
+    else:
+        most, keys, warps, stages = 64, 32, 8, 2
     block_rows = options.block_rows or min(most, power_of_two(rows))
-    block_keys = options.block_keys or (64 if wide <= 256 else 32 if wide <= 1024 else 16)
-    block_rows = max(block_rows, least)
-    warps = 8 if block_rows * dim >= 128 * 128 else 4
-    return Blocks(block_rows, block_keys, warps, 3 if wide <= 256 else 2)
+    if block_rows * dim < 64 * 64:
+        warps = 4
+    return Blocks(max(block_rows, power_of_two(kind.group)), options.block_keys or keys, warps, stages)
 
 
 def decode_blocks(kind: Kind, itemsize: int, options: TritonAttentionOptions) -> Blocks:
-    """Blocks of a decode: few rows, so memory is the limit, and more keys in flight are what counts."""
-    wide = power_of_two(max(kind.qk_head_dim, kind.v_head_dim)) * itemsize
-    keys = options.block_keys or (128 if wide <= 128 else 64 if wide <= 256 else 32 if wide <= 1024 else 16)
-    return Blocks(min(power_of_two(kind.group), 64), keys, 4, 3 if wide <= 512 else 2)
+    """Blocks of a decode. There are few rows, so memory is the limit, and what counts is keys in flight: 16 to 24 KB of
+    K and V a stage.
+    """
+    dim = power_of_two(max(kind.qk_head_dim, kind.v_head_dim))
+    if itemsize == 4:
+        keys, warps, stages = 32 if dim <= 64 else 16, 8, 2
+    else:
+        keys, warps, stages = 128 if dim <= 64 else 64 if dim <= 128 else 32, 4, 3 if dim <= 256 else 2
+    return Blocks(min(power_of_two(kind.group), 64), options.block_keys or keys, warps, stages)
 
 
 def extend_tiles(

@@ -22,8 +22,8 @@ class TritonAttentionOptions(Options):
     """Sizes of the kernels' blocks."""
 
     block_rows: Block | None = None
-    """Query rows (tokens times the query heads of one KV head) that an extend program computes. By default 16 to 128, by
-    head size and batch."""
+    """Query rows (tokens times the query heads of one KV head) that an extend program computes. By default by head size
+    and batch, 16 to 128."""
 
     block_keys: Block | None = None
     """Keys that a program reads at a time. By default 32 to 128, by head size."""

@@ -6,7 +6,10 @@ each; tiny random checkpoints cover the other architectures and attention backen
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import torch
 
 from pegboard.core.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.testing.checkpoints import VOCAB_SIZE, tiny_checkpoint, write_tiny_tokenizer
 from tests.e2e.reference import (
     Answer,
     Comparison,
@@ -25,6 +28,7 @@ from tests.e2e.reference import (
     forced_logits,
     prompt_ids,
 )
+from tests.plugins.model_transformers.tiny import SERVED, save
 
 DEMO = "demo:smollm2-135m-instruct"
 LENGTH = 64
@@ -152,10 +156,13 @@ def tiny(directory: Path, architecture: str) -> Path:
     return tiny_checkpoint(directory, architecture, **overrides)
 
 
-def check_tiny(directory: Path, reference_dir: Path, engine_config: dict[str, Any], length: int) -> None:
-    reference = Reference(directory, reference_dir)
+def check_tiny(
+    reference_dir: Path, engine_config: dict[str, Any], length: int, prompts: list[list[int]] | None = None
+) -> None:
+    """Answers, and the logits of the reference's text; `prompts` are random ones unless given."""
     with Engine.from_config(engine_config) as engine:
-        prompts = tiny_prompts(engine.info.vocab_size)
+        reference = Reference(engine.built.directory, reference_dir)
+        prompts = prompts or tiny_prompts(engine.info.vocab_size)
         expected = reference.answers(prompts, length)
         check_answers(engine, prompts, expected, length)
         for number, (prompt, answer) in enumerate(zip(prompts, expected, strict=True)):
@@ -173,7 +180,7 @@ def test_tiny(
 ) -> None:
     directory = tiny(checkpoints, architecture)
     chosen = config(directory, cache, page_size, model={"use": family}, scheduler={"chunked_prefill_size": 32})
-    check_tiny(directory, reference_dir, chosen, LENGTH)
+    check_tiny(reference_dir, chosen, LENGTH)
 
 
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
@@ -186,17 +193,61 @@ def test_tiny_through_transformers(
     chosen = config(directory, cache, page_size, scheduler={"chunked_prefill_size": 32})
     with Engine.from_config(chosen) as engine:
         assert engine.info.providers["model_family"] == ["transformers"]
-    check_tiny(directory, reference_dir, chosen, LENGTH)
+    check_tiny(reference_dir, chosen, LENGTH)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "olmo2", "phi3"])
+def test_more_through_transformers(name: str, tmp_path: Path, reference_dir: Path) -> None:
+    """Learned positions, sinks and experts, norms in other places, fused projections with a window."""
+    prefix, fields = SERVED[name]
+    directory = save(tmp_path, prefix, {**fields, "vocab_size": VOCAB_SIZE})
+    write_tiny_tokenizer(directory)
+    check_tiny(reference_dir, config(directory, "radix", 16, scheduler={"chunked_prefill_size": 32}), SMALL_LENGTH)
+
+
+INTERPRETED = """
+import json, sys
+from pathlib import Path
+from tests.e2e.test_correctness import check_tiny
+
+reference_dir, runs = json.load(sys.stdin)
+for run in runs:
+    check_tiny(Path(reference_dir), **run)
+"""
+
+
+def check_interpreted(reference_dir: Path, runs: list[dict[str, Any]]) -> None:
+    """In a process of its own: whether kernels are interpreted is settled when Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is an extra")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        input=json.dumps([str(reference_dir), runs]),
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "0", reason="Triton's interpreter is turned off")
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_tiny_with_interpreted_triton(
-    architecture: str, page_size: int, checkpoints: Path, reference_dir: Path
-) -> None:
-    pytest.importorskip("triton", reason="Triton is an extra")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "architecture", ["mistral", *(pytest.param(name, marks=pytest.mark.full) for name in ("llama", "qwen2", "qwen3"))]
+)
+def test_tiny_with_interpreted_triton(architecture: str, checkpoints: Path, reference_dir: Path) -> None:
     directory = tiny(checkpoints, architecture)
-    chosen = config(directory, "radix", page_size, attention="triton", scheduler={"chunked_prefill_size": 32})
-    check_tiny(directory, reference_dir, chosen, 6)
+    chunks = {"chunked_prefill_size": 32}
+    configs = [config(directory, "radix", size, attention="triton", scheduler=chunks) for size in (1, 16)]
+    check_interpreted(reference_dir, [{"engine_config": chosen, "length": 6} for chosen in configs])
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_demo_with_interpreted_triton(demo: Engine, reference_dir: Path) -> None:
+    """One prompt of eight tokens."""
+    prompts = [prompt_ids(demo.tokenizer, ["bridge"])[0][:8]]
+    chosen = config(DEMO, "radix", 16, attention="triton")
+    check_interpreted(reference_dir, [{"engine_config": chosen, "length": 4, "prompts": prompts}])

@@ -11,12 +11,13 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputCh
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.interfaces.messages import AbortRequest, Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.build import BuiltScheduler, build_scheduler
 from pegboard.core.pipeline.intake import Intake
 from pegboard.core.pipeline.outputs import OutputState
+from pegboard.core.threads import yield_when_waiting
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.pipeline.build import BuiltScheduler
 
 Prompt = str | list[int]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -56,6 +57,10 @@ class Engine:
     """
 
     def __init__(self, resolved: ResolvedConfig) -> None:
+        yield_when_waiting()
+        # Only now: torch comes with it, and OpenMP settles how threads wait when it is loaded.
+        from pegboard.core.pipeline.build import build_scheduler
+
         self.resolved = resolved
         self._built: BuiltScheduler | None = build_scheduler(resolved)
         self._intake = Intake(self.info, self.tokenizer)

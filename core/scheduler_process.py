@@ -32,6 +32,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.lazy import import_name
+from pegboard.core.threads import yield_when_waiting
 from pegboard.core.wire import SchedulerWire
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
 
         resolved = ResolvedConfig.from_json(orders.config)
         _configure_logging(resolved.engine.log_level)
+        yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
         built.hooks.call.engine_started(info=built.info)

@@ -35,7 +35,7 @@ class HookSpecs:
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
-        """Once per process that keeps metrics, with its registry."""
+        """Once per process that keeps metrics, with its registry. No process does before a metrics plugin is there."""
 
     @hookspec
     def register_routes(self, app: Any) -> None:

@@ -1,3 +1,41 @@
 """What all tests share."""
 
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+
+import pytest
+
 pytest_plugins = ["pytester"]
+
+
+def _import_triton() -> bool:
+    """Import Triton as an interpreter where there is no GPU. Whether that was done.
+
+    Whether its kernels are compiled or interpreted is settled when it is imported, and transformers imports it; so this
+    comes first. The variable does not stay set: `attention.use: auto` would choose the interpreter, which is slow, in
+    every test that serves. Tests that want it use the fixture `interpreted_triton`. TRITON_INTERPRET=0 turns all of it
+    off.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "0" or importlib.util.find_spec("triton") is None:
+        return False
+    if shutil.which("nvidia-smi") is not None:
+        return False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
+    return True
+
+
+INTERPRETED = _import_triton()
+
+
+@pytest.fixture
+def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attn_triton run on the CPU in this test. Skips where Triton is missing or compiles for a GPU."""
+    if not INTERPRETED:
+        pytest.skip("Triton's interpreter is not there: Triton is missing, compiles for a GPU, or was turned off")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -1,0 +1,9 @@
+"""The suite of AttentionBackend on plain torch."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.attention import AttentionContract
+
+
+class TestTorch(AttentionContract):
+    provider = "torch"

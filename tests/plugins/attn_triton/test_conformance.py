@@ -1,0 +1,16 @@
+"""The suite of AttentionBackend on the Triton kernels."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.attention import AttentionContract
+
+
+class TestTriton(AttentionContract):
+    provider = "triton"
+
+
+class TestSplitTriton(AttentionContract):
+    """Decodes in several parts, which the default does only for long contexts."""
+
+    provider = "triton"
+    options = {"kv_split": 16, "block_keys": 16}

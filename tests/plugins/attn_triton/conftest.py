@@ -1,4 +1,4 @@
-"""Without a GPU all of these tests run in Triton's interpreter; with one, kernels are compiled and the CPU tests skip."""
+"""Without a GPU these tests run in Triton's interpreter; with one, kernels are compiled and the CPU tests skip."""
 
 from __future__ import annotations
 

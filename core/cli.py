@@ -78,7 +78,9 @@ def generate(
     from pegboard.core.engine import Engine
     from pegboard.core.interfaces.sampling import SamplingParams
 
-    logging.basicConfig(level=resolved.engine.log_level.upper(), stream=sys.stderr)
+    # Who asks one question wants its answer; what was chosen to give it is told at `log_level: debug` only.
+    level = resolved.engine.log_level
+    logging.basicConfig(level="WARNING" if level == "info" else level.upper(), stream=sys.stderr)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)
     with Engine(resolved) as engine:
         text = engine.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt

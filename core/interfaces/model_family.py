@@ -90,4 +90,4 @@ class ProbeRun(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        """Logits float32 [len, vocab] of every position of each prompt, all prompts in one batch."""
+        """Logits float32 [len, vocab] of every position of each prompt, from ragged batches of several prompts."""

@@ -1,0 +1,41 @@
+"""On a GPU, at the sizes of a real model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pegboard.core.testing.attention_fakes import AttentionRig, make_layer
+from pegboard.plugins.attn_triton.backend import TritonAttention
+from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+LENS = [(0, 1500), (1000, 700), (3000, 1), (16, 1), (0, 17)]
+DECODES = [(12_000, 1), (100, 1), (2047, 1)]
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""As in the suite."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lens", [LENS, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64), (16, 8, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_against_float32_sdpa(
+    dtype: torch.dtype, heads: tuple[int, int, int], page_size: int, lens: list[tuple[int, int]]
+) -> None:
+    """The reference is torch's in float32, from the same rounded inputs."""
+    device = torch.device("cuda")
+    rig = AttentionRig([make_layer(*heads)], lens, page_size=page_size, dtype=dtype, device=device)
+    reason = TritonAttention.supports(rig.context_for())
+    if reason is not None:
+        pytest.skip(reason)
+    out = rig.run(TritonAttention(TritonAttentionOptions(), rig.context_for()))
+    queries = torch.split(rig.q[0], rig.new.tolist())
+    for q, k, v, got in zip(queries, rig.k[0], rig.v[0], torch.split(out, rig.new.tolist()), strict=True):
+        seen = torch.ones(len(q), len(k), dtype=torch.bool, device=device).tril(len(k) - len(q))
+        q, k, v = (one.float().transpose(0, 1)[None] for one in (q, k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        torch.testing.assert_close(got.float(), expected[0].transpose(0, 1), rtol=0, atol=TOLERANCE[dtype])

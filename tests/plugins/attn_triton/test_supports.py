@@ -1,0 +1,77 @@
+"""When the Triton backend objects, and what it says then."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pegboard.core.interfaces.attention import AttentionContext
+from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.core.testing.attention_fakes import make_layer
+from pegboard.plugins.attn_triton.backend import TritonAttention
+
+
+def context(layer: LayerSpec | None = None, dtype: torch.dtype = torch.float32) -> AttentionContext:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return AttentionContext((layer or make_layer(),), 1, dtype, device, 8, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_it_runs_here(dtype: torch.dtype) -> None:
+    """Or the conformance tests would all be skipped without a word."""
+    assert TritonAttention.supports(context(dtype=dtype)) is None
+
+
+def test_cpu_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    ctx = AttentionContext((make_layer(),), 1, torch.float32, torch.device("cpu"), 8, 256)
+    reason = TritonAttention.supports(ctx)
+    assert reason == "no CUDA device, and no interpreter: TRITON_INTERPRET is not set"
+
+
+def test_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "pegboard.plugins.attn_triton.backend.find_spec", lambda name: None if name == "triton" else find(name)
+    )
+    reason = TritonAttention.supports(context())
+    assert reason is not None
+    assert "pip install 'pegboard[triton]'" in reason
+
+
+def test_interpreter_turned_on_too_late() -> None:
+    """Triton was imported as a compiler, and stays one."""
+    code = """
+import os, torch, triton
+os.environ["TRITON_INTERPRET"] = "1"
+from pegboard.core.interfaces.attention import AttentionContext
+from pegboard.plugins.attn_triton.backend import TritonAttention
+print(TritonAttention.supports(AttentionContext((), 1, torch.float32, torch.device("cpu"), 8, 256)))
+"""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "triton was imported before TRITON_INTERPRET=1 was set" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("ctx", "reason"),
+    [
+        (context(dtype=torch.float64), "not float64"),
+        (context(make_layer(4, 2, 1024)), "heads of more than 512"),
+        (context(make_layer(4, 2, 16, 1024)), "heads of more than 512"),
+        (context(make_layer(256, 1)), "more than 128 query heads"),
+    ],
+)
+def test_what_does_not_fit(ctx: AttentionContext, reason: str) -> None:
+    assert reason in str(TritonAttention.supports(ctx))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter only")
+def test_no_bfloat16_in_the_interpreter() -> None:
+    reason = TritonAttention.supports(context(dtype=torch.bfloat16))
+    assert reason is not None
+    assert "model.dtype" in reason

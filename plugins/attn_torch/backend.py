@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
 from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, make_plan
 from pegboard.plugins.attn_torch.softmax import attend, fused_fits
@@ -35,6 +36,7 @@ class TorchAttention(AttentionBackend):
     def __init__(self, options: Any, ctx: AttentionContext) -> None:
         super().__init__(options, ctx)
         self._masks = CausalMasks(_BLOCK, ctx.max_context_len, ctx.dtype, ctx.device)
+        self._gathered = Scratch(ctx.dtype, ctx.device), Scratch(ctx.dtype, ctx.device)
         self._kinds = sorted({(layer.kv_group, layer.window) for layer in ctx.layers}, key=str)
 
     def prepare(self, batch: ForwardBatch) -> None:
@@ -79,15 +81,20 @@ class TorchAttention(AttentionBackend):
         self, q: torch.Tensor, group: DecodeGroup, layer: LayerSpec, batch: ForwardBatch, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """[size, num_heads, v_dim]. The query heads of one KV head become the rows of one small matrix product."""
-        shape = (group.size, group.length, layer.num_kv_heads, -1)
-        k = _take(batch.kv_pool.keys(layer.layer_id), group.slots).view(shape).transpose(1, 2)
-        v = _take(batch.kv_pool.values(layer.layer_id), group.slots).view(shape).transpose(1, 2)
-        rows = _take(q, group.tokens).view(group.size, layer.num_kv_heads, -1, layer.qk_head_dim)
+        k, v = self._gather(layer, batch, group.slots)
+        k = k.view(group.size, group.length, *k.shape[1:]).transpose(1, 2)
+        v = v.view(group.size, group.length, *v.shape[1:]).transpose(1, 2)
+        rows = take(q, group.tokens).view(group.size, layer.num_kv_heads, -1, layer.qk_head_dim)
         mask = group.mask
         if mask is not None:
             mask = mask.expand(-1, 1, rows.shape[2], -1)
         out = attend(rows, k, v, layer, mask=mask, sinks=None if sinks is None else sinks[..., None])
         return out.reshape(group.size, layer.num_heads, layer.v_head_dim)
+
+    def _gather(self, layer: LayerSpec, batch: ForwardBatch, slots: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of `slots`, valid until the next call."""
+        pool, (keys, values) = batch.kv_pool, self._gathered
+        return keys.take(pool.keys(layer.layer_id), slots), values.take(pool.values(layer.layer_id), slots)
 
     def _extend(
         self,
@@ -102,8 +109,7 @@ class TorchAttention(AttentionBackend):
         """[new, num_heads, v_dim] of one request."""
         tokens = slice(span.start, span.start + span.new)
         if span.prefix or k is None or v is None:
-            k = _take(batch.kv_pool.keys(layer.layer_id), span.slots)
-            v = _take(batch.kv_pool.values(layer.layer_id), span.slots)
+            k, v = self._gather(layer, batch, span.slots)
         else:  # what was just written is all that there is
             k, v = k[tokens], v[tokens]
         # [kv heads, group, tokens, dim]: K and V broadcast over the group without a copy.
@@ -143,7 +149,3 @@ class TorchAttention(AttentionBackend):
                 q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last], layer, mask=mask, sinks=sinks
             )
         return out
-
-
-def _take(source: torch.Tensor, rows: Rows) -> torch.Tensor:
-    return source[rows] if isinstance(rows, slice) else source.index_select(0, rows)

@@ -20,6 +20,8 @@ _WASTE = 0.75
 """Decoding requests share a call when the shortest is at least this part of the longest..."""
 _SLACK = 64
 """...or at most this many tokens shorter: a call costs about as much as reading that many tokens."""
+MOST_TOKENS = 8192
+"""Tokens of KV, padding included, that a call gathers; a longer request has a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,13 @@ def _similar(rows: NDArray[np.int64], seen: NDArray[np.int64]) -> list[NDArray[n
     if len(rows) == 0:
         return []
     order = rows[np.argsort(-seen[rows], kind="stable")]
-    lengths = seen[order]
-    cuts, longest = [], int(lengths[0])
-    for at, length in enumerate(lengths.tolist()):
-        if length < longest * _WASTE and length < longest - _SLACK:
+    lengths = seen[order].tolist()
+    cuts, first, longest = [], 0, lengths[0]
+    for at, length in enumerate(lengths):
+        differs = length < longest * _WASTE and length < longest - _SLACK
+        if differs or (at - first + 1) * longest > MOST_TOKENS > length:
             cuts.append(at)
-            longest = length
+            first, longest = at, length
     return [np.sort(group) for group in np.split(order, cuts)]
 
 

@@ -14,8 +14,9 @@ from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.testing.attention_fakes import AttentionRig, attention_reference, make_layer
 from pegboard.core.testing.properties import properties
 from pegboard.plugins.attn_torch.backend import TorchAttention
+from pegboard.plugins.attn_torch.gather import Scratch
 from pegboard.plugins.attn_torch.masks import CausalMasks
-from pegboard.plugins.attn_torch.plan import Plan, _similar, make_plan
+from pegboard.plugins.attn_torch.plan import MOST_TOKENS, Plan, _similar, make_plan
 from pegboard.plugins.attn_torch.softmax import attend
 
 CPU = torch.device("cpu")
@@ -124,3 +125,23 @@ def test_16_bits_accumulate_in_float32(layer: LayerSpec, dtype: torch.dtype) -> 
     out = attend(q.view(1, 2, 2, 16), k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer).view(1, 4, 16)
     expected = attention_reference(q, k, v, make_layer())
     torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_gathers_stay_small() -> None:
+    """However many requests decode: what a call gathers is bounded, and so is the memory that is kept for it."""
+    lengths = np.full(64, 1000, dtype=np.int64)
+    assert [len(group) for group in _similar(np.arange(64), lengths)] == [8] * 8
+    scratch, source = Scratch(torch.float32, CPU), torch.rand(10_000, 2, 3)
+    for count in (1, 300, 299, 5000, MOST_TOKENS, MOST_TOKENS + 1):
+        rows = torch.randint(10_000, (count,))
+        assert torch.equal(scratch.take(source, rows), source[rows])
+        assert scratch._buffer.numel() <= MOST_TOKENS * 6
+
+
+def test_serves_in_and_out_of_inference_mode() -> None:
+    rig = AttentionRig([make_layer()], [(9, 1), (20, 1)])
+    backend = TorchAttention(None, rig.context_for())
+    first = rig.run(backend)
+    batch = rig.batch(backend)
+    backend.prepare(batch)
+    assert torch.equal(backend.forward(rig.q[0], *rig.new_kv(), rig.layers[0], batch), first)

@@ -17,6 +17,7 @@ MARKERS = (
     "pegboard_capability(name): a conformance test for providers that declare this capability",
     "pegboard_lacks(name): a conformance test for providers that do not declare this capability",
     "gpu: needs a CUDA device; a conformance test is skipped where there is none",
+    "full: a conformance test that takes long; deselect it with -m 'not full'",
 )
 
 

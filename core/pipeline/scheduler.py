@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +22,15 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
-from pegboard.core.interfaces.req import Req, ReqLogprobs
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder
+from pegboard.core.pipeline.arrivals import bad_length, new_req, refusal
+from pegboard.core.pipeline.counters import Counters
 
 if TYPE_CHECKING:
     from pegboard.core.config import SchedulerSection
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.memory import MemoryManager
@@ -48,30 +50,6 @@ class StepHooks:
     batch_committed: tuple[Hook, ...] = ()
     requests_finished: tuple[Hook, ...] = ()
     idle: tuple[Hook, ...] = ()
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start; cheap enough to be always on. Times in seconds."""
-
-    accepted: int = 0
-    rejected: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed_batches: int = 0
-    retractions: int = 0
-    prefill_steps: int = 0
-    decode_steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    book_errors: int = 0
-    schedule_time: float = 0.0
-    forward_time: float = 0.0
-    results_time: float = 0.0
-
-    def to_dict(self) -> dict[str, float]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 class Scheduler:
@@ -141,60 +119,25 @@ class Scheduler:
         return replies
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
-        refusal = self._refusal(message)
-        if refusal is not None:
+        refused = self._refusal(message)
+        if refused is not None:
             self.counters.rejected += 1
-            return refusal
-        seed = message.sampling.seed
-        req = Req(
-            message.rid,
-            np.frombuffer(message.prompt, dtype="<i4").astype(np.int64),
-            message.sampling,
-            eos_ids=self.eos_ids,
-            namespace=message.namespace,
-            priority=message.priority,
-            stream=message.stream,
-            seed=int(self._rng.integers(2**62)) if seed is None else seed,
-            logprobs=None
-            if message.logprobs is None
-            else ReqLogprobs(top=message.logprobs, token_ids=tuple(message.token_ids_logprob)),
-        )
+            return refused
+        req = new_req(message, self.eos_ids, self._rng)
         self.counters.accepted += 1
         self._by_rid[req.rid] = req
         self.waiting.append(req)
         return Accepted(rid=req.rid)
 
     def _refusal(self, message: TokenizedRequest) -> Rejected | None:
-        length = len(message.prompt) // 4
         limit = self.config.max_queued_requests
         if self._draining:
-            return Rejected(
-                rid=message.rid,
-                status=503,
-                code="shutting_down",
-                message="the server is shutting down, try another one",
-            )
+            return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in self._by_rid:
-            return Rejected(
-                rid=message.rid,
-                status=400,
-                code="duplicate_rid",
-                message=f"a request with the id {message.rid!r} is still running",
-                param="rid",
-            )
+            return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
         if limit is not None and len(self.waiting) >= limit:
-            return Rejected(
-                rid=message.rid, status=503, code="queue_full", message=f"{limit} requests are waiting, try again later"
-            )
-        if length == 0 or length >= self.max_context_len:
-            return Rejected(
-                rid=message.rid,
-                status=400,
-                code="prompt_too_long" if length else "empty_prompt",
-                message=f"the prompt has {length} tokens; 1 to {self.max_context_len - 1} can be served",
-                param="prompt",
-            )
-        return None
+            return refusal(message, 503, "queue_full", f"{limit} requests are waiting, try again later")
+        return bad_length(message, self.max_context_len)
 
     def _abort(self, message: AbortRequest) -> None:
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)

@@ -1,0 +1,46 @@
+"""Arrivals: from a message to a Req, or to a refusal that says why."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
+from pegboard.core.interfaces.req import Req, ReqLogprobs
+
+
+def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator) -> Req:
+    """A request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
+    seed = message.sampling.seed
+    logprobs = None
+    if message.logprobs is not None:
+        logprobs = ReqLogprobs(top=message.logprobs, token_ids=tuple(message.token_ids_logprob))
+    return Req(
+        message.rid,
+        np.frombuffer(message.prompt, dtype="<i4").astype(np.int64),
+        message.sampling,
+        eos_ids=eos_ids,
+        namespace=message.namespace,
+        priority=message.priority,
+        stream=message.stream,
+        seed=int(rng.integers(2**62)) if seed is None else seed,
+        logprobs=logprobs,
+    )
+
+
+def refusal(message: TokenizedRequest, status: int, code: str, text: str, *, param: str = "") -> Rejected:
+    """The answer to a request of which nothing is kept."""
+    return Rejected(rid=message.rid, status=status, code=code, message=text, param=param)
+
+
+def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | None:
+    """A refusal where the prompt is empty or leaves no room for a token; intake has told most users before."""
+    length = len(message.prompt) // 4
+    if 0 < length < max_context_len:
+        return None
+    return refusal(
+        message,
+        400,
+        "prompt_too_long" if length else "empty_prompt",
+        f"the prompt has {length} tokens; 1 to {max_context_len - 1} can be served",
+        param="prompt",
+    )

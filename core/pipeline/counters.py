@@ -1,0 +1,29 @@
+"""Totals of a scheduler, always on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; cheap enough to be always on. Times in seconds."""
+
+    accepted: int = 0
+    rejected: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed_batches: int = 0
+    retractions: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    book_errors: int = 0
+    schedule_time: float = 0.0
+    forward_time: float = 0.0
+    results_time: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -1,0 +1,95 @@
+"""The documentation against the tree: links, files, commands, keys and names that it mentions exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from pegboard.core.compose import compose
+from pegboard.core.hooks import HOOK_NAMES
+from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = PAGES[0].read_text("utf-8")
+PLUGINS = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(
+        r"`((?:core|plugins|tests|docs|benchmarks|examples)/[\w/.-]*\.\w+)`", page.read_text("utf-8")
+    ):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"`make ([\w-]+)", README + ARCHITECTURE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_commands_exist() -> None:
+    from pegboard.core.cli import app
+
+    root = get_command(app)
+    for words in re.findall(r"(?:`|\$ )pegboard ([a-z]+(?: [a-z]+)?)", README + ARCHITECTURE + PLUGINS):
+        first, _, second = words.partition(" ")
+        command = root.commands.get(first)  # type: ignore[attr-defined]
+        assert command is not None, f"pegboard {words}"
+        if second and hasattr(command, "commands"):
+            assert second in command.commands, f"pegboard {words}"
+
+
+def test_the_readme_config_is_one() -> None:
+    (text,) = blocks(README, "yaml")
+    resolved = compose(data=yaml.safe_load(text), env={})
+    assert resolved.engine.server.port == 31000
+
+
+def test_the_readme_plugin_is_the_one_that_a_test_runs() -> None:
+    parts = [block for block in blocks(README, "python") if block.startswith("# src/")]
+    assert len(parts) == 2
+    assert all(block in PLUGINS for block in parts)
+    assert sum(len([line for line in block.splitlines() if line.strip()]) for block in parts) <= 22
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_architecture_lists_every_contract_and_its_providers(contract: str) -> None:
+    (row,) = [line for line in ARCHITECTURE.splitlines() if line.startswith(f"| `{contract}` |")]
+    builtin = [record.name for record in Registry.discover().providers(contract) if record.origin.builtin]
+    assert [name for name in builtin if name not in row] == []
+    assert CONTRACTS[contract].config_path in row
+    assert CONTRACTS[contract].cardinality.value in row
+
+
+@pytest.mark.parametrize("hook", HOOK_NAMES)
+def test_every_hook_is_described(hook: str) -> None:
+    assert f"`{hook}`" in ARCHITECTURE
+    assert f"`{hook}`" in PLUGINS
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(page.name[:4]) for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))

@@ -53,11 +53,11 @@ class IncrementalDetokenizer:
             return ""
         self._window += kept
         text = self._decode(self._window)
-        certain = self._certain(text)
+        certain, undecided = self._certain(text)
         piece = certain[self._emitted :]
         self._emitted += len(piece)
         if len(self._window) > _TRIM_ABOVE:
-            self._trim(text)
+            self._trim(certain if undecided else text, undecided)
         return piece
 
     def flush(self) -> str:
@@ -70,24 +70,30 @@ class IncrementalDetokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _certain(self, text: str) -> str:
-        """The beginning of the window's text that no later token can change."""
+    def _certain(self, text: str) -> tuple[str, int]:
+        """The beginning of the window's text that no later token can change, and how many tokens behind it may still
+        become a character."""
         if not text.endswith(REPLACEMENT):
-            return text
+            return text, 0
         for held in range(1, min(_MAX_CHAR_TOKENS, len(self._window) + 1)):
             shorter = self._decode(self._window[:-held])
             if not shorter.endswith(REPLACEMENT):
-                return shorter
+                return shorter, held
         # More bytes than one character can have: the text is invalid, and only its last few bytes are undecided.
         trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        return text[: len(text) - min(trailing, _MAX_CHAR_TOKENS - 1)]
+        return text[: len(text) - min(trailing, _MAX_CHAR_TOKENS - 1)], 0
 
-    def _trim(self, text: str) -> None:
-        """Forget old tokens at a point where the rest decodes as it did with them."""
+    def _trim(self, text: str, undecided: int) -> None:
+        """Forget old tokens at a point where the rest decodes as it did with them.
+
+        `text` is that of the window without its last `undecided` tokens. With them, a decoder with byte fallback
+        shows a whole run of bytes as U+FFFD, and then any cut looks right, also one through a character.
+        """
+        decided = self._window[: len(self._window) - undecided]
         pending = len(text) - self._emitted
         for keep in range(_KEEP, _KEEP + _MAX_CHAR_TOKENS):
-            tail = self._decode(self._window[-keep:])
+            tail = self._decode(decided[-keep:])
             if tail and len(tail) >= pending and text.endswith(tail):
-                del self._window[:-keep]
+                del self._window[: len(decided) - keep]
                 self._emitted = len(tail) - pending
                 return

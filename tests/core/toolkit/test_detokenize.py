@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -82,6 +82,8 @@ def test_known_strings_token_by_token(tokenizer: Tokenizer, text: str) -> None:
     assert "".join(out) == text
 
 
+@example(text="aaaaaaaaa🙂a🙂🙂🙂", lengths=[8, 9, 9])
+@example(text="🙂" * 40, lengths=[1, *[4] * 39])
 @given(text=st.text("the end ing a漢🙂é", max_size=40), lengths=LENGTHS)
 def test_byte_fallback_and_prefix_spaces(text: str, lengths: list[int]) -> None:
     tokenizer = sentencepiece()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -325,3 +326,37 @@ def test_redaction_spares_what_only_looks_like_a_secret() -> None:
         "nested": {"api_keys": ["***"], "password": ""},
         "keyboard": "k",
     }
+
+
+def test_nothing_is_kept_of_a_request() -> None:
+    """Finished, failed, rejected, left and cancelled ones alike."""
+
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        for _ in range(3):
+            await ends(client, wire)
+            gc.collect()
+            assert not [one for one in gc.get_objects() if issubclass(type(one), OutputStream)]
+
+    async def ends(client: AsyncEngineClient, wire: Wire) -> None:
+        finished = await submit(client, wire, "finished")
+        await wire.say(tokens("finished", "a", END))
+        assert len(await read(finished)) == 1
+        failed = await submit(client, wire, "failed")
+        await wire.say(tokens("failed", "", {"type": "abort", "status": 500}))
+        with pytest.raises(InvalidRequest):
+            await read(failed)
+        rejected = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="rejected")))
+        await settle()
+        await wire.say(Rejected(rid="rejected", status=400, code="bad", message="no"))
+        with pytest.raises(InvalidRequest):
+            await rejected
+        left = await submit(client, wire, "left")
+        await left.aclose()
+        cancelled = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="cancelled")))
+        await settle()
+        cancelled.cancel()
+        for rid in ("left", "cancelled"):
+            await wire.say(tokens(rid, "", {"type": "abort", "status": 499}))
+        wire.sent.clear()
+
+    play(scene)

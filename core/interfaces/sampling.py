@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
+MAX_TOP_K = 2**31 - 1
+_SMALLEST = 2.0**-126
+"""Of the normal float32 numbers: anything smaller may be zero once it is in a tensor."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,8 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
-        if self.top_k < -1:
-            raise InvalidRequest(f"top_k must be -1 (off) or at least 0, got {self.top_k}", param="top_k")
+        if not -1 <= self.top_k <= MAX_TOP_K:
+            raise InvalidRequest(f"top_k must be -1 (off) or from 0 to {MAX_TOP_K}, got {self.top_k}", param="top_k")
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
             raise InvalidRequest(
                 f"max_new_tokens must be at least 0, got {self.max_new_tokens}", param="max_new_tokens"
@@ -97,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = math.isfinite(value) and value <= high and (value > low if open_low else value >= low)
+    ok = math.isfinite(value) and value <= high and value >= (low + _SMALLEST if open_low else low)
     if not ok:
         bound = "above" if open_low else "at least"
         raise InvalidRequest(f"{name} must be {bound} {low:g} and at most {high:g}, got {value}", param=name)

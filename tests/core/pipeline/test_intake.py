@@ -108,6 +108,12 @@ def test_the_answer_is_clipped_to_the_context() -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
+        # Zero as a float32: no token would be left, and the whole batch would fail.
+        ({"top_p": 1e-50}, "top_p"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        # No integer of MessagePack: encoding would fail, for whatever travels along too.
+        ({"top_k": 2**70}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"stop_token_ids": (200,)}, "stop_token_ids"),
         ({"stop_token_ids": (1,) * 5000}, "stop_token_ids"),
         ({"stop": ("\ud800",)}, "stop"),

@@ -84,7 +84,7 @@ class _Stream(OutputStream):
         if not self._closed:
             self._closed = True
             self._wake.set()
-            self._client.forget(self.rid)
+            self._client.forget(self)
 
 
 class AsyncEngineClient(EngineClient):
@@ -184,7 +184,7 @@ class AsyncEngineClient(EngineClient):
         try:
             await stream.accepted
         except asyncio.CancelledError:
-            self.forget(stream.rid)
+            self.forget(stream)
             raise
         return stream
 
@@ -205,11 +205,12 @@ class AsyncEngineClient(EngineClient):
         reply = await self._call("info")
         return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
 
-    def forget(self, rid: str) -> None:
-        """Abort a request that nobody reads any more. Nothing happens where it has ended."""
-        if self._streams.pop(rid, None) is not None:
-            self._aborted.add(rid)
-            self._send(AbortRequest(rid=rid))
+    def forget(self, stream: _Stream) -> None:
+        """Abort a request that nobody reads any more. Nothing happens where it has ended; its id may be another's."""
+        if self._streams.get(stream.rid) is stream:
+            del self._streams[stream.rid]
+            self._aborted.add(stream.rid)
+            self._send(AbortRequest(rid=stream.rid))
             self._note_end()
 
     # ---- messages -------------------------------------------------------------------------------------------------

@@ -360,3 +360,19 @@ def test_nothing_is_kept_of_a_request() -> None:
         wire.sent.clear()
 
     play(scene)
+
+
+def test_closing_what_has_ended_spares_a_later_request_of_that_name() -> None:
+    """A reader may be slow: its request has ended, the name is free and taken again, and only then it closes."""
+
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        first = await submit(client, wire, "r")
+        await wire.say(tokens("r", "old", END))
+        second = await submit(client, wire, "r")
+        await first.aclose()
+        await settle()
+        assert not any(isinstance(message, AbortRequest) for message in wire.sent)
+        await wire.say(tokens("r", "new", END))
+        assert [chunk.text for chunk in await read(second)] == ["new"]
+
+    play(scene)

@@ -76,8 +76,8 @@ def check_disabled(disable: Collection[str], known: Collection[str]) -> None:
         if name in known:
             continue
         hint = did_you_mean(name, known)
-        message = f"no plugin {name!r} is installed" + (f"; {hint}" if hint else "")
-        problems.append(Problem("plugins.disable", f"{message} installed: {', '.join(sorted(known)) or 'none'}"))
+        message = f"no plugin {name!r} is installed; " + (f"{hint} " if hint else "")
+        problems.append(Problem("plugins.disable", f"{message}installed: {', '.join(sorted(known)) or 'none'}"))
     if problems:
         raise ConfigError(problems)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -77,10 +78,13 @@ def listen(server: ServerSection) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise PegboardError(
-            f"cannot listen on {where}: {error.strerror}; stop what uses it, or choose another port "
-            f"(--set server.port={min(server.port + 1, 65535)})"
-        ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise PegboardError(f"server.host: {server.host!r} is no address of this machine") from None
+        other = max(1024, min(server.port + 1, 65535))
+        remedy = f"choose another port (--set server.port={other})"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"stop what uses it, or {remedy}"
+        raise PegboardError(f"cannot listen on {where}: {error.strerror}; {remedy}") from None
     return listener
 
 

@@ -27,12 +27,15 @@ class Merged:
         return value
 
     def origin(self, path: str) -> str:
-        """Who set the value at `path`, or the nearest section or list around it; "" where nobody did."""
-        while path:
-            if path in self.origins:
-                return self.origins[path]
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return ""
+        """Who set the value at `path`, or the nearest section or list around it, or the first key of the section that
+        it is; "" where nobody did.
+        """
+        around = path
+        while around:
+            if around in self.origins:
+                return self.origins[around]
+            around = around[: max(around.rfind("."), around.rfind("["), 0)]
+        return next((origin for known, origin in self.origins.items() if known.startswith(f"{path}.")), "")
 
     def _merge(self, target: dict[str, Any], source: Mapping[str, Any], layer: Layer, path: str) -> None:
         """Sections merge key by key, everything else is replaced. A new `use` drops the former provider's options."""

@@ -53,6 +53,9 @@ def preset_text(name: str) -> str:
     return (resources.files("pegboard.core") / "presets" / f"{name}.yaml").read_text("utf-8")
 
 
+_TOO_DEEP = "is nested too deeply, or holds itself (a YAML alias inside of its own anchor)"
+
+
 def read_file(path: str | Path) -> Layer:
     """A YAML, TOML or JSON file, by its ending. Raises ConfigError with file and line where it cannot be read."""
     path = Path(path)
@@ -66,7 +69,10 @@ def read_file(path: str | Path) -> Layer:
         raise ConfigError(Problem(str(path), "there is no such file")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Problem(str(path), f"cannot be read: {error}")) from error
-    data, origins = reader(text, str(path))
+    try:
+        data, origins = reader(text, str(path))
+    except RecursionError:
+        raise ConfigError(Problem(str(path), _TOO_DEEP)) from None
     return Layer(str(path), data, origins)
 
 
@@ -116,12 +122,13 @@ def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
 def _scalar(text: str, path: str, origin: str) -> Any:
     try:
         value = yaml.load(text, Loader=_Loader)
+        if value is None and text.strip().lower() not in {"null", "~"}:
+            return text.strip()
+        return _checked(value, path)
     except yaml.YAMLError:
         return text
-    if value is None and text.strip().lower() not in {"null", "~"}:
-        return text.strip()
-    try:
-        return _checked(value, path)
+    except RecursionError:
+        raise ConfigError(Problem(path, _TOO_DEEP, origin)) from None
     except ValueError as error:
         raise ConfigError(Problem(path, str(error), origin)) from None
 

@@ -204,7 +204,7 @@ class _Parts:
         cache = cast(PrefixCache, choose("prefix_cache", cache_ctx).build(cache_ctx))
         policy_ctx = SchedulePolicyContext(cache, config.seed)
         policy = cast(SchedulePolicy, choose("schedule_policy", policy_ctx).build(policy_ctx))
-        rows = ReqToTokenPool(config.max_running_requests, self.max_context_len, self.page_size, self.device)
+        rows = self._make_rows()
         memory = MemoryManager(rows, allocator, cache)
         worker = Worker(
             runner,
@@ -283,6 +283,16 @@ class _Parts:
                 self.spec.max_context_len,
             )
         return cast(KVPool, self.pool_choice.build(self._pool_context(self.num_pages)))
+
+    def _make_rows(self) -> ReqToTokenPool:
+        count, width = self.config.scheduler.max_running_requests, self.max_context_len
+        needed, free = (count + 1) * width * 4, _free_bytes(self.device)
+        if needed > free:
+            raise OutOfMemory(
+                f"scheduler.max_running_requests: a table of {count} requests with {width} tokens each takes "
+                f"{needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free on {self.device}; lower it"
+            )
+        return ReqToTokenPool(count, width, self.page_size, self.device)
 
     def _chunk_size(self) -> int | None:
         size = self.config.scheduler.chunked_prefill_size

@@ -130,7 +130,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         with safe_open(str(file), framework="pt"):
             pass
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is damaged, or no safetensors file: {error}") from error
+        raise ModelError(
+            f"{file} is damaged, or no safetensors file: {error}; fetch it again, or delete its folder if that is a "
+            f"conversion in the cache"
+        ) from error
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(size))

@@ -53,8 +53,8 @@ def find_demo(name: str) -> Path:
     packaged = MODELS.get(name)
     if packaged is None:
         near = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-        raise ModelError(f"model.path: no demo model {name!r}{hint} Known: {', '.join(PREFIX + n for n in MODELS)}")
+        hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
+        raise ModelError(f"model.path: no demo model {name!r}; {hint}known: {', '.join(PREFIX + n for n in MODELS)}")
     spec = importlib.util.find_spec(packaged.module)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         file = Path(folder) / packaged.file

@@ -31,7 +31,7 @@ class HFSource(DirectorySource):
             return "a GGUF file is no directory"
         if _HUB_ID.fullmatch(reference):
             return None
-        return f"{reference!r} is neither a directory nor a hub id (org/name)"
+        return f"there is no directory {reference!r}, and it is no hub id (org/name)"
 
     def locate(self) -> Path:
         local = Path(self.ctx.reference).expanduser()

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, overload
 from pegboard.core.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
-from pegboard.core.interfaces.messages import AbortRequest, Rejected, TokenizedBatch, TokenizedRequest
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    Accepted,
+    Rejected,
+    TokenizedBatch,
+    TokenizedRequest,
+    TokenOutput,
+)
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.intake import Intake
 from pegboard.core.pipeline.outputs import OutputState
@@ -53,7 +60,8 @@ class Engine:
     >>> with Engine.from_config({"model": {"path": "demo:smollm2-135m-instruct"}}) as engine:  # doctest: +SKIP
     ...     print(engine.generate("The capital of France is").text)
 
-    Not thread-safe. What fails on the way to the scheduler raises InvalidRequest before anything runs.
+    Not thread-safe, but several streams may be read in turn. What fails on the way to the scheduler raises
+    InvalidRequest before anything runs.
     """
 
     def __init__(self, resolved: ResolvedConfig) -> None:
@@ -64,6 +72,8 @@ class Engine:
         self.resolved = resolved
         self._built: BuiltScheduler | None = build_scheduler(resolved)
         self._intake = Intake(self.info, self.tokenizer)
+        self._mail: dict[str, list[TokenOutput]] = {}
+        """Per request under way, what the scheduler said and its reader has not taken yet."""
         self._built.hooks.call.engine_started(info=self.info)
 
     @classmethod
@@ -116,32 +126,28 @@ class Engine:
         request = GenerateRequest(prompt=prompt, sampling=sampling or SamplingParams(), stream=True, **options)
         prepared = self._submit([request])[0]
         state = OutputState(prepared, self.tokenizer)
-        done = False
         try:
-            while not done:
-                for output in self.built.scheduler.step():
-                    if output.rid == prepared.rid:
-                        done = output.finish_reason is not None
-                        yield state.push(output)
+            while True:
+                for output in self._take(prepared.rid):
+                    yield state.push(output)
+                    if output.finish_reason is not None:
+                        return
         finally:
-            if not done:
-                self.built.scheduler.receive([AbortRequest(rid=prepared.rid)])
-                self.built.scheduler.step()
+            self._forget([prepared.rid])
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
         """Answers in the order of the requests, which may differ in every field."""
         prepared = self._submit(requests)
-        states = {one.rid: OutputState(one, self.tokenizer) for one in prepared}
-        outputs = {one.rid: GenerateOutput(one.rid) for one in prepared}
-        pending = set(outputs)
-        while pending:
-            for output in self.built.scheduler.step():
-                if output.rid not in pending:
-                    continue
-                outputs[output.rid].add(states[output.rid].push(output))
-                if output.finish_reason is not None:
-                    pending.remove(output.rid)
-        return list(outputs.values())
+        outputs = [GenerateOutput(one.rid) for one in prepared]
+        try:
+            for one, output in zip(prepared, outputs, strict=True):
+                state = OutputState(one, self.tokenizer)
+                while not output.finish_reason:
+                    for part in self._take(one.rid):
+                        output.add(state.push(part))
+        finally:
+            self._forget([one.rid for one in prepared])
+        return outputs
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""
@@ -165,14 +171,40 @@ class Engine:
 
     def _submit(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
         prepared = [self._intake.prepare(request) for request in requests]
-        scheduler = self.built.scheduler
-        refused = [r for r in scheduler.receive([TokenizedBatch(requests=prepared)]) if isinstance(r, Rejected)]
-        if refused:
-            first = refused[0]
-            scheduler.receive([AbortRequest(rid=one.rid) for one in prepared])
-            scheduler.step()
-            raise InvalidRequest(first.message, param=first.param, code=first.code, status=first.status)
+        for one in prepared:
+            if one.rid in self._mail:
+                raise InvalidRequest(f"the request {one.rid!r} is still running", param="rid", code="duplicate_rid")
+        replies = self.built.scheduler.receive([TokenizedBatch(requests=prepared)])
+        accepted = [reply.rid for reply in replies if isinstance(reply, Accepted)]
+        self._mail.update((rid, []) for rid in accepted)
+        for reply in replies:
+            if isinstance(reply, Rejected):
+                self._forget(accepted)
+                raise InvalidRequest(reply.message, param=reply.param, code=reply.code, status=reply.status)
         return prepared
+
+    def _take(self, rid: str) -> list[TokenOutput]:
+        """What is new of a request; steps until there is something, and keeps what that says of others."""
+        while not self._mail[rid]:
+            self._step()
+        new, self._mail[rid] = self._mail[rid], []
+        return new
+
+    def _step(self) -> None:
+        for output in self.built.scheduler.step():
+            if output.rid in self._mail:
+                self._mail[output.rid].append(output)
+
+    def _forget(self, rids: Sequence[str]) -> None:
+        """Nobody reads these any more: abort those that have not ended."""
+        for rid in rids:
+            self._mail.pop(rid, None)
+        if self._built is None:
+            return
+        self._built.scheduler.receive([AbortRequest(rid=rid) for rid in rids])
+        if not self._mail:
+            # Nothing is left to run; the scheduler only says its last words.
+            self._step()
 
 
 def _spread(sampling: Sampling, n: int) -> Sequence[SamplingParams]:

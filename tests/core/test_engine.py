@@ -1,0 +1,101 @@
+"""The engine in one process: several readers at once, and what is left when one stops early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.compose import compose
+from pegboard.core.engine import Engine
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.testing.checkpoints import tiny_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+FIRST, SECOND = [3, 4, 5], [6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoints"), "llama", num_hidden_layers=1)
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    config = {
+        "model": {"path": str(checkpoint), "dtype": "float32"},
+        "attention": {"use": "torch"},
+        "memory": {"max_total_tokens": 1024},
+    }
+    with Engine(compose(data=config, env={})) as engine:
+        yield engine
+        assert engine.built.scheduler.idle
+        assert engine.built.scheduler.memory.idle_error() is None
+
+
+def never_more_than(engine: Engine, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose outputs went to somebody else would step for ever."""
+    step, left = engine.built.scheduler.step, iter(range(steps))
+
+    def counted() -> object:
+        assert next(left, None) is not None, "too many steps"
+        return step()
+
+    monkeypatch.setattr(engine.built.scheduler, "step", counted)
+
+
+def test_streams_may_be_read_in_turn(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [output.token_ids for output in engine.generate([FIRST, SECOND], GREEDY)]
+    never_more_than(engine, 40, monkeypatch)
+    found: list[list[int]] = [[], []]
+    for chunks in zip(engine.stream(FIRST, GREEDY), engine.stream(SECOND, GREEDY), strict=True):
+        for tokens, chunk in zip(found, chunks, strict=True):
+            tokens += chunk.token_ids
+    assert found == alone
+
+
+def test_generates_while_a_stream_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [output.token_ids for output in engine.generate([FIRST, SECOND], GREEDY)]
+    never_more_than(engine, 40, monkeypatch)
+    stream = engine.stream(FIRST, GREEDY)
+    tokens = next(stream).token_ids
+    assert engine.generate([SECOND], GREEDY)[0].token_ids == alone[1]
+    assert tokens + [token for chunk in stream for token in chunk.token_ids] == alone[0]
+
+
+def test_a_refused_request_spares_the_one_of_its_name(engine: Engine) -> None:
+    request = GenerateRequest(prompt=FIRST, sampling=GREEDY, rid="mine")
+    alone = engine.generate([FIRST], GREEDY)[0].token_ids
+    stream = engine.stream(FIRST, GREEDY, rid="mine")
+    tokens = next(stream).token_ids
+    with pytest.raises(InvalidRequest, match="still running"):
+        engine.run([request])
+    assert tokens + [token for chunk in stream for token in chunk.token_ids] == alone
+    with pytest.raises(InvalidRequest, match="still running"):
+        engine.run([request, request])
+    assert engine.run([request])[0].token_ids == alone
+
+
+def test_an_interrupted_generate_leaves_nothing_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        step = engine.built.scheduler.step
+
+        def interrupted() -> object:
+            step()
+            patch.undo()
+            raise KeyboardInterrupt
+
+        patch.setattr(engine.built.scheduler, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([FIRST, SECOND], GREEDY)
+    assert engine.built.scheduler.idle
+
+
+def test_closing_a_stream_early_aborts_it(engine: Engine) -> None:
+    stream = engine.stream(FIRST, GREEDY)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert engine.built.scheduler.idle

@@ -28,6 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `max_new_tokens` None means: until the context is full. `temperature` 0 is greedy. `top_k` -1 (or 0) is off.
     `stop` strings and `stop_token_ids` end the output; the matched text is trimmed unless `no_stop_trim`.
+    None of them counts before `min_new_tokens`; a stop string that is complete by then is text like any other.
     `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors that plugins add, by processor name.
     """

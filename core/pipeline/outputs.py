@@ -50,15 +50,19 @@ class OutputState:
         matched = reason.get("matched") if reason is not None else None
         if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        text = self._held + self._detokenizer.push(ids)
+        before = self._held + self._detokenizer.push(ids[:-1])
+        text = before + self._detokenizer.push(ids[-1:])
         if reason is None:
             keep = _held_length(text, self._stops)
             self._held = text[len(text) - keep :]
             return text[: len(text) - keep]
         text += self._detokenizer.flush()
         self._held = ""
-        if isinstance(matched, str) and (at := text.find(matched)) >= 0:
-            return text[: at if self._trim else at + len(matched)]
+        if isinstance(matched, str):
+            # The last token completed it; what looks like it before was ignored.
+            at = text.find(matched, max(0, len(before) - len(matched) + 1))
+            if at >= 0 or (at := text.find(matched)) >= 0:
+                return text[: at if self._trim else at + len(matched)]
         return text
 
 

@@ -104,6 +104,10 @@ class ResultStage:
                 StopMatcher(req.sampling.stop),
             )
         _, matched = state.matcher.feed(state.detokenizer.push([token]))
+        if matched is not None and req.output_len < req.sampling.min_new_tokens:
+            # Too early, so it is text like any other.
+            state.matcher = StopMatcher(req.sampling.stop)
+            return None
         return matched  # type: ignore[no-any-return]
 
 

@@ -130,3 +130,8 @@ def test_agrees_with_the_schedulers_matcher(text: str, stops: list[str], cuts: l
         if upto == end:
             break
     assert sent == expected
+
+
+def test_an_ignored_stop_string_is_text_in_one_piece_too() -> None:
+    one = state(stop=("END",), min_new_tokens=5)
+    assert one.push(out("aENDbcEND", STOP)).text == "aENDbc"

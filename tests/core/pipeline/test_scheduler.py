@@ -15,6 +15,8 @@ from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlReq
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.worker import BatchResult
+from pegboard.core.testing.fake_client import FakeTokenizer
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
 
@@ -210,6 +212,17 @@ def test_eos_and_stop_ids_end_an_output() -> None:
     assert harness.tokens("a") == want[: want.index(stop) + 1]
     assert harness.finish("a") == {"type": "stop", "matched": stop}
     assert EOS not in harness.tokens("a")
+
+
+@pytest.mark.parametrize(("least", "length"), [(0, 3), (3, 3), (4, 6)])
+def test_a_stop_string_before_min_new_tokens_is_text(least: int, length: int) -> None:
+    harness = Harness(tokenizer=FakeTokenizer())
+    script = iter("abcabcabc")
+    harness.scheduler.execute = lambda work: BatchResult(np.array([ord(next(script))], np.int64))
+    harness.submit("a", [3, 4], 9, sampling={"stop": ("bc",), "min_new_tokens": least})
+    harness.run()
+    assert len(harness.tokens("a")) == length
+    assert harness.finish("a") == {"type": "stop", "matched": "bc"}
 
 
 def status_of(harness: Harness, rid: str) -> ReqStatus:

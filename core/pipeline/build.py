@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,6 +85,8 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     family_choice = selection.choose("model_family", model)
     family = cast(ModelFamily, family_choice.build(model))
     spec = _checked(family.spec, family_choice.name)
+    # Some models name their end only in the tokenizer's files.
+    spec = replace(spec, eos_token_ids=spec.eos_token_ids | prepared.tokenizer.eos_token_ids)
     parts = _Parts(resolved, selection, model, spec)
     with torch.inference_mode():
         runner = parts.load(family)
@@ -224,7 +226,7 @@ class _Parts:
             worker.run,
             chunk_size=self._chunk_size(),
             max_context_len=self.max_context_len,
-            eos_ids=self.spec.eos_token_ids | tokenizer.eos_token_ids,
+            eos_ids=self.spec.eos_token_ids,
             hooks=StepHooks(
                 batch_scheduled=hooks.freeze("batch_scheduled"),
                 batch_committed=hooks.freeze("batch_committed"),

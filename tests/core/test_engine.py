@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+CONFIG = {"attention": {"use": "torch"}, "memory": {"max_total_tokens": 1024}}
 FIRST, SECOND = [3, 4, 5], [6, 7, 8]
 
 
@@ -25,11 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(checkpoint: Path) -> Iterator[Engine]:
-    config = {
-        "model": {"path": str(checkpoint), "dtype": "float32"},
-        "attention": {"use": "torch"},
-        "memory": {"max_total_tokens": 1024},
-    }
+    config = {**CONFIG, "model": {"path": str(checkpoint), "dtype": "float32"}}
     with Engine(compose(data=config, env={})) as engine:
         yield engine
         assert engine.built.scheduler.idle
@@ -99,3 +98,16 @@ def test_closing_a_stream_early_aborts_it(engine: Engine) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert engine.built.scheduler.idle
+
+
+def test_min_new_tokens_knows_every_token_that_ends_an_output(checkpoint: Path, tmp_path: Path) -> None:
+    """Some models name their end only in the tokenizer's files."""
+    directory = shutil.copytree(checkpoint, tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        if (directory / name).exists():
+            settings = json.loads((directory / name).read_text())
+            (directory / name).write_text(json.dumps({**settings, "eos_token_id": None}))
+    wants_to_end = SamplingParams(temperature=0, max_new_tokens=8, min_new_tokens=5, logit_bias={2: 100.0})
+    with Engine(compose(data={**CONFIG, "model": {"path": str(directory), "dtype": "float32"}}, env={})) as engine:
+        (output,) = engine.generate([FIRST], wants_to_end)
+    assert (len(output.token_ids), output.finish_reason) == (6, {"type": "stop", "matched": 2})

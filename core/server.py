@@ -57,6 +57,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
         level=engine.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     listener = listen(engine.server)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -203,6 +204,13 @@ class _QuietServer(uvicorn.Server):
                 error = serving.exception()
                 raise PegboardError(f"cannot listen: {error or 'the HTTP server ended'}") from None
             await asyncio.sleep(0.01)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether to log this. A request that is cut off at the end is no bug with a traceback; uvicorn says how many are
+    in a line of its own.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 async def _first(work: Any, event: asyncio.Event) -> bool:

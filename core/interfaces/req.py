@@ -143,8 +143,7 @@ class Req:
     """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
 
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
-    `namespace` separates cached prefixes that must not be shared. Lower `priority` numbers do not exist: a larger
-    `priority` is more urgent.
+    `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent.
     """
 
     __slots__ = (
@@ -205,7 +204,7 @@ class Req:
 
     @property
     def output_len(self) -> int:
-        return len(self.tokens) - self.input_len
+        return self.tokens._len - self.input_len  # several times per request and step: no call
 
     @property
     def prompt_ids(self) -> NDArray[np.int64]:

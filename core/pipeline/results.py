@@ -47,9 +47,11 @@ class ResultStage:
             if req.rid in batch.partial:
                 continue
             row, token = next(tokens)
-            if req.remaining_tokens > 0:
+            room = req.remaining_tokens
+            if room > 0:
                 self._append(req, token, row, result.logprobs, now)
-            req.output.finish_reason = self._finish_reason(req, token)
+                room -= 1
+            req.output.finish_reason = self._finish_reason(req, token, room)
             if req.finished:
                 req.timing.finished = now
                 finished.append(req)
@@ -83,14 +85,14 @@ class ResultStage:
         if req.logprobs is not None and logprobs is not None:
             _keep_logprobs(req, row, logprobs)
 
-    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
+    def _finish_reason(self, req: Req, token: int, room: int) -> FinishReason | None:
         params = req.sampling
         if req.output_len:
             if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
                 return FinishReason(FinishType.STOP, matched=token)
             if params.stop and (matched := self._match_stop(req, token)) is not None:
                 return FinishReason(FinishType.STOP, matched=matched)
-        if req.remaining_tokens == 0:
+        if room == 0:
             return FinishReason(FinishType.LENGTH)
         return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView
+from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch import greedy_only
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
-    from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -66,7 +65,7 @@ class Worker:
         output = self._runner.execute(batch, sampling)
         for hook in self._after:
             hook(batch, output)
-        return BatchResult(output.next_token_ids.cpu().numpy(), output.logprobs)
+        return BatchResult(output.next_token_ids.cpu().numpy(), on_host(output.logprobs))
 
     def forward_batch(self, work: ModelWorkerBatch) -> ForwardBatch:
         """The device's view of a worker batch. On a CPU the tensors share the arrays' memory."""
@@ -118,3 +117,15 @@ class Worker:
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def on_host(found: LogprobOutput | None) -> LogprobOutput | None:
+    """All of a batch's logprobs at once: they are read entry by entry, and each would wait for the device."""
+    if found is None or found.token_logprobs.device.type == "cpu":
+        return found
+    return LogprobOutput(
+        found.token_logprobs.cpu(),
+        None if found.top_values is None else found.top_values.cpu(),
+        None if found.top_ids is None else found.top_ids.cpu(),
+        {row: values.cpu() for row, values in found.chosen.items()},
+    )

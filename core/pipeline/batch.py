@@ -99,6 +99,7 @@ class BatchBuilder:
             out_cache_loc=out_cache_loc,
             sample_rows=sample_rows,
             sampling=self._sampling(sampled) if sampled else None,
+            extras=batch.extras,
         )
 
     def _sampling(self, reqs: list[Req]) -> SamplingInfo:

@@ -33,14 +33,19 @@ def refusal(message: TokenizedRequest, status: int, code: str, text: str, *, par
 
 
 def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | None:
-    """A refusal where the prompt is empty or leaves no room for a token; intake has told most users before."""
-    length = len(message.prompt) // 4
-    if 0 < length < max_context_len:
-        return None
-    return refusal(
-        message,
-        400,
-        "prompt_too_long" if length else "empty_prompt",
-        f"the prompt has {length} tokens; 1 to {max_context_len - 1} can be served",
-        param="prompt",
-    )
+    """A refusal where the prompt is empty, leaves no room for a token, or wants more of them than a row holds; intake
+    has seen to all of that, unless it still thinks of a scheduler that had more memory.
+    """
+    length, wanted = len(message.prompt) // 4, message.sampling.max_new_tokens or 0
+    if not 0 < length < max_context_len:
+        return refusal(
+            message,
+            400,
+            "prompt_too_long" if length else "empty_prompt",
+            f"the prompt has {length} tokens; 1 to {max_context_len - 1} can be served",
+            param="prompt",
+        )
+    if length + wanted > max_context_len:
+        text = f"{length} tokens of prompt and {wanted} new ones exceed a context of {max_context_len} tokens"
+        return refusal(message, 400, "context_length_exceeded", text, param="max_new_tokens")
+    return None

@@ -177,6 +177,17 @@ def test_refuses_what_cannot_be_served(length: int, code: str) -> None:
     assert (reply.status, reply.code) == (400, code)
 
 
+def test_refuses_more_tokens_than_a_row_holds() -> None:
+    """Intake clips them, but by what it knew of this scheduler's predecessor when that one ended meanwhile."""
+    harness = Harness(max_context_len=32)
+    harness.submit("good", [1, 2], 30, sampling={"ignore_eos": True})
+    reply = harness.submit("a", [3, 4], 31)
+    harness.run()
+    assert isinstance(reply, Rejected)
+    assert (reply.status, reply.code, reply.param) == (400, "context_length_exceeded", "max_new_tokens")
+    assert len(harness.tokens("good")) == 30
+
+
 def test_longest_prompt_is_served() -> None:
     harness = Harness()
     harness.submit("a", [1] * 1023, 1)

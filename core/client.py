@@ -201,6 +201,18 @@ class AsyncEngineClient(EngineClient):
     async def flush_cache(self) -> bool:
         return (await self._call("flush_cache")).ok
 
+    async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+        reply = await self._call(action, args)
+        if not reply.ok:
+            problem = reply.payload
+            raise InvalidRequest(
+                str(problem.get("message") or f"{action} was refused"),
+                param=problem.get("param"),
+                code=str(problem.get("code") or "refused"),
+                status=int(problem.get("status") or 400),
+            )
+        return reply.payload
+
     async def server_info(self) -> dict[str, Any]:
         reply = await self._call("info")
         return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
@@ -221,13 +233,13 @@ class AsyncEngineClient(EngineClient):
         if self._wire is None:
             raise _unavailable("the engine is starting, try again in a moment", "not_ready")
 
-    async def _call(self, action: str) -> ControlReply:
+    async def _call(self, action: str, args: dict[str, Any] | None = None) -> ControlReply:
         if self._wire is None:
             raise _unavailable("the engine is starting, try again in a moment", "not_ready")
         call_id = next(self._call_ids)
         future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._send(ControlRequest(call_id=call_id, action=action))
+        self._send(ControlRequest(call_id=call_id, action=action, args=args or {}))
         try:
             return await future
         finally:

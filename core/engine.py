@@ -74,7 +74,7 @@ class Engine:
         self._intake = Intake(self.info, self.tokenizer)
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
-        self._built.hooks.call.engine_started(info=self.info)
+        self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo as ModelInfo
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
     from pegboard.core.interfaces.client import OutputStream as OutputStream
+    from pegboard.core.interfaces.clock import Clock as Clock
     from pegboard.core.interfaces.contracts import CONTRACTS as CONTRACTS
     from pegboard.core.interfaces.contracts import Cardinality as Cardinality
     from pegboard.core.interfaces.contracts import Contract as Contract
+    from pegboard.core.interfaces.engine_view import EngineView as EngineView
     from pegboard.core.interfaces.errors import ConfigError as ConfigError
     from pegboard.core.interfaces.errors import InvalidRequest as InvalidRequest
     from pegboard.core.interfaces.errors import ModelError as ModelError
@@ -95,6 +97,8 @@ _EXPORTS = {
     "api_router": ("ApiContext", "ApiRouter"),
     "attention": ("AttentionBackend", "AttentionContext"),
     "batch": ("ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
+    "clock": ("Clock",),
+    "engine_view": ("EngineView",),
     "client": ("EngineClient", "GenerateRequest", "ModelInfo", "OutputChunk", "OutputStream"),
     "contracts": ("CONTRACTS", "Cardinality", "Contract"),
     "errors": (
@@ -138,9 +142,11 @@ __all__ = [
     "AttentionContext",
     "CacheHandle",
     "Cardinality",
+    "Clock",
     "ConfigError",
     "Contract",
     "EngineClient",
+    "EngineView",
     "FinishReason",
     "FinishType",
     "ForwardBatch",

@@ -39,6 +39,10 @@ class ScheduleBatch:
     Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a
     decode) and `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that
     only decode. `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
+
+    `planned_at` and `committed_at` are the clock's times before the batch was decided and after its results were
+    taken. Once committed, `tokens` int64 [sampled] are what was sampled and `intervals` float64 [sampled] the seconds
+    since each of these requests got its token before (NaN for a first one), in the order of `reqs` without `partial`.
     """
 
     bid: int
@@ -50,6 +54,10 @@ class ScheduleBatch:
     decoding: int = 0
     partial: frozenset[str] = frozenset()
     extras: dict[str, Any] = field(default_factory=dict)
+    planned_at: float = 0.0
+    committed_at: float = 0.0
+    tokens: NDArray[np.int64] | None = None
+    intervals: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.reqs)

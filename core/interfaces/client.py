@@ -20,6 +20,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
     sampled token's; k the k largest too. `add_special_tokens` False for text that a chat template already completed.
+    `params` are plain values for plugins that act on requests (admission gates), by the name of the provider meant.
     """
 
     prompt: str | list[int]
@@ -31,6 +32,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     logprobs: int | None = None
     token_ids_logprob: tuple[int, ...] = ()
     add_special_tokens: bool = True
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -120,3 +122,11 @@ class EngineClient(abc.ABC):
     @abc.abstractmethod
     async def server_info(self) -> dict[str, Any]:
         """Configuration (redacted) and the scheduler's counters, as plain values."""
+
+    @abc.abstractmethod
+    async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run a control action of the scheduler (see EngineView.add_control) between two steps; its answer.
+
+        Raises InvalidRequest for an unknown action, for arguments that the action refuses, and where no scheduler is
+        there.
+        """

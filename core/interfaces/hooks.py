@@ -13,6 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.req import Req
 
@@ -35,14 +36,14 @@ class HookSpecs:
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
-        """Once per process that keeps metrics, with its registry. No process does before a metrics plugin is there."""
+        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
 
     @hookspec
     def register_routes(self, app: Any) -> None:
         """Once in the API process, with the FastAPI application, after the routers of the config have been added."""
 
     @hookspec
-    def engine_started(self, info: Any) -> None:
+    def engine_started(self, info: Any, engine: EngineView) -> None:
         """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is
         ModelInfo.
         """

@@ -26,6 +26,7 @@ class TokenizedRequest(Message):
     namespace: str = ""
     logprobs: int | None = None
     token_ids_logprob: tuple[int, ...] = ()
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class TokenizedBatch(Message):

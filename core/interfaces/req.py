@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -131,11 +131,18 @@ class ReqLogprobs:
 
 @dataclass(slots=True)
 class ReqTiming:
-    """Monotonic times in seconds; 0.0 where it has not happened yet."""
+    """Times by the scheduler's clock, in seconds; 0.0 where it has not happened yet.
+
+    `ready` is when the last gate let it into the queue (`arrived` where there is none), `queued` when it last entered
+    the queue (again after a retraction).
+    """
 
     arrived: float = field(default_factory=time.monotonic)
+    ready: float = 0.0
+    queued: float = 0.0
     first_scheduled: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
     finished: float = 0.0
 
 
@@ -143,7 +150,8 @@ class Req:
     """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
 
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
-    `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent.
+    `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
+    the request says to plugins, by the name of the provider meant.
     """
 
     __slots__ = (
@@ -154,6 +162,7 @@ class Req:
         "logprobs",
         "namespace",
         "output",
+        "params",
         "priority",
         "rid",
         "sampling",
@@ -178,6 +187,8 @@ class Req:
         stream: bool = False,
         seed: int = 0,
         logprobs: ReqLogprobs | None = None,
+        params: Mapping[str, Any] | None = None,
+        arrived: float | None = None,
     ) -> None:
         self.rid = rid
         self.tokens = TokenBuffer(prompt_ids)
@@ -191,7 +202,8 @@ class Req:
         self.logprobs = logprobs
         self.output = ReqOutput()
         self.kv = ReqKV()
-        self.timing = ReqTiming()
+        self.params: Mapping[str, Any] = params or {}
+        self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING
         self.blocked_by = ""
         self.to_abort: FinishReason | None = None

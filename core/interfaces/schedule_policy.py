@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulePolicyContext:
-    """The prefix cache (to be read with `match`, never changed) and the engine's seed for policies that draw lots."""
+    """The prefix cache (to be read with `match`, never changed), the engine's seed for policies that draw lots, and the
+    clock that `Req.timing` is written by.
+    """
 
     cache: PrefixCache
     seed: int = 0
+    clock: Clock = time.monotonic
 
 
 class SchedulePolicy(abc.ABC):
@@ -45,3 +50,15 @@ class SchedulePolicy(abc.ABC):
         first.
         """
         return sorted(running, key=lambda req: (req.output_len, -req.input_len))
+
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        """Running requests that `req` may push out, the first to go first; asked when `req` is next and does not fit.
+
+        They are retracted one by one only if enough of them make room for it; otherwise none is. Empty by default:
+        whoever runs may go on.
+        """
+        return []
+
+    def stats(self) -> dict[str, float]:
+        """What the policy has to tell of itself, as totals since the start (how often it fell back, say)."""
+        return {}

@@ -8,7 +8,7 @@ from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req, ReqLogprobs
 
 
-def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator) -> Req:
+def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
     """A request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
     seed = message.sampling.seed
     logprobs = None
@@ -24,6 +24,8 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         stream=message.stream,
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
+        params=message.params,
+        arrived=now,
     )
 
 

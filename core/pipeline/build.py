@@ -31,6 +31,7 @@ from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
 from pegboard.core.pipeline.source import prepare_model
+from pegboard.core.pipeline.view import SchedulerView
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.version import __version__
 
@@ -65,6 +66,7 @@ class BuiltScheduler:
     hooks: Hooks
     worker: Worker
     runner: ModelRunner
+    view: SchedulerView
 
 
 def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
@@ -92,8 +94,9 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
         runner = parts.load(family)
     scheduler, worker = parts.scheduler(runner, prepared.tokenizer, hooks)
     info = parts.info(scheduler)
+    view = SchedulerView(scheduler, hooks)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
-    return BuiltScheduler(scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner)
+    return BuiltScheduler(scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner, view)
 
 
 def _choices(selection: Selection) -> list[str]:

@@ -6,7 +6,7 @@ import struct
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -67,6 +67,7 @@ class Intake:
             namespace=f"salt:{request.cache_salt}" if request.cache_salt else "",
             logprobs=request.logprobs,
             token_ids_logprob=request.token_ids_logprob,
+            params=_checked_params(request.params),
         )
 
     def _prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
@@ -112,17 +113,7 @@ class Intake:
         for text in sampling.stop:
             _check_text("stop", text, sys.maxsize)
         sampling.validate(self._info.vocab_size)
-        if sampling.extra:
-            try:
-                size = len(msgspec.msgpack.encode(sampling.extra))
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise InvalidRequest(
-                    f"custom parameters must be plain values: {error}", param="custom_params"
-                ) from error
-            if size > MAX_EXTRA_BYTES:
-                raise InvalidRequest(
-                    f"custom parameters take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param="custom_params"
-                )
+        _check_plain("custom parameters", sampling.extra, "custom_params")
 
     def _check_logprobs(self, request: GenerateRequest) -> None:
         if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
@@ -145,6 +136,23 @@ class Intake:
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids as they travel: int32, little-endian. Reads back with ``numpy.frombuffer(data, "<i4")``."""
     return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _checked_params(params: dict[str, Any]) -> dict[str, Any]:
+    _check_plain("parameters for plugins", params, "params")
+    return params
+
+
+def _check_plain(what: str, values: dict[str, Any], param: str) -> None:
+    """Refuse what cannot travel, or is large."""
+    if not values:
+        return
+    try:
+        size = len(msgspec.msgpack.encode(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{what} must be plain values: {error}", param=param) from error
+    if size > MAX_EXTRA_BYTES:
+        raise InvalidRequest(f"{what} take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param=param)
 
 
 def _check_text(param: str, text: str, longest: int) -> None:

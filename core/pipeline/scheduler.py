@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     Accepted,
@@ -30,6 +31,8 @@ from pegboard.core.pipeline.counters import Counters
 if TYPE_CHECKING:
     from pegboard.core.config import SchedulerSection
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
@@ -68,8 +71,10 @@ class Scheduler:
         max_context_len: int,
         eos_ids: frozenset[int] = frozenset(),
         hooks: StepHooks | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.config = config
+        self.clock = clock
         self.memory = memory
         self.policy = policy
         self.builder = builder
@@ -90,6 +95,12 @@ class Scheduler:
         self.running: list[Req] = []
         self.chunked: Req | None = None
         """The request whose prompt is computed in chunks and is not through yet; it is in neither list."""
+        self.controls: dict[str, Control] = {
+            "flush_cache": self._flush_cache,
+            "info": lambda args: self.info(),
+            "drain": self._drain,
+        }
+        """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
         self._by_rid: dict[str, Req] = {}
         self._outbox: list[TokenOutput] = []
         self._last_was_prefill = False
@@ -123,7 +134,7 @@ class Scheduler:
         if refused is not None:
             self.counters.rejected += 1
             return refused
-        req = new_req(message, self.eos_ids, self._rng)
+        req = new_req(message, self.eos_ids, self._rng, self.clock())
         self.counters.accepted += 1
         self._by_rid[req.rid] = req
         self.waiting.append(req)
@@ -147,19 +158,28 @@ class Scheduler:
                 self._end(req, reason)
 
     def _control(self, message: ControlRequest) -> ControlReply:
-        if message.action == "flush_cache":
-            ok = not self._by_rid
-            if ok:
-                self.memory.cache.reset()
-            return ControlReply(call_id=message.call_id, ok=ok)
-        if message.action == "info":
-            return ControlReply(call_id=message.call_id, ok=True, payload=self.info())
-        if message.action == "drain":
-            self._draining = True
-            return ControlReply(call_id=message.call_id, ok=True)
-        return ControlReply(
-            call_id=message.call_id, ok=False, payload={"message": f"unknown control action {message.action!r}"}
-        )
+        run = self.controls.get(message.action)
+        try:
+            if run is None:
+                raise InvalidRequest(f"unknown control action {message.action!r}", code="unknown_action", status=404)
+            return ControlReply(call_id=message.call_id, ok=True, payload=run(message.args))
+        except InvalidRequest as error:
+            problem = {"message": str(error), "status": error.status, "code": error.code, "param": error.param}
+        except Exception as error:
+            logger.exception("the control action %r failed", message.action)
+            text = f"{message.action} failed: {type(error).__name__}: {error}"
+            problem = {"message": text, "status": 500, "code": "control_failed"}
+        return ControlReply(call_id=message.call_id, ok=False, payload=problem)
+
+    def _flush_cache(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._by_rid:
+            raise InvalidRequest("requests are waiting or running, so the cache is in use", code="busy", status=409)
+        self.memory.cache.reset()
+        return {}
+
+    def _drain(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._draining = True
+        return {}
 
     def info(self) -> dict[str, Any]:
         """Counters and the state of queues and memory, as plain values."""
@@ -253,7 +273,7 @@ class Scheduler:
         """Offer waiting requests in the policy's order until one does not fit."""
         if adder.full() or not self.waiting or len(self.running) >= self.config.max_running_requests:
             return
-        now = time.monotonic()
+        now = self.clock()
         admitted = set()
         for req in self.policy.order(self.waiting, self.running):
             if adder.add(req, has_chunked=has_chunked) is not AddResult.CONTINUE:
@@ -327,7 +347,7 @@ class Scheduler:
     def _end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """Finish a request from outside a step, whatever its status, and free all that it has."""
         req.output.finish_reason = reason
-        req.timing.finished = time.monotonic()
+        req.timing.finished = self.clock()
         self._drop(req)
         output = self.results.output(req)
         if output is not None:

@@ -60,7 +60,8 @@ class FakeEngineClient(EngineClient):
 
     `refuse` is raised by `submit`. Before the piece of number `fail_at` the engine fails; before the one of number
     `stall_at` it falls silent until `release` is set. Without `accepting` being set, `submit` waits. Everything that
-    was asked is kept: `requests`, `aborted` (ids of streams closed before their end), `abort_calls`, `flushes`.
+    was asked is kept: `requests`, `aborted` (ids of streams closed before their end), `abort_calls`, `flushes`,
+    `controls`. A control action answers what `control_answers` holds for it.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class FakeEngineClient(EngineClient):
         self.finished: list[str] = []
         self.abort_calls: list[tuple[str, bool]] = []
         self.flushes = 0
+        self.controls: list[tuple[str, dict[str, Any]]] = []
+        self.control_answers: dict[str, dict[str, Any]] = {}
         self.submitted = asyncio.Event()
         self.accepting = asyncio.Event()
         self.accepting.set()
@@ -128,6 +131,12 @@ class FakeEngineClient(EngineClient):
         if not self.busy:
             self.flushes += 1
         return not self.busy
+
+    async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.controls.append((action, args or {}))
+        if action not in self.control_answers:
+            raise InvalidRequest(f"unknown control action {action!r}", code="unknown_action", status=404)
+        return self.control_answers[action]
 
     async def server_info(self) -> dict[str, Any]:
         return {"config": {}, "scheduler": {"waiting_requests": 1, "running_requests": 2}, "ready": self.is_ready}

@@ -95,7 +95,7 @@ def build(resolved: Any) -> Any:
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
     return SimpleNamespace(
-        scheduler=FakeScheduler(token), info=info, directory=path, hooks=Hooks.load(resolved.registry)
+        scheduler=FakeScheduler(token), info=info, directory=path, hooks=Hooks.load(resolved.registry), view=None
     )
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
     from pegboard.core.interfaces.keys import PrefixKey as PrefixKey
+    from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
@@ -112,7 +113,7 @@ _EXPORTS = {
     ),
     "forward": ("ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
     "hooks": ("HookSpecs", "hookimpl", "hookspec"),
-    "keys": ("PrefixKey",),
+    "keys": ("PrefixKey", "PrefixMemo"),
     "kv_pool": ("KVPool", "KVPoolContext"),
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
     "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
@@ -190,6 +191,7 @@ __all__ = [
     "PrefixCacheContext",
     "PrefixKey",
     "PrefixMatch",
+    "PrefixMemo",
     "ProbeRun",
     "Provider",
     "Req",

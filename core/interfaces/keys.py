@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+class PrefixMemo:
+    """What caches have worked out about one sequence of tokens (its pages' hashes, say), so that it is done once.
+
+    It belongs to whoever owns the sequence and goes along in every key of it, whatever the key's length. The sequence
+    may grow and never changes otherwise, and it stays in one namespace. A memo is a help and no proof: a cache answers
+    the same with a memo as without.
+
+    >>> memo = PrefixMemo()
+    >>> memo.of("sums", list).append(3)
+    >>> memo.of("sums", list)
+    [3]
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[object, Any] = {}
+
+    def of(self, name: object, make: Callable[[], T]) -> T:
+        """The value kept under `name` (hashable, by convention led by the plugin's name), made at first use."""
+        value: T | None = self._values.get(name)
+        if value is None:
+            value = self._values[name] = make()
+        return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,15 +45,17 @@ class PrefixKey:
 
     Whatever makes equal tokens mean different KV (an adapter, a cache salt) goes into `namespace`; multimodal content
     is hashed into the tokens. Two keys share a prefix only within one namespace. The array belongs to the caller and
-    must not change while a cache call runs; a cache copies what it keeps.
+    must not change while a cache call runs; a cache copies what it keeps. `memo` is the sequence's, where its owner
+    keeps one.
     """
 
     tokens: NDArray[np.int64]
     namespace: str = ""
+    memo: PrefixMemo | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
     def head(self, n: int) -> PrefixKey:
         """The same key cut to its first `n` tokens (a view, no copy)."""
-        return PrefixKey(self.tokens[:n], self.namespace)
+        return PrefixKey(self.tokens[:n], self.namespace, self.memo)

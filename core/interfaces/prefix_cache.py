@@ -12,8 +12,9 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
@@ -98,6 +99,24 @@ class PrefixCache(abc.ABC):
         returned handle before it unlocks the one it held, so nothing is lost in between. Raises ValueError when
         lengths differ.
         """
+
+    def extend(
+        self, handle: CacheHandle, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0
+    ) -> InsertResult:
+        """`insert` for a caller whose row begins with the path of `handle`, which it has locked; `slots` int64 [given]
+        are only those of the rest, the last tokens of `key`.
+
+        So a long prompt that comes in chunks need not be walked from its start each time. Duplicates, tail and handle
+        are as with `insert`: the result's `slots` and `taken` speak of the rest, its handle covers the whole. Raises
+        ValueError when path and rest do not reach the key's length. This default matches the path again; a cache that
+        can go on from a handle overrides it.
+        """
+        known = len(key) - int(slots.shape[0])
+        path = self.match(key.head(max(0, known)))
+        if len(path) != known:
+            raise ValueError(f"{len(key)} tokens, but a path of {len(path)} and slots {list(slots.shape)}")
+        result = self.insert(key, np.concatenate((path.slots, slots)), priority=priority)
+        return InsertResult(result.slots[known:], result.taken - known, result.handle)
 
     @abc.abstractmethod
     def evict(self, num_tokens: int) -> int:

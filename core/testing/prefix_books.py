@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.keys import PrefixKey
+from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixCacheContext, PrefixMatch
 from pegboard.core.testing.fakes import CountingAllocator
 
@@ -21,8 +21,13 @@ Prefix = tuple[str, tuple[int, ...]]
 """A namespace and tokens in whole pages."""
 
 
-def key_of(tokens: Sequence[int], namespace: str = "") -> PrefixKey:
-    return PrefixKey(np.array(tokens, dtype=np.int64), namespace)
+def key_of(tokens: Sequence[int], namespace: str = "", memo: PrefixMemo | None = None) -> PrefixKey:
+    return PrefixKey(np.array(tokens, dtype=np.int64), namespace, memo)
+
+
+def run_of(*chars: int, page_size: int) -> list[int]:
+    """Tokens in which every char fills a page. The pages of 2 and 3, 4 and 5... differ in their last token alone."""
+    return [token for char in chars for token in (*[char // 2] * (page_size - 1), char)]
 
 
 @dataclass(eq=False)
@@ -52,10 +57,10 @@ class Books:
         self.known: dict[Prefix, int] = {}
         self.locks: list[Lock] = []
 
-    def match(self, tokens: Sequence[int], namespace: str = "") -> PrefixMatch:
+    def match(self, tokens: Sequence[int], namespace: str = "", *, memo: PrefixMemo | None = None) -> PrefixMatch:
         """`match`, compared with what is known."""
         owned = set(self.allocator.held)
-        found = self.cache.match(key_of(tokens, namespace))
+        found = self.cache.match(key_of(tokens, namespace, memo))
         assert self.allocator.held == owned, "match changed the owner of a page"
         wanted = self.expected(tokens, namespace)
         assert found.slots.tolist() == wanted, (
@@ -66,9 +71,9 @@ class Books:
         self.check()
         return found
 
-    def lock(self, tokens: Sequence[int], namespace: str = "") -> Lock:
+    def lock(self, tokens: Sequence[int], namespace: str = "", *, memo: PrefixMemo | None = None) -> Lock:
         """Match and lock what is found."""
-        found = self.match(tokens, namespace)
+        found = self.match(tokens, namespace, memo=memo)
         return self.lock_handle(found.handle, tokens, namespace, len(found))
 
     def lock_handle(self, handle: CacheHandle, tokens: Sequence[int], namespace: str, length: int) -> Lock:
@@ -89,6 +94,7 @@ class Books:
         *,
         slots: NDArray[np.int64] | None = None,
         priority: int = 0,
+        memo: PrefixMemo | None = None,
     ) -> InsertResult:
         """Insert with new pages, or with the given slots, whose pages the caller or the cache has."""
         if slots is None:
@@ -97,16 +103,47 @@ class Books:
         taken = self.page_size * (len(tokens) // self.page_size)
         wanted = self.expected(tokens, namespace)
         wanted += given[len(wanted) :].tolist()
-        result = self.cache.insert(key_of(tokens, namespace), slots, priority=priority)
-        assert result.taken == taken, f"took {result.taken} of {len(tokens)} tokens, not its {taken} in whole pages"
+        result = self.cache.insert(key_of(tokens, namespace, memo), slots, priority=priority)
+        self._compare(result, taken, wanted)
+        self._enter(tokens, namespace, wanted, given[:taken])
+        return result
+
+    def extend(
+        self,
+        lock: Lock,
+        tokens: Sequence[int],
+        *,
+        slots: NDArray[np.int64] | None = None,
+        priority: int = 0,
+        memo: PrefixMemo | None = None,
+    ) -> InsertResult:
+        """Extend a locked path to `tokens` with new pages for the rest, or with the slots given for it."""
+        start = lock.length
+        assert tuple(tokens[:start]) == lock.tokens[:start], "a path is extended by what it does not begin"
+        if slots is None:
+            slots = self.alloc(len(tokens) - start)
+        given = slots.copy()
+        taken = self.page_size * (len(tokens) // self.page_size)
+        wanted = self.expected(tokens, lock.namespace)
+        wanted += given[len(wanted) - start :].tolist()
+        key = key_of(tokens, lock.namespace, memo)
+        result = self.cache.extend(lock.handle, key, slots, priority=priority)
+        self._compare(result, taken - start, wanted[start:])
+        self._enter(tokens, lock.namespace, wanted, given[: taken - start])
+        return result
+
+    def _compare(self, result: InsertResult, taken: int, wanted: list[int]) -> None:
+        assert result.taken == taken, f"took {result.taken} of {len(wanted)} tokens, not its {taken} in whole pages"
         assert result.slots.tolist() == wanted, "not the slots that the cache had, followed by the caller's"
         assert result.slots.dtype == np.int64, f"slots are {result.slots.dtype}"
-        for end in range(self.page_size, taken + 1, self.page_size):
-            page = wanted[end - 1] // self.page_size
+
+    def _enter(self, tokens: Sequence[int], namespace: str, slots: list[int], taken: NDArray[np.int64]) -> None:
+        """Note that the cache has the tokens at these slots, and that the `taken` ones are the caller's no more."""
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            page = slots[end - 1] // self.page_size
             self.known.setdefault((namespace, tuple(tokens[:end])), page)
-        self.held.difference_update((given[:taken] // self.page_size).tolist())
+        self.held.difference_update((taken // self.page_size).tolist())
         self.check()
-        return result
 
     def evict(self, num_tokens: int) -> int:
         """`evict`, and strike out what went: unlocked pages, ends before what they continue, as many as asked for."""

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
+from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.testing.fakes import CountingAllocator
-from pegboard.core.testing.prefix_books import Books, Lock, key_of
+from pegboard.core.testing.prefix_books import Books, key_of, run_of
+from pegboard.core.testing.prefix_machine import CacheMachine
 from pegboard.core.testing.properties import properties
 from pegboard.core.testing.suite import ContractSuite, capability, lacks
 
 PAGE_SIZES = [1, 4, 16]
 pages = pytest.mark.parametrize("page_size", PAGE_SIZES)
-
-
-def run_of(*chars: int, page_size: int) -> list[int]:
-    """Tokens in which every char fills a page. The pages of 2 and 3, 4 and 5... differ in their last token alone."""
-    return [token for char in chars for token in (*[char // 2] * (page_size - 1), char)]
 
 
 class PrefixCacheContract(ContractSuite):
@@ -82,6 +76,14 @@ class PrefixCacheContract(ContractSuite):
         assert result.taken == 0
         lock = books.lock_handle(result.handle, tokens, "", 0)
         books.unlock(lock)
+
+    @pages
+    def test_extending_with_less_than_a_page_takes_nothing(self, page_size: int) -> None:
+        books = self.books(page_size)
+        lock = books.lock([])
+        result = books.extend(lock, [1] * (page_size - 1))
+        assert result.taken == 0
+        books.unlock(books.lock_handle(result.handle, [], "", 0))
 
     # What one that declares `reuse` does.
 
@@ -374,6 +376,105 @@ class PrefixCacheContract(ContractSuite):
 
     @capability("reuse")
     @pages
+    def test_a_locked_path_is_extended(self, page_size: int) -> None:
+        """The way of a chunked prompt: each chunk goes behind the path of those before it."""
+        books = self.books(page_size)
+        chunk, whole = run_of(1, 2, page_size=page_size), run_of(1, 2, 3, 4, page_size=page_size)
+        first = books.lock(chunk)
+        second = books.lock_handle(books.extend(first, chunk).handle, chunk, "", len(chunk))
+        books.unlock(first)
+        tail = [*whole, *[7] * (page_size - 1)]
+        result = books.extend(second, tail)
+        assert result.taken == 2 * page_size
+        third = books.lock_handle(result.handle, whole, "", len(whole))
+        books.unlock(second)
+        assert books.evict(1000) == 0
+        books.unlock(third)
+        assert len(books.match(tail)) == 4 * page_size
+        assert books.evict(1000) == 4 * page_size
+
+    @capability("reuse")
+    @pages
+    def test_extending_frees_what_others_brought_meanwhile(self, page_size: int) -> None:
+        books = self.books(page_size)
+        chunk, whole = run_of(1, 2, page_size=page_size), run_of(1, 2, 3, 4, 5, page_size=page_size)
+        lock = books.lock_handle(books.insert(chunk).handle, chunk, "", len(chunk))
+        other = books.insert(run_of(1, 2, 3, 4, 6, page_size=page_size))
+        freed = books.allocator.taken_back
+        result = books.extend(lock, whole)
+        assert books.allocator.taken_back == freed + 2
+        assert result.slots[: 2 * page_size].tolist() == other.slots[2 * page_size : 4 * page_size].tolist()
+        same = books.extend(lock, whole, slots=result.slots)  # what the cache has by now is not freed
+        assert books.allocator.taken_back == freed + 2
+        assert same.slots.tolist() == result.slots.tolist()
+
+    @capability("reuse")
+    @pages
+    def test_a_path_that_was_divided_is_extended(self, page_size: int) -> None:
+        books = self.books(page_size)
+        chunk = run_of(1, 2, 3, page_size=page_size)
+        lock = books.lock_handle(books.insert(chunk).handle, chunk, "", len(chunk))
+        books.insert(run_of(1, 5, page_size=page_size))
+        whole = run_of(1, 2, 3, 4, page_size=page_size)
+        result = books.extend(lock, whole)
+        books.lock_handle(result.handle, whole, "", len(whole))
+        assert books.evict(1000) == page_size
+        assert len(books.match(whole)) == 4 * page_size
+
+    @capability("reuse")
+    @pages
+    def test_extending_keeps_to_its_namespace(self, page_size: int) -> None:
+        books = self.books(page_size)
+        chunk, whole = run_of(1, page_size=page_size), run_of(1, 2, page_size=page_size)
+        for namespace in ("", "a"):
+            lock = books.lock_handle(books.insert(chunk, namespace).handle, chunk, namespace, len(chunk))
+            books.extend(lock, whole)
+            assert len(books.match(whole, namespace)) == 2 * page_size
+        assert len(books.match(whole, "b")) == 0
+        assert books.cache.cached_tokens == 4 * page_size
+
+    @capability("reuse")
+    def test_extending_is_a_change(self) -> None:
+        books = self.books()
+        lock = books.lock_handle(books.insert([1]).handle, [1], "", 1)
+        version = books.cache.version
+        books.extend(lock, [1, 2])
+        assert books.cache.version > version
+
+    @capability("reuse")
+    def test_extending_across_a_gap_raises_and_changes_nothing(self) -> None:
+        books = self.books()
+        handle = books.insert([1, 2]).handle
+        books.lock_handle(handle, [1, 2], "", 2)
+        slots = books.alloc(2)
+        for tokens in ([1, 2, 3, 4, 5], [1]):
+            with pytest.raises(ValueError):
+                books.cache.extend(handle, key_of(tokens), slots)
+            books.check()
+        assert len(books.match([1, 2, 3, 4, 5])) == 2
+
+    @capability("reuse")
+    @pages
+    def test_a_memo_changes_no_answer(self, page_size: int) -> None:
+        """One memo serves a sequence through its whole life: found in part, inserted, grown, evicted, inserted anew."""
+        books = self.books(page_size)
+        memo = PrefixMemo()
+        chunk, whole = run_of(1, 2, 3, page_size=page_size), run_of(1, 2, 3, 4, 5, page_size=page_size)
+        books.match(whole, memo=memo)
+        books.insert(run_of(1, 2, 9, page_size=page_size))
+        books.match(whole, memo=memo)
+        lock = books.lock_handle(books.insert(chunk, memo=memo).handle, chunk, "", len(chunk))
+        books.match(chunk[:-1], memo=memo)
+        books.extend(lock, whole, memo=memo)
+        assert len(books.match(whole, memo=memo)) == 5 * page_size
+        books.unlock(lock)
+        books.evict(1000)
+        assert len(books.match(whole, memo=memo)) == 0
+        books.insert(whole, memo=memo)
+        assert len(books.match(whole)) == 5 * page_size
+
+    @capability("reuse")
+    @pages
     def test_any_sequence_of_calls_agrees_with_a_dict(self, page_size: int) -> None:
         self.books(page_size)  # skips here where the provider objects
         attributes = {"make": staticmethod(lambda: self.books(page_size, num_pages=16)), "page_size": page_size}
@@ -398,115 +499,3 @@ class PrefixCacheContract(ContractSuite):
             cache.reset()
             cache.check()
         assert (allocator.taken_back, len(allocator.held)) == (0, 2)
-
-
-NAMESPACES = st.sampled_from(["", "a"])
-
-
-class CacheMachine(RuleBasedStateMachine):
-    """Any calls in any order; `Books` is the oracle and compares after each of them."""
-
-    page_size: int
-
-    @initialize()
-    def build(self) -> None:
-        self.books: Books = self.make()
-        self.unlocked: list[Lock] = []  # handles that may still be locked: nothing was evicted since
-
-    def make(self) -> Books:
-        raise NotImplementedError
-
-    def tokens_of(self, chars: Sequence[int], tail: int) -> list[int]:
-        return [*run_of(*chars, page_size=self.page_size), *[7] * (tail % self.page_size)]
-
-    def room(self, num_tokens: int) -> bool:
-        """Make room as the pipeline does: evict what is missing."""
-        missing = num_tokens - self.books.allocator.free_tokens
-        if missing > 0:
-            self.evict(missing)
-        return num_tokens <= self.books.allocator.free_tokens
-
-    @rule(
-        chars=st.lists(st.integers(0, 2), max_size=6),
-        tail=st.integers(0, 3),
-        namespace=NAMESPACES,
-        priority=st.integers(0, 2),
-    )
-    def finish(self, chars: list[int], tail: int, namespace: str, priority: int) -> None:
-        """A request that computed everything itself inserts, and lets go of its tail."""
-        tokens = self.tokens_of(chars, tail)
-        if self.room(len(tokens) + self.page_size):
-            result = self.books.insert(tokens, namespace, priority=priority)
-            self.unlocked.append(Lock(result.handle, tuple(tokens), namespace, result.taken))
-            self.let_go(result.slots[result.taken :])
-
-    @rule(chars=st.lists(st.integers(0, 2), max_size=6), tail=st.integers(0, 3), namespace=NAMESPACES)
-    def run(self, chars: list[int], tail: int, namespace: str) -> None:
-        """A request that matches, computes the rest, inserts, and keeps running with its new handle locked."""
-        tokens = self.tokens_of(chars, tail)
-        lock = self.books.lock(tokens, namespace)
-        slots = np.array(self.books.expected(tokens, namespace), dtype=np.int64)
-        if not self.room(len(tokens) - lock.length + self.page_size):
-            self.books.unlock(lock)
-            return
-        slots = np.concatenate((slots, self.books.alloc(len(tokens) - lock.length)))
-        result = self.books.insert(tokens, namespace, slots=slots)
-        self.books.lock_handle(result.handle, tokens, namespace, result.taken)
-        self.books.unlock(lock)
-        self.let_go(result.slots[result.taken :])
-
-    @rule(
-        chars=st.lists(st.integers(0, 2), max_size=6), tail=st.integers(0, 3), namespace=NAMESPACES, lock=st.booleans()
-    )
-    def match(self, chars: list[int], tail: int, namespace: str, lock: bool) -> None:
-        tokens = self.tokens_of(chars, tail)
-        if lock:
-            self.books.lock(tokens, namespace)
-        else:
-            self.books.match(tokens, namespace)
-
-    @precondition(lambda self: self.unlocked)
-    @rule(which=st.integers(0, 100))
-    def lock_later(self, which: int) -> None:
-        lock = self.unlocked.pop(which % len(self.unlocked))
-        self.books.lock_handle(lock.handle, lock.tokens, lock.namespace, lock.length)
-
-    @precondition(lambda self: self.books.locks)
-    @rule(which=st.integers(0, 100))
-    def lock_again(self, which: int) -> None:
-        lock = self.books.locks[which % len(self.books.locks)]
-        self.books.lock_handle(lock.handle, lock.tokens, lock.namespace, lock.length)
-
-    @precondition(lambda self: self.books.locks)
-    @rule(which=st.integers(0, 100))
-    def unlock(self, which: int) -> None:
-        self.books.unlock(self.books.locks[which % len(self.books.locks)])
-
-    @rule(num_tokens=st.integers(0, 40))
-    def evict(self, num_tokens: int) -> None:
-        if self.books.evict(num_tokens):
-            self.unlocked.clear()
-
-    @rule()
-    def reset(self) -> None:
-        if self.books.locked_pages:
-            with pytest.raises(RuntimeError):
-                self.books.cache.reset()
-            self.books.check()
-        else:
-            self.books.reset()
-            self.unlocked.clear()
-
-    def let_go(self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        """Free the caller's own pages."""
-        own = np.unique(slots // self.page_size)
-        self.books.allocator.free(own)
-        self.books.held.difference_update(own.tolist())
-        self.books.check()
-
-    def teardown(self) -> None:
-        """At the end everything comes back."""
-        for lock in list(self.books.locks):
-            self.books.unlock(lock)
-        self.books.evict(self.books.allocator.total_tokens)
-        assert self.books.allocator.free_pages == self.books.allocator.num_pages

@@ -81,6 +81,9 @@ class MemorySection(Section):
 class SchedulerSection(Section):
     """What runs when."""
 
+    loop: Literal["normal", "overlap"] = "normal"
+    """`overlap`: plan and launch the next step while the device computes the one before; `normal`: one after the other.
+    The tokens are the same."""
     policy: UseSection = UseSection()
     """The order of the waiting queue, and who is retracted first."""
     max_running_requests: PositiveInt = 256

@@ -41,8 +41,9 @@ class ScheduleBatch:
     only decode. `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
 
     `planned_at` and `committed_at` are the clock's times before the batch was decided and after its results were
-    taken. Once committed, `tokens` int64 [sampled] are what was sampled and `intervals` float64 [sampled] the seconds
-    since each of these requests got its token before (NaN for a first one), in the order of `reqs` without `partial`.
+    taken. Once committed, `tokens` int64 [sampled] are what was sampled (-1 for a request that had ended meanwhile) and
+    `intervals` float64 [sampled] the seconds since each of these requests got its token before (NaN for a first one),
+    in the order of `reqs` without `partial`.
     """
 
     bid: int
@@ -68,13 +69,24 @@ class ScheduleBatch:
         return int(self.extend_lens.sum())
 
 
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Entries of the row table that are new: `places` int64 [n] (row x width + position) and `slots` int32 [n]."""
+
+    places: NDArray[np.int64]
+    slots: NDArray[np.int32]
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
 
     `input_ids`, `positions` and `out_cache_loc` int64 [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
     int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
-    sampled.
+    sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
+
+    `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
+    token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before.
     """
 
     bid: int
@@ -88,4 +100,7 @@ class ModelWorkerBatch:
     out_cache_loc: NDArray[np.int64]
     sample_rows: NDArray[np.int64] | None
     sampling: SamplingInfo | None
+    sampled_rows: NDArray[np.int64]
+    pending: NDArray[np.int64] | None = None
+    table: TableChanges | None = None
     extras: dict[str, Any] = field(default_factory=dict)

@@ -71,7 +71,11 @@ class Rejected(Message):
 
 
 class TokenOutput(Message):
-    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` as in OutputChunk."""
+    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` as in OutputChunk.
+
+    The first output of a request and the last one have all counters. One without them (`has_counters`) is the steady
+    stream of a decode: its reader adds the tokens to `completion_tokens`, and the other counters are as before.
+    """
 
     rid: str
     token_ids: list[int]
@@ -81,6 +85,10 @@ class TokenOutput(Message):
     cached_tokens: int = 0
     num_retractions: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+
+    @property
+    def has_counters(self) -> bool:
+        return self.completion_tokens > 0 or self.prompt_tokens > 0
 
 
 class TokenOutputs(Message):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from pegboard.core.interfaces.keys import PrefixKey
+from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_transition
 
 if TYPE_CHECKING:
@@ -92,12 +92,14 @@ class ReqKV:
     `row` is its row in the row table (NO_ROW when it holds none). The first `allocated_len` entries of the row are
     valid slots, of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong
     to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
-    `prefix_len` tokens were found in the cache when the request was last scheduled.
+    `prefix_len` tokens were found in the cache when the request was last scheduled. While its prompt is prefilled,
+    `scheduled_len` is what `committed_len` will be once the steps under way are through.
     """
 
     row: int = NO_ROW
     prefix_len: int = 0
     committed_len: int = 0
+    scheduled_len: int = 0
     allocated_len: int = 0
     cache_len: int = 0
     handle: CacheHandle | None = None
@@ -151,15 +153,17 @@ class Req:
 
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
-    the request says to plugins, by the name of the provider meant.
+    the request says to plugins, by the name of the provider meant. `flags` are the pipeline's own notes.
     """
 
     __slots__ = (
         "blocked_by",
         "eos_ids",
+        "flags",
         "input_len",
         "kv",
         "logprobs",
+        "memo",
         "namespace",
         "output",
         "params",
@@ -171,7 +175,6 @@ class Req:
         "status",
         "stream",
         "timing",
-        "to_abort",
         "tokens",
     )
 
@@ -206,8 +209,9 @@ class Req:
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING
         self.blocked_by = ""
-        self.to_abort: FinishReason | None = None
+        self.flags = 0
         self.slots: dict[int, Any] = {}
+        self.memo = PrefixMemo()
 
     @property
     def seq_len(self) -> int:
@@ -238,7 +242,7 @@ class Req:
 
     def key(self, length: int | None = None) -> PrefixKey:
         """Its cache key over the first `length` tokens (all by default)."""
-        return PrefixKey(self.tokens.view(0, length), self.namespace)
+        return PrefixKey(self.tokens.view(0, length), self.namespace, self.memo)
 
     def matchable_key(self) -> PrefixKey:
         """The part that a cached prefix may cover: at least one token is left to compute, for its logits."""

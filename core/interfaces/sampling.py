@@ -111,12 +111,20 @@ def _check_range(name: str, value: float, low: float, high: float, *, open_low: 
 class SamplingRow:
     """What a logits processor may know of one sampled row: plain values, no request object.
 
-    `prompt_ids` int64 [prompt] and `output_ids` int64 [generated so far] are views; they may be read, not kept.
+    `prompt_ids` int64 [prompt] and `output_ids` int64 [known so far] are views; they may be read, not kept. With the
+    overlap loop the newest `pending` tokens are not known to the host yet, unless a processor of the request reads
+    them (`LogitsProcessor.reads_output`).
     """
 
     params: SamplingParams
     prompt_ids: NDArray[np.int64]
     output_ids: NDArray[np.int64]
+    pending: int = 0
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, those included that are not known yet."""
+        return len(self.output_ids) + self.pending
 
 
 @dataclass(slots=True)

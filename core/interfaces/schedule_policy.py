@@ -28,6 +28,9 @@ class SchedulePolicyContext:
 class SchedulePolicy(abc.ABC):
     """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot."""
 
+    preempts = False
+    """Whether `preempt` may name anybody; without it a full engine does not order its queue."""
+
     def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
         self.options = options
         self.ctx = ctx

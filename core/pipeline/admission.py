@@ -10,11 +10,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.running import RunningBatch
 
 
 class AddResult(enum.Enum):
@@ -53,10 +56,11 @@ class NewTokenRatio:
         step = (self.start - self.minimum) / self.decay_steps
         self.current = max(self.minimum, self.current - step)
 
-    def raise_after_retraction(self, running: Sequence[Req], lookahead: int) -> None:
+    def raise_after_retraction(self, running: RunningBatch, lookahead: int) -> None:
         """Set it so that every running request may grow `lookahead` more tokens."""
-        allowed = sum(min(req.output_len + req.remaining_tokens, self.clip) for req in running)
-        done = sum(req.output_len for req in running)
+        outputs = running.seq_lens - running.input_lens
+        allowed = int(np.minimum(outputs + running.left, self.clip).sum())
+        done = int(outputs.sum())
         self.current = max(self.current, min(1.0, (done + lookahead * len(running)) / max(1, allowed)))
 
 
@@ -78,12 +82,15 @@ class PrefillAdder:
 
     `running` are requests that decode, `chunk_size` bounds the tokens of this prefill when chunking is on,
     `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join.
+
+    Others are reckoned with at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
+    end, so for one of those the whole course of memory is played through (`_survives`).
     """
 
     def __init__(
         self,
         memory: MemoryManager,
-        running: Sequence[Req],
+        running: RunningBatch,
         *,
         ratio: NewTokenRatio,
         max_prefill_tokens: int,
@@ -101,8 +108,9 @@ class PrefillAdder:
         # A decode mixed in takes its page in this very step.
         self._reserved = decode_tokens * self._page
         self._clip = ratio.clip
-        self._reserved += sum(int(min(r.remaining_tokens, ratio.clip) * ratio.current) for r in running)
-        self._alone = not running
+        self._ratio = ratio.current
+        self._running = running
+        self._reserved += running.growth(ratio.current, ratio.clip)
 
     @property
     def rem_total(self) -> int:
@@ -111,11 +119,12 @@ class PrefillAdder:
 
     def add_chunked(self, req: Req) -> bool:
         """Go on with a request whose prompt is partly computed. Whether it advanced."""
-        left = req.seq_len - req.kv.committed_len
+        done = req.kv.scheduled_len
+        left = req.seq_len - done
         take = self._chunk(left)
-        if take <= 0 or not self._memory.extend(req, req.kv.committed_len + take):
+        if take <= 0 or not self._memory.extend(req, done + take):
             return False
-        self._accept(req, req.kv.committed_len, take, take < left)
+        self._accept(req, done, take, take < left)
         return True
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
@@ -123,7 +132,7 @@ class PrefillAdder:
 
         `has_chunked`: another request is between two chunks, so this one must fit whole.
         """
-        if len(self.items) >= self._max_new_rows:
+        if self.rows_full:
             return AddResult.OTHER
         found = self._memory.match(req)
         left = req.seq_len - len(found)
@@ -139,16 +148,36 @@ class PrefillAdder:
         self._memory.unmatch(req)
         return result
 
+    @property
+    def rows_full(self) -> bool:
+        return len(self.items) >= self._max_new_rows
+
+    def makes_way(self, victims: Sequence[Req], req: Req) -> int:
+        """How many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough.
+
+        What a victim shares with the cache may be locked by others too, so only what came after it counts.
+        """
+        room = self.rem_total
+        need = self._pages(req.seq_len + self._growth(req))
+        for count, victim in enumerate(victims, start=1):
+            room += victim.kv.allocated_len - victim.kv.prefix_len + self._share(victim)
+            if room >= need:
+                return count
+        return 0
+
+    def gave_way(self, victim: Req) -> None:
+        """A running request was retracted: its row is free, and its growth no longer counts."""
+        self._max_new_rows += 1
+        self._reserved -= self._share(victim)
+
     def full(self) -> bool:
         """Whether a budget of this prefill is used up."""
         return self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0)
 
     def _verdict(self, req: Req, left: int, has_chunked: bool) -> AddResult:
-        growth = min(req.remaining_tokens, self._clip)
-        need = -(-(left + growth) // self._page) * self._page
         # A request that is alone must always get in, or an estimate could lock everybody out for ever.
-        nobody_else = self._alone and not self.items and not has_chunked
-        if need > self.rem_total and not (nobody_else and left <= self._memory.available_tokens):
+        alone = not self._running and not self.items and not has_chunked
+        if not (alone and left <= self._memory.available_tokens) and not self._affordable(req, left):
             return AddResult.NO_TOKEN
         take = self._chunk(left)
         if take <= 0 or (take < left and has_chunked):
@@ -168,5 +197,48 @@ class PrefillAdder:
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take
+        req.kv.scheduled_len = prefix_len + take
         later = req.seq_len - prefix_len - take
-        self._reserved += later + min(req.remaining_tokens, self._clip)
+        self._reserved += later + self._growth(req)
+
+    def _affordable(self, req: Req, left: int) -> bool:
+        if req.sampling.ignore_eos:
+            return self._survives(req, left)
+        return self._pages(left + self._growth(req)) <= self.rem_total
+
+    def _survives(self, req: Req, left: int) -> bool:
+        """Whether memory suffices from now on until everybody has ended, with `req` among them. After SGLang's
+        add_one_req_ignore_eos.
+
+        Requests end in the order of what they have left: exactly all of it where end-of-sequence tokens are ignored,
+        and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
+        its own memory is free again.
+        """
+        items = [item.req for item in self.items]
+        ratios = [1.0 if one.sampling.ignore_eos else self._ratio for one in (*self._running.reqs, *items)]
+        lefts = np.concatenate([self._running.left, [one.remaining_tokens for one in items]])
+        owned = [one.seq_len - one.kv.prefix_len for one in (*self._running.reqs, *items)]
+        lasting = np.append(np.ceil(lefts * ratios), req.remaining_tokens)
+        freed = np.append(np.array(owned, np.float64), left)
+        order = np.argsort(lasting, kind="stable")
+        lasting, freed = lasting[order], freed[order]
+        others = np.arange(lasting.shape[0], 0, -1)
+        waits = np.diff(lasting, prepend=0.0)
+        taken = np.cumsum(waits * others)
+        given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
+        later = sum(one.seq_len - one.kv.scheduled_len for one in items)
+        free = self._memory.available_tokens - later - self._pages(left)
+        # Each may hold a page of which it uses one token only.
+        slack = others * (self._page - 1)
+        return bool((free - taken + given_back >= slack).all())
+
+    def _growth(self, req: Req) -> int:
+        return min(req.remaining_tokens, self._clip)
+
+    def _share(self, req: Req) -> int:
+        """What a running request is reckoned with."""
+        return int(self._growth(req) * self._ratio)
+
+    def _pages(self, tokens: int) -> int:
+        """Tokens, rounded up to whole pages."""
+        return -(-tokens // self._page) * self._page

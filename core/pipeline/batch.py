@@ -11,6 +11,8 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
+from pegboard.core.pipeline.running import LOGPROBS, NEVER, PROCESSED, flags_of
+from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,44 +21,87 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.running import RunningBatch
 
 
 class BatchBuilder:
-    """Makes ScheduleBatch and ModelWorkerBatch. Keeps the sampling arrays of a decode batch while its requests stay
-    the same.
+    """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
+    built; the sampling arrays of a decode batch are shared by all steps of the same requests.
     """
 
     def __init__(self, memory: MemoryManager, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
         self._memory = memory
         self._processors = tuple(processors)
-        self._vocab_size = vocab_size
-        self._bids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._versions = itertools.count(1)
-        self._sampled: list[Req] = []
         self._info: SamplingInfo | None = None
+        self._info_of = NEVER
 
-    def decode(self, reqs: list[Req]) -> ScheduleBatch:
-        """One token for each of `reqs`, whose rows have room for it."""
-        n = len(reqs)
-        seq_lens = np.fromiter((req.seq_len for req in reqs), np.int64, n)
-        return ScheduleBatch(
-            bid=next(self._bids),
+    def flags(self, req: Req) -> int:
+        """The flags of a new request. Raises what a logits processor's `wants` raises."""
+        return flags_of(req, self._processors)
+
+    def decode(self, running: RunningBatch, flight: int) -> Step | None:
+        """One token for each running request that may have one more; None when there is none.
+
+        Their rows have room for it. `flight` is the number of the step under way (NEVER: none): the tokens that it
+        samples are not known yet. The running batch then counts the new tokens as scheduled.
+        """
+        number = next(self._numbers)
+        active, whole = _active(running)
+        reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
+        if not reqs:
+            return None
+        seq_lens, rows = running.seq_lens[active], running.rows[active]
+        positions = seq_lens - 1
+        batch = ScheduleBatch(
+            bid=number,
             forward_mode=ForwardMode.DECODE,
-            reqs=list(reqs),
+            reqs=reqs,
             seq_lens=seq_lens,
-            extend_lens=np.ones(n, np.int64),
-            prefix_lens=seq_lens - 1,
-            decoding=n,
+            extend_lens=np.ones(len(reqs), np.int64),
+            prefix_lens=positions,
+            decoding=len(reqs),
         )
+        input_ids, pending = _inputs(running, active, flight)
+        work = ModelWorkerBatch(
+            bid=number,
+            forward_mode=ForwardMode.DECODE,
+            input_ids=input_ids,
+            positions=positions,
+            rows=rows,
+            seq_lens=seq_lens,
+            extend_lens=batch.extend_lens,
+            prefix_lens=positions,
+            out_cache_loc=self._memory.rows.host[rows, positions].astype(np.int64),
+            sample_rows=None,
+            sampling=self._decode_sampling(running, active, whole, flight),
+            sampled_rows=rows,
+            pending=pending,
+            table=self._memory.rows.take_changes(),
+            extras=batch.extras,
+        )
+        left, flags = _schedule(running, active, number)
+        version = running.version if whole else NEVER
+        return Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
 
-    def extend(self, items: Sequence[PrefillItem], decoding: Sequence[Req] = ()) -> ScheduleBatch:
-        """A prefill, with decodes mixed in at its end."""
-        reqs = [item.req for item in items] + list(decoding)
-        prefix = [item.prefix_len for item in items] + [req.seq_len - 1 for req in decoding]
-        extend = [item.extend_len for item in items] + [1] * len(decoding)
-        prefix_lens, extend_lens = np.array(prefix, np.int64), np.array(extend, np.int64)
-        return ScheduleBatch(
-            bid=next(self._bids),
+    def extend(self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int) -> Step:
+        """A prefill, with decodes of the running batch mixed in at its end. Requests whose prompt is through join the
+        running batch.
+        """
+        number = next(self._numbers)
+        active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
+        decoding = [running.reqs[place] for place in active.tolist()]
+        reqs = [item.req for item in items] + decoding
+        ends = running.seq_lens[active]
+        prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
+        extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
+        prefix_lens = np.concatenate([prefix, ends - 1])
+        extend_lens = np.concatenate([extend, np.ones(len(decoding), np.int64)])
+        through = [item.req for item in items if not item.partial]
+        batch = ScheduleBatch(
+            bid=number,
             forward_mode=ForwardMode.MIXED if decoding else ForwardMode.EXTEND,
             reqs=reqs,
             seq_lens=prefix_lens + extend_lens,
@@ -65,33 +110,85 @@ class BatchBuilder:
             decoding=len(decoding),
             partial=frozenset(item.req.rid for item in items if item.partial),
         )
+        work = self._work(batch, through + decoding)
+        if decoding:
+            at = work.input_ids.shape[0] - len(decoding)
+            ids, pending = _inputs(running, active, flight)
+            work.input_ids[at:] = ids
+            work.pending = None if pending is None else pending + at
+            if work.sampling is not None:
+                work.sampling.steps[len(through) :] = ends - running.input_lens[active]
+                if work.sampling.rows and pending is not None:
+                    _mark_pending(work.sampling, pending + len(through))
+        left, flags = _schedule(running, active, number)
+        new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
+        new_flags = [req.flags for req in through]
+        running.merge(through, new_flags, number, self.vocab_size)
+        return Step(
+            number,
+            batch,
+            work,
+            [req.kv for req in reqs],
+            through + decoding,
+            np.concatenate([new_left, left]),
+            np.concatenate([np.array(new_flags, np.int64), flags]),
+            NEVER,
+        )
 
-    def worker_batch(self, batch: ScheduleBatch) -> ModelWorkerBatch:
-        """The worker's share of a batch whose slots are allocated."""
+    def part(self, step: Step, start: int, stop: int) -> Step | None:
+        """Requests [start, stop) of a failed step as a step of their own; None where none of them is left.
+
+        Those that have ended since, or went back to the queue, are left out. Whatever was under way before it must be
+        settled. Its KV goes to the same places.
+        """
+        whole = step.batch
+        keep = [
+            index
+            for index in range(start, stop)
+            if not whole.reqs[index].finished and whole.reqs[index].kv is step.kvs[index]
+        ]
+        if not keep:
+            return None
+        reqs = [whole.reqs[index] for index in keep]
+        decoding = sum(index >= len(whole.reqs) - whole.decoding for index in keep)
+        mode = whole.forward_mode
+        if mode is ForwardMode.MIXED and decoding == 0:
+            mode = ForwardMode.EXTEND
+        batch = ScheduleBatch(
+            bid=whole.bid,
+            forward_mode=mode,
+            reqs=reqs,
+            seq_lens=whole.seq_lens[keep],
+            extend_lens=whole.extend_lens[keep],
+            prefix_lens=whole.prefix_lens[keep],
+            decoding=decoding,
+            partial=whole.partial,
+            extras=whole.extras,
+            planned_at=whole.planned_at,
+        )
+        sampled = [req for req in reqs if req.rid not in whole.partial]
+        work = self._work(batch, sampled)
+        left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
+        flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
+        return Step(step.number, batch, work, [req.kv for req in reqs], sampled, left, flags, NEVER, touched=True)
+
+    def _work(self, batch: ScheduleBatch, sampled: list[Req]) -> ModelWorkerBatch:
+        """The worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
         rows = np.fromiter((req.kv.row for req in reqs), np.int64, len(reqs))
-        sampled = [req for req in reqs if req.rid not in batch.partial] if batch.partial else reqs
+        host = self._memory.rows.host
+        spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
+        out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
         if batch.forward_mode.is_decode:
-            positions = batch.prefix_lens
-            input_ids = np.fromiter((req.tokens.last for req in reqs), np.int64, len(reqs))
-            out_cache_loc = self._memory.rows.host[rows, positions].astype(np.int64)
-            sample_rows = None
+            sample_rows, sampled_rows = None, rows
         else:
-            spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
-            input_ids = np.concatenate([req.tokens.view(start, stop) for req, start, stop in spans])
-            positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
-            host = self._memory.rows.host
-            out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(
-                np.int64
-            )
-            ends = np.cumsum(batch.extend_lens) - 1
             keep = np.fromiter((req.rid not in batch.partial for req in reqs), np.bool_, len(reqs))
-            sample_rows = ends[keep]
+            sample_rows, sampled_rows = (np.cumsum(batch.extend_lens) - 1)[keep], rows[keep]
         return ModelWorkerBatch(
             bid=batch.bid,
             forward_mode=batch.forward_mode,
-            input_ids=input_ids,
-            positions=positions,
+            input_ids=np.concatenate([_known(req, start, stop) for req, start, stop in spans]),
+            positions=np.concatenate([np.arange(start, stop) for _, start, stop in spans]),
             rows=rows,
             seq_lens=batch.seq_lens,
             extend_lens=batch.extend_lens,
@@ -99,29 +196,45 @@ class BatchBuilder:
             out_cache_loc=out_cache_loc,
             sample_rows=sample_rows,
             sampling=self._sampling(sampled) if sampled else None,
+            sampled_rows=sampled_rows,
+            table=self._memory.rows.take_changes(),
             extras=batch.extras,
         )
 
-    def _sampling(self, reqs: list[Req]) -> SamplingInfo:
-        steps = np.fromiter((req.output_len for req in reqs), np.int64, len(reqs))
-        info = self._info
-        if info is None or not _same(reqs, self._sampled):
-            info = self._info = self._new_sampling(reqs)
-            self._sampled = list(reqs)
-        info.steps = steps
-        if info.rows:
-            # Views of the growing token buffers: made anew, because an append may have moved them.
-            info.rows = _rows(reqs)
+    def _decode_sampling(
+        self, running: RunningBatch, active: NDArray[np.int64], whole: bool, flight: int
+    ) -> SamplingInfo:
+        steps = running.seq_lens[active] - running.input_lens[active]
+        info = self._info if whole and self._info_of == running.version else None
+        if info is None:
+            logprobs: tuple[LogprobRequest | None, ...] = ()
+            if running.any(LOGPROBS):
+                logprobs = tuple(_logprobs(running.reqs[place]) for place in active.tolist())
+            info = SamplingInfo(
+                version=next(self._versions),
+                temperatures=running.temperatures[active],
+                top_ps=running.top_ps[active],
+                top_ks=running.top_ks[active],
+                min_ps=running.min_ps[active],
+                seeds=running.seeds[active],
+                steps=steps,
+                logprobs=logprobs if any(logprobs) else (),
+            )
+            if whole:
+                self._info, self._info_of = info, running.version
+        else:
+            info = SamplingInfo(
+                info.version, info.temperatures, info.top_ps, info.top_ks, info.min_ps, info.seeds, steps, info.logprobs
+            )
+        if running.any(PROCESSED):
+            late = running.stamps == flight
+            info.rows = tuple(_row(running.reqs[place], int(late[place])) for place in active.tolist())
         return info
 
-    def _new_sampling(self, reqs: list[Req]) -> SamplingInfo:
+    def _sampling(self, reqs: list[Req]) -> SamplingInfo:
         params = [req.sampling for req in reqs]
-        n = len(params)
-        vocab = self._vocab_size
-        wanted = any(processor.wants(p) for processor in self._processors for p in params)
-        logprobs = tuple(
-            None if req.logprobs is None else LogprobRequest(req.logprobs.top, req.logprobs.token_ids) for req in reqs
-        )
+        n, vocab = len(params), self.vocab_size
+        logprobs = tuple(_logprobs(req) for req in reqs)
         return SamplingInfo(
             version=next(self._versions),
             temperatures=np.fromiter((p.temperature for p in params), np.float32, n),
@@ -129,18 +242,63 @@ class BatchBuilder:
             top_ks=np.fromiter((p.top_k if 0 < p.top_k < vocab else vocab for p in params), np.int64, n),
             min_ps=np.fromiter((p.min_p for p in params), np.float32, n),
             seeds=np.fromiter((req.seed for req in reqs), np.int64, n),
-            steps=np.empty(0, np.int64),
+            steps=np.fromiter((req.output_len for req in reqs), np.int64, n),
             logprobs=logprobs if any(logprobs) else (),
-            rows=_rows(reqs) if wanted else (),
+            rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
         )
 
 
-def _rows(reqs: Sequence[Req]) -> tuple[SamplingRow, ...]:
-    return tuple(SamplingRow(req.sampling, req.prompt_ids, req.output_ids) for req in reqs)
+def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
+    """Places of the running requests that may have one more token, and whether that is all of them."""
+    active = np.flatnonzero(running.left > 0)
+    return active, active.shape[0] == len(running)
 
 
-def _same(left: list[Req], right: list[Req]) -> bool:
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+def _inputs(
+    running: RunningBatch, active: NDArray[np.int64], flight: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The newest token of each; -1, and its index in the second array, where the step `flight` is sampling it."""
+    ids = running.last[active]
+    if flight == NEVER:
+        return ids, None
+    late = np.flatnonzero(running.stamps[active] == flight)
+    if not late.shape[0]:
+        return ids, None
+    ids[late] = -1
+    return ids, late
+
+
+def _schedule(
+    running: RunningBatch, active: NDArray[np.int64], number: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count one more token of each as scheduled; what each has left then, and its flags."""
+    running.seq_lens[active] += 1
+    running.left[active] -= 1
+    running.stamps[active] = number
+    return running.left[active], running.flags[active]
+
+
+def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:
+    """Tokens [start, stop) of a request, -1 for the one that it does not know yet."""
+    known = req.tokens.view(start, stop)
+    return known if known.shape[0] == stop - start else np.full(stop - start, -1, np.int64)
+
+
+def _row(req: Req, pending: int) -> SamplingRow:
+    """Views of the growing token buffers: made anew each step, because an append may have moved them."""
+    return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending)
+
+
+def _mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:
+    rows = list(info.rows)
+    for place in places.tolist():
+        row = rows[place]
+        rows[place] = SamplingRow(row.params, row.prompt_ids, row.output_ids, 1)
+    info.rows = tuple(rows)
+
+
+def _logprobs(req: Req) -> LogprobRequest | None:
+    return None if req.logprobs is None else LogprobRequest(req.logprobs.top, req.logprobs.token_ids)
 
 
 def greedy_only(temperatures: NDArray[np.float32], top_ks: NDArray[np.int64]) -> bool:

@@ -25,6 +25,8 @@ from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.probe import PoolProbe
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -217,19 +219,23 @@ class _Parts:
             self.pool,
             rows,
             self.device,
-            before=hooks.freeze("before_forward"),
-            after=hooks.freeze("after_forward"),
+            before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
+            after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         )
+        overlap = config.loop == "overlap"
         scheduler = Scheduler(
             config,
             memory,
             policy,
             BatchBuilder(memory, self.processors, self.spec.vocab_size),
-            ResultStage(cast(Any, tokenizer)),
+            ResultStage(cast(Any, tokenizer), self.spec.eos_token_ids),
             worker.run,
             chunk_size=self._chunk_size(),
             max_context_len=self.max_context_len,
             eos_ids=self.spec.eos_token_ids,
+            executor=ThreadExecutor(worker.launch, worker.again, worker.healthy)
+            if overlap
+            else InlineExecutor(worker.run, worker.again, worker.healthy),
             hooks=StepHooks(
                 batch_scheduled=hooks.freeze("batch_scheduled"),
                 batch_committed=hooks.freeze("batch_committed"),
@@ -297,7 +303,8 @@ class _Parts:
                 f"scheduler.max_running_requests: a table of {count} requests with {width} tokens each takes "
                 f"{needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free on {self.device}; lower it"
             )
-        return ReqToTokenPool(count, width, self.page_size, self.device)
+        mirrored = self.device.type != "cpu" or self.config.scheduler.loop == "overlap"
+        return ReqToTokenPool(count, width, self.page_size, mirrored=mirrored)
 
     def _chunk_size(self) -> int | None:
         size = self.config.scheduler.chunked_prefill_size

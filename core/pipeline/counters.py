@@ -15,6 +15,8 @@ class Counters:
     aborted: int = 0
     failed_batches: int = 0
     retractions: int = 0
+    """Preemptions included."""
+    preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
     prompt_tokens: int = 0

@@ -7,6 +7,7 @@ is a multiple of the page size, and a decode step needs a page only when its len
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +15,20 @@ import numpy as np
 from pegboard.core.interfaces.req import NO_ROW, ReqKV
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixMatch
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.token_allocator import TokenAllocator
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+    from pegboard.core.pipeline.running import RunningBatch
+
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryCorrupted(RuntimeError):
+    """Nobody can tell any more whom a page belongs to. There is no going on from here: the process starts anew."""
 
 
 class MemoryManager:
@@ -34,6 +41,8 @@ class MemoryManager:
         self.page_size = allocator.page_size
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
+        self.cache_errors = 0
+        """How often the cache raised."""
 
     @property
     def available_tokens(self) -> int:
@@ -52,7 +61,9 @@ class MemoryManager:
         found = self.cache.match(req.matchable_key())
         self.cache.lock(found.handle)
         n = len(found)
-        req.kv = ReqKV(prefix_len=n, committed_len=n, allocated_len=n, cache_len=n, handle=found.handle)
+        req.kv = ReqKV(
+            prefix_len=n, committed_len=n, scheduled_len=n, allocated_len=n, cache_len=n, handle=found.handle
+        )
         return found
 
     def unmatch(self, req: Req) -> None:
@@ -83,22 +94,24 @@ class MemoryManager:
         self.held_tokens += slots.shape[0]
         return True
 
-    def extend_each(self, reqs: Sequence[Req]) -> bool:
-        """Room for one more token in each request that is full; False, with nothing changed, when memory does not
-        suffice.
+    def extend_running(self, running: RunningBatch) -> bool:
+        """Room for the next token of each request that is full and may go on; False, with nothing changed, when memory
+        does not suffice.
         """
-        full = [req for req in reqs if req.seq_len > req.kv.allocated_len]
-        if not full:
+        full = np.flatnonzero((running.seq_lens > running.allocated) & (running.left > 0))
+        count = full.shape[0]
+        if not count:
             return True
-        pages = self._alloc(len(full))
+        pages = self._alloc(count)
         if pages is None:
             return False
-        rows = np.fromiter((req.kv.row for req in full), np.int64, len(full))
-        starts = np.fromiter((req.kv.allocated_len for req in full), np.int64, len(full))
-        self.rows.write_pages(rows, starts, pages, self.page_size)
-        for req in full:
-            req.kv.allocated_len += self.page_size
-        self.held_tokens += len(full) * self.page_size
+        size = self.page_size
+        self.rows.write_pages(running.rows[full], running.allocated[full], pages, size)
+        running.allocated[full] += size
+        reqs = running.reqs
+        for place in full.tolist():
+            reqs[place].kv.allocated_len += size
+        self.held_tokens += count * size
         return True
 
     def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
@@ -146,7 +159,15 @@ class MemoryManager:
     def _insert(self, req: Req) -> None:
         kv = req.kv
         given = self.rows.host[kv.row, : kv.committed_len].astype(np.int64)
-        result = self.cache.insert(req.key(kv.committed_len), given, priority=req.priority)
+        before = self._owned()
+        try:
+            result = self.cache.insert(req.key(kv.committed_len), given, priority=req.priority)
+        except Exception as error:
+            if self._owned() != before:
+                raise MemoryCorrupted("the prefix cache failed amid an insert, and pages changed hands") from error
+            logger.exception("the prefix cache failed to insert %s; its KV is not shared", req)
+            self.cache_errors += 1
+            return
         self.cache.lock(result.handle)
         if kv.handle is not None:
             self.cache.unlock(kv.handle)
@@ -157,6 +178,9 @@ class MemoryManager:
             self.rows.write(kv.row, start, result.slots[start : result.taken])
         self.held_tokens -= result.taken - kv.cache_len
         kv.cache_len = result.taken
+
+    def _owned(self) -> tuple[int, int]:
+        return self.allocator.free_tokens, self.cache.cached_tokens
 
     def _alloc(self, pages: int) -> NDArray[np.int64] | None:
         if pages > self.allocator.free_pages:

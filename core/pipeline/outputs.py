@@ -29,18 +29,26 @@ class OutputState:
         self._trim = not sampling.no_stop_trim
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._held = ""
+        self._counters = (0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """The chunk for these tokens. After the one with a finish reason there is none."""
+        prompt, completion, cached, retractions = self._counters
+        if output.has_counters:
+            prompt, completion = output.prompt_tokens, output.completion_tokens
+            cached, retractions = output.cached_tokens, output.num_retractions
+        else:
+            completion += len(output.token_ids)
+        self._counters = (prompt, completion, cached, retractions)
         return OutputChunk(
             rid=output.rid,
             text=self._text(output),
             token_ids=output.token_ids,
             finish_reason=output.finish_reason,
-            prompt_tokens=output.prompt_tokens,
-            completion_tokens=output.completion_tokens,
-            cached_tokens=output.cached_tokens,
-            num_retractions=output.num_retractions,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            num_retractions=retractions,
             logprobs=output.logprobs,
         )
 
@@ -71,8 +79,12 @@ def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     first.token_ids += second.token_ids
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
-    for name in ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions"):
-        setattr(first, name, getattr(second, name))
+    first.finish_reason = second.finish_reason
+    if second.has_counters:
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions"):
+            setattr(first, name, getattr(second, name))
+    elif first.has_counters:
+        first.completion_tokens += len(second.token_ids)
     return first
 
 

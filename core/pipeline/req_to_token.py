@@ -5,29 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+from pegboard.core.interfaces.batch import TableChanges
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
 
 class ReqToTokenPool:
-    """`host` int32 [max_rows + 1, width] on the host, and the same table as a tensor on the model's device.
+    """`host` int32 [max_rows + 1, width]: the scheduler's table, which it reads and writes without waiting for anybody.
 
-    The host's table is the truth: schedulers read and write it without waiting for a device. On a CPU both are one
-    memory; elsewhere `sync` copies the ranges written since the last call, in one transfer. Row 0 is padding and
-    never handed out. `width` is the context length rounded up to whole pages, since a row lists whole pages.
+    Row 0 is padding and never handed out. `width` is the context length rounded up to whole pages, since a row lists
+    whole pages. With `mirrored`, what is written is noted, and `take_changes` hands it out with each batch: a worker
+    that runs behind the scheduler, or on another device, keeps a table of its own that is as old as its batch.
     """
 
-    def __init__(self, max_rows: int, max_context_len: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_context_len: int, page_size: int, *, mirrored: bool = False) -> None:
         self.max_rows = max_rows
         self.width = -(-max_context_len // page_size) * page_size
-        self.device = device
+        self.mirrored = mirrored
         self.host: NDArray[np.int32] = np.zeros((max_rows + 1, self.width), dtype=np.int32)
-        shared = torch.from_numpy(self.host)
-        self.table = shared if device.type == "cpu" else shared.to(device)
-        self._mirrored = device.type != "cpu"
-        self._dirty: list[tuple[int, int, int]] = []
+        self._dirty: list[NDArray[np.int64]] = []
         self._free = list(range(max_rows, 0, -1))
 
     @property
@@ -47,8 +46,8 @@ class ReqToTokenPool:
         """Set positions [start, start + n) of a row to `slots` int64 [n]."""
         stop = start + slots.shape[0]
         self.host[row, start:stop] = slots
-        if self._mirrored and stop > start:
-            self._dirty.append((row, start, stop))
+        if self.mirrored and stop > start:
+            self._dirty.append(np.arange(row * self.width + start, row * self.width + stop))
 
     def write_pages(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], pages: NDArray[np.int64], size: int
@@ -56,18 +55,28 @@ class ReqToTokenPool:
         """One new page for each of several rows: positions [start, start + size) of rows[i] become the slots of
         pages[i].
         """
-        offsets = np.arange(size)
-        self.host[rows[:, None], starts[:, None] + offsets] = pages[:, None] * size + offsets
-        if self._mirrored:
-            self._dirty.extend((int(r), int(s), int(s) + size) for r, s in zip(rows, starts, strict=True))
+        places, slots = rows * self.width + starts, pages * size
+        if size > 1:
+            offsets = np.arange(size)
+            places = (places[:, None] + offsets).reshape(-1)
+            slots = (slots[:, None] + offsets).reshape(-1)
+        self.host.reshape(-1)[places] = slots
+        if self.mirrored:
+            self._dirty.append(places)
 
-    def sync(self) -> None:
-        """Bring the device's table up to date. Free on a CPU."""
+    def take_changes(self) -> TableChanges | None:
+        """What was written since the last call; None for nothing, and where nobody mirrors the table."""
         if not self._dirty:
-            return
-        rows = np.concatenate([np.full(stop - start, row) for row, start, stop in self._dirty])
-        cols = np.concatenate([np.arange(start, stop) for _, start, stop in self._dirty])
-        values = self.host[rows, cols]
+            return None
+        places = self._dirty[0] if len(self._dirty) == 1 else np.concatenate(self._dirty)
         self._dirty.clear()
-        flat = torch.from_numpy(rows.astype(np.int64) * self.width + cols).to(self.device)
-        self.table.view(-1).index_copy_(0, flat, torch.from_numpy(values).to(self.device))
+        return TableChanges(places, self.host.reshape(-1)[places])
+
+    def device_table(self, device: torch.device) -> torch.Tensor:
+        """A worker's table int32 [max_rows + 1, width]: the host's own memory, or a copy where it is mirrored."""
+        import torch
+
+        shared = torch.from_numpy(self.host)
+        if not self.mirrored:
+            return shared
+        return shared.clone() if device.type == "cpu" else shared.to(device)

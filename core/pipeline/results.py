@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.core.toolkit.stop import StopMatcher
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ScheduleBatch
+    from collections.abc import Iterable
+
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.worker import BatchResult
+    from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.step import BatchResult, Step
 
-logger = logging.getLogger(__name__)
+NOBODYS = -1
+"""In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile."""
 
 Entry = tuple[float, int, list[tuple[float, int]]]
 
@@ -34,28 +38,72 @@ class StopState:
 class ResultStage:
     """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
 
-    def __init__(self, tokenizer: TokenDecoder | None) -> None:
+    def __init__(self, tokenizer: TokenDecoder | None, eos_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._eos_ids = tuple(eos_ids)
 
-    def commit(self, batch: ScheduleBatch, result: BatchResult) -> list[Req]:
-        """Update every request of the batch; those that finished, in the batch's order."""
-        now = time.monotonic()
-        finished = []
+    def commit(
+        self, step: Step, result: BatchResult, running: RunningBatch, now: float
+    ) -> tuple[list[Req], list[TokenOutput]]:
+        """Update every request of the step; those that finished, in the batch's order, and what to send.
+
+        Requests that ended while the step was under way are left alone: their tokens are nobody's.
+        """
+        batch = step.batch
+        batch.tokens, batch.committed_at = result.tokens, now
+        batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
+        if step.version != NEVER and not step.touched:
+            return self._commit_decode(step, result, now)
+        return self._commit_any(step, result, now)
+
+    def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
+        """One token for each of many: what is special about some of them is found in arrays."""
+        outputs: list[TokenOutput] = []
+        tokens, flags = result.tokens, step.flags
+        ends = (step.left <= 0) | (flags & SPECIAL != 0)
+        for eos in self._eos_ids:
+            ends |= tokens == eos
+        looked_at = np.flatnonzero(ends)
+        plain = (flags & STREAM != 0) & ~ends
+        for req, kv, token, seq_len, streams in zip(
+            step.sampled, step.kvs, tokens.tolist(), step.batch.seq_lens.tolist(), plain.tolist(), strict=True
+        ):
+            kv.committed_len = seq_len
+            req.tokens.append(token)
+            if streams:
+                req.output.sent_len += 1
+                outputs.append(TokenOutput(rid=req.rid, token_ids=[token]))
+        finished: list[Req] = []
+        for row in looked_at.tolist():
+            req, token = step.sampled[row], int(tokens[row])
+            if req.logprobs is not None and result.logprobs is not None:
+                _keep_logprobs(req, row, result.logprobs)
+            self._finish(req, token, now, finished)
+            if (output := self.output(req)) is not None:
+                outputs.append(output)
+        return finished, outputs
+
+    def _commit_any(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
+        batch = step.batch
+        finished: list[Req] = []
+        outputs = []
+        batch.tokens = taken = result.tokens.copy()
         tokens = iter(enumerate(result.tokens.tolist()))
-        for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            req.kv.committed_len = seq_len
+        for req, kv, seq_len in zip(batch.reqs, step.kvs, batch.seq_lens.tolist(), strict=True):
+            # A request that ended or was retracted meanwhile has another `kv`: this one is nobody's any more.
+            kv.committed_len = seq_len
             if req.rid in batch.partial:
                 continue
             row, token = next(tokens)
-            room = req.remaining_tokens
-            if room > 0:
-                self._append(req, token, row, result.logprobs, now)
-                room -= 1
-            req.output.finish_reason = self._finish_reason(req, token, room)
             if req.finished:
-                req.timing.finished = now
-                finished.append(req)
-        return finished
+                taken[row] = NOBODYS
+                continue
+            if req.remaining_tokens > 0:
+                self._append(req, token, row, result.logprobs, now)
+            self._finish(req, token, now, finished)
+            if (output := self.output(req)) is not None:
+                outputs.append(output)
+        return finished, outputs
 
     def output(self, req: Req) -> TokenOutput | None:
         """What has not been sent of a request; None when there is nothing to say yet."""
@@ -85,14 +133,20 @@ class ResultStage:
         if req.logprobs is not None and logprobs is not None:
             _keep_logprobs(req, row, logprobs)
 
-    def _finish_reason(self, req: Req, token: int, room: int) -> FinishReason | None:
+    def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
+        req.output.finish_reason = self._finish_reason(req, token)
+        if req.finished:
+            req.timing.finished = now
+            finished.append(req)
+
+    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
         params = req.sampling
         if req.output_len:
             if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
                 return FinishReason(FinishType.STOP, matched=token)
             if params.stop and (matched := self._match_stop(req, token)) is not None:
                 return FinishReason(FinishType.STOP, matched=matched)
-        if room == 0:
+        if req.remaining_tokens == 0:
             return FinishReason(FinishType.LENGTH)
         return None
 

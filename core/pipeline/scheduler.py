@@ -1,10 +1,10 @@
-"""The scheduler: requests in, one batch per step, outputs out. One set of stages; this is the normal loop's driver."""
+"""The scheduler: requests in, one batch per step, outputs out. One set of stages; the loops that drive them are two."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +24,29 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
-from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder
 from pegboard.core.pipeline.arrivals import bad_length, new_req, refusal
 from pegboard.core.pipeline.counters import Counters
+from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+from pegboard.core.pipeline.loops import make_loop
+from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.recovery import Recovery
+from pegboard.core.pipeline.results import NOBODYS
 
 if TYPE_CHECKING:
     from pegboard.core.config import SchedulerSection
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
+    from pegboard.core.pipeline.executor import Executor
+    from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.report import StepReport
     from pegboard.core.pipeline.results import ResultStage
-    from pegboard.core.pipeline.worker import BatchResult
+    from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.step import BatchResult, Pending, Step
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +64,10 @@ class StepHooks:
 
 
 class Scheduler:
-    """Owns all requests. Not thread-safe: one loop calls `receive` and `step` in turn."""
+    """Owns all requests. Not thread-safe: one loop calls `receive` and `step` in turn.
+
+    `execute` runs a batch to its end; where `executor` is given, that does it, in a thread of its own perhaps.
+    """
 
     def __init__(
         self,
@@ -65,13 +76,16 @@ class Scheduler:
         policy: SchedulePolicy,
         builder: BatchBuilder,
         results: ResultStage,
-        execute: Callable[[ModelWorkerBatch], BatchResult],
+        execute: Callable[[Any], BatchResult],
         *,
         chunk_size: int | None,
         max_context_len: int,
         eos_ids: frozenset[int] = frozenset(),
         hooks: StepHooks | None = None,
         clock: Clock = time.monotonic,
+        executor: Executor | None = None,
+        gates: GateKeeper | None = None,
+        report: StepReport | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -80,21 +94,33 @@ class Scheduler:
         self.builder = builder
         self.results = results
         self.execute = execute
-        self.chunk_size = chunk_size
+        # Looked up anew at each call, so that a test may put another one in its place.
+        self.executor: Executor = executor or InlineExecutor(lambda work: self.execute(work))
         self.max_context_len = max_context_len
         self.eos_ids = eos_ids
-        self.hooks = hooks or StepHooks()
         self.counters = Counters()
-        self.ratio = NewTokenRatio(
-            start=config.new_token_ratio * config.conservativeness,
-            floor=config.new_token_ratio_floor,
-            decay_steps=config.new_token_ratio_decay_steps,
-            clip=config.estimate_max_new_tokens,
+        self.guarded_policy = GuardedPolicy(policy)
+        self.planner = Planner(
+            config,
+            memory,
+            self.guarded_policy,
+            builder,
+            self.counters,
+            clock,
+            chunk_size=chunk_size,
+            cannot_fit=self._end,
         )
-        self.waiting: list[Req] = []
-        self.running: list[Req] = []
-        self.chunked: Req | None = None
-        """The request whose prompt is computed in chunks and is not through yet; it is in neither list."""
+        self.gates = gates
+        self.report = report
+        self.on_step: Callable[[], None] | None = None
+        """Called after every step while it is set (a profiler sets it)."""
+        self.loop = make_loop(config.loop, self)
+        self._recovery = Recovery(builder, self.executor)
+        hooks = hooks or StepHooks()
+        self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
+        self._batch_committed = GuardedHooks("batch_committed", hooks.batch_committed)
+        self._requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
+        self._idle_hooks = GuardedHooks("idle", hooks.idle)
         self.controls: dict[str, Control] = {
             "flush_cache": self._flush_cache,
             "info": lambda args: self.info(),
@@ -103,17 +129,43 @@ class Scheduler:
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
         self._by_rid: dict[str, Req] = {}
         self._outbox: list[TokenOutput] = []
-        self._last_was_prefill = False
         self._was_idle = True
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
 
-    # ---- messages -------------------------------------------------------------------------------------------------
+    # ---- queues, to be read ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[Req]:
+        return self.planner.waiting
+
+    @property
+    def running(self) -> RunningBatch:
+        return self.planner.running
+
+    @property
+    def chunked(self) -> Req | None:
+        """The request whose prompt is computed in chunks and is not through yet; it is in neither queue."""
+        return self.planner.chunked
 
     @property
     def idle(self) -> bool:
-        """Nothing is waiting or running, and nothing is left to say."""
-        return not self._by_rid and not self._outbox
+        """No request is here, nothing is under way, and nothing is left to say."""
+        return not self._by_rid and not self._outbox and self.loop.flight is None
+
+    @property
+    def resting(self) -> bool:
+        """All requests that are here are held back or kept by gates: a step can wait some milliseconds."""
+        planner = self.planner
+        return not (
+            planner.waiting or planner.running or planner.chunked or self._outbox or self.loop.flight is not None
+        )
+
+    @property
+    def _blocked(self) -> int:
+        return 0 if self.gates is None else self.gates.blocked
+
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
@@ -131,14 +183,34 @@ class Scheduler:
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
         refused = self._refusal(message)
+        if refused is None:
+            req = new_req(message, self.eos_ids, self._rng, self.clock())
+            refused = self._examine(req, message)
         if refused is not None:
             self.counters.rejected += 1
             return refused
-        req = new_req(message, self.eos_ids, self._rng, self.clock())
         self.counters.accepted += 1
         self._by_rid[req.rid] = req
-        self.waiting.append(req)
+        if req.status is ReqStatus.WAITING:
+            self._ready(req)
         return Accepted(rid=req.rid)
+
+    def _examine(self, req: Req, message: TokenizedRequest) -> Rejected | None:
+        """Plugins' first look at a request. Whatever they raise is its own affair."""
+        try:
+            req.flags = self.builder.flags(req)
+        except Exception as error:
+            logger.exception("a logits processor failed on the parameters of %s", req.rid)
+            text = f"a logits processor failed on the sampling parameters: {type(error).__name__}: {error}"
+            return refusal(message, 500, "plugin_failed", text)
+        failed = None if self.gates is None else self.gates.arrive(req)
+        if failed is not None:
+            return refusal(message, failed.status or 500, "refused_by_gate", failed.message)
+        return None
+
+    def _ready(self, req: Req) -> None:
+        req.timing.ready = self.clock()
+        self.planner.enqueue(req)
 
     def _refusal(self, message: TokenizedRequest) -> Rejected | None:
         limit = self.config.max_queued_requests
@@ -146,7 +218,7 @@ class Scheduler:
             return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in self._by_rid:
             return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
-        if limit is not None and len(self.waiting) >= limit:
+        if limit is not None and len(self.waiting) + self._blocked >= limit:
             return refusal(message, 503, "queue_full", f"{limit} requests are waiting, try again later")
         return bad_length(message, self.max_context_len)
 
@@ -188,201 +260,191 @@ class Scheduler:
             **self.counters.to_dict(),
             "waiting_requests": len(self.waiting),
             "running_requests": len(self.running) + (self.chunked is not None),
+            "blocked_requests": self._blocked,
+            "held_requests": 0 if self.gates is None else self.gates.held,
             "free_tokens": self.memory.allocator.free_tokens,
             "cached_tokens_now": cache.cached_tokens,
             "locked_tokens": cache.locked_tokens,
             "held_tokens": self.memory.held_tokens,
             "total_tokens": self.memory.total_tokens,
-            "new_token_ratio": self.ratio.current,
+            "new_token_ratio": self.planner.ratio.current,
+            "plugin_failures": self._plugin_failures(),
+            "policy": self._policy_stats(),
         }
+
+    def _plugin_failures(self) -> int:
+        hooks = (self._batch_scheduled, self._batch_committed, self._requests_finished, self._idle_hooks)
+        return self.memory.cache_errors + self.guarded_policy.failures + sum(one.failures for one in hooks)
+
+    def _policy_stats(self) -> dict[str, float]:
+        try:
+            return dict(self.policy.stats())
+        except Exception:
+            logger.exception("%s.stats raised", type(self.policy).__name__)
+            return {}
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
-        """Run one batch, if there is one; everything that is to be sent."""
-        start = time.perf_counter()
-        batch = self._next_batch()
-        if batch is None:
-            self._check_idle()
-            return self._take_outbox()
-        self._was_idle = False
-        for hook in self.hooks.batch_scheduled:
-            hook(batch)
-        work = self.builder.worker_batch(batch)
-        scheduled = time.perf_counter()
-        try:
-            result = self.execute(work)
-        except Exception as error:
-            # The state of these requests' KV is unknown, so they fail; nobody else was in the batch.
-            logger.exception("batch %d of %d requests failed", batch.bid, len(batch))
-            self._fail(batch, error)
-            self._check_idle()
-            return self._take_outbox()
-        ran = time.perf_counter()
-        self._commit(batch, result)
-        counters = self.counters
-        counters.schedule_time += scheduled - start
-        counters.forward_time += ran - scheduled
-        counters.results_time += time.perf_counter() - ran
+        """Get on by one batch, if there is one; everything that is to be sent."""
+        if self.gates is not None and self.gates:
+            self._ask_gates(self.gates)
+        self.loop.turn()
+        if self.on_step is not None:
+            self.on_step()
         self._check_idle()
-        return self._take_outbox()
+        outputs, self._outbox = self._outbox, []
+        return outputs
 
-    def _next_batch(self) -> ScheduleBatch | None:
-        decode_turn = self._last_was_prefill and self.running and not self.config.prefill_first
-        mixed = self.config.mixed_chunk and bool(self.running)
-        if not decode_turn or mixed:
-            batch = self._prefill(mixed)
-            if batch is not None:
-                self._last_was_prefill = True
-                return batch
-        self._last_was_prefill = False
-        if not self._make_room():
+    def launch(self, flight: Step | None) -> Step | None:
+        """Plan the next step behind `flight` and start it; None where nothing can be planned (see Planner.plan)."""
+        start = time.perf_counter()
+        planned_at = self.clock()
+        step = self.planner.plan(flight)
+        if step is None:
             return None
-        self.ratio.decay()
-        self.counters.decode_steps += 1
-        return self.builder.decode(self.running)
+        self._was_idle = False
+        step.batch.planned_at = planned_at
+        if self._batch_scheduled:
+            self._batch_scheduled(step.batch)
+        launched = time.perf_counter()
+        step.pending = self.executor.submit(step.work)
+        counters = self.counters
+        counters.schedule_time += launched - start
+        counters.forward_time += time.perf_counter() - launched
+        return step
 
-    def _prefill(self, mixed: bool) -> ScheduleBatch | None:
-        if not self.waiting and self.chunked is None:
-            return None
-        if mixed and not self._make_room():
-            mixed = False
-        decoding = list(self.running) if mixed else []
-        adder = PrefillAdder(
-            self.memory,
-            self.running,
-            ratio=self.ratio,
-            max_prefill_tokens=self.config.max_prefill_tokens,
-            chunk_size=self.chunk_size,
-            decode_tokens=len(decoding),
-            max_new_rows=self.config.max_running_requests - len(self.running),
-        )
-        was_chunked = self.chunked
-        if was_chunked is not None and not adder.add_chunked(was_chunked):
-            return None
-        self._admit(adder, was_chunked is not None and bool(adder.items) and adder.items[0].partial)
-        if not adder.items:
-            return None
-        self.chunked = next((item.req for item in adder.items if item.partial), None)
-        self.running += [item.req for item in adder.items if not item.partial]
-        self.counters.prefill_steps += 1
-        self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
-        return self.builder.extend(adder.items, decoding)
+    def settle(self, step: Step, behind: Step | None = None) -> bool:
+        """Wait for a step and take its results. False where it failed, and with it `behind`, which was launched after
+        it: then neither is under way any more.
+        """
+        assert step.pending is not None
+        start = time.perf_counter()
+        result, error = _outcome(step.pending)
+        ran = time.perf_counter()
+        self.counters.forward_time += ran - start
+        if result is not None:
+            self._commit(step, result)
+        else:
+            assert error is not None
+            self._recover(step, error, behind)
+        self.counters.results_time += time.perf_counter() - ran
+        return result is not None
 
-    def _admit(self, adder: PrefillAdder, has_chunked: bool) -> None:
-        """Offer waiting requests in the policy's order until one does not fit."""
-        if adder.full() or not self.waiting or len(self.running) >= self.config.max_running_requests:
-            return
-        now = self.clock()
-        admitted = set()
-        for req in self.policy.order(self.waiting, self.running):
-            if adder.add(req, has_chunked=has_chunked) is not AddResult.CONTINUE:
-                break
-            admitted.add(req.rid)
-            req.move_to(ReqStatus.RUNNING)
-            if not req.timing.first_scheduled:
-                req.timing.first_scheduled = now
-                req.output.cached_tokens = req.kv.prefix_len
-                self.counters.cached_tokens += req.kv.prefix_len
-            has_chunked = has_chunked or adder.items[-1].partial
-            if adder.full():
-                break
-        if admitted:
-            self.waiting = [req for req in self.waiting if req.rid not in admitted]
-
-    def _make_room(self) -> bool:
-        """Room for one more token of every running request, by retraction where eviction is not enough."""
-        retracted = False
-        while self.running and not self.memory.extend_each(self.running):
-            retracted = True
-            if len(self.running) > 1:
-                self._retract(self.policy.victims(self.running)[0])
-            elif self.chunked is not None:
-                self._retract(self.chunked)
-            else:
-                message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
-                self._end(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
-        if retracted:
-            self.ratio.raise_after_retraction(self.running, self.config.retract_lookahead)
-        return bool(self.running)
-
-    def _retract(self, req: Req) -> None:
-        """Back to the head of the waiting queue, output kept. Its KV stays in the cache until that memory is needed."""
-        self.memory.release(req)
-        req.output.num_retractions += 1
-        req.move_to(ReqStatus.RETRACTED)
-        self._drop(req)
-        self.waiting.insert(0, req)
-        self.counters.retractions += 1
-
-    # ---- results --------------------------------------------------------------------------------------------------
-
-    def _commit(self, batch: ScheduleBatch, result: BatchResult) -> None:
-        finished = self.results.commit(batch, result)
-        self.counters.generated_tokens += len(result.tokens)
+    def _commit(self, step: Step, result: BatchResult) -> None:
+        batch = step.batch
+        finished, outputs = self.results.commit(step, result, self.running, self.clock())
+        assert batch.tokens is not None
+        self.counters.generated_tokens += len(step.sampled) - (step.touched and int((batch.tokens == NOBODYS).sum()))
         if not batch.forward_mode.is_decode:
-            for req in batch.reqs[: len(batch.reqs) - batch.decoding]:
-                if not req.finished:
+            prefilled = len(batch.reqs) - batch.decoding
+            for req, kv in zip(batch.reqs[:prefilled], step.kvs, strict=False):
+                if not req.finished and req.kv is kv:
                     self.memory.cache_unfinished(req)
-        for req in batch.reqs:
-            if (output := self.results.output(req)) is not None:
-                self._outbox.append(output)
-        for hook in self.hooks.batch_committed:
-            hook(batch)
-        if not finished:
-            return
-        for hook in self.hooks.requests_finished:
-            hook(finished)
-        for req in finished:
-            self._forget(req)
-        done = {id(req) for req in finished}
-        self.running = [req for req in self.running if id(req) not in done]
+        self._outbox += outputs
+        if self._batch_committed:
+            self._batch_committed(batch)
+        if self.report is not None:
+            self._tell(batch)
+        if finished:
+            self._finished(finished)
 
-    def _fail(self, batch: ScheduleBatch, error: Exception) -> None:
+    def _finished(self, finished: Sequence[Req]) -> None:
+        if self._requests_finished:
+            self._requests_finished(finished)
+        self.running.remove(finished)
+        self._touch_flight()
+        for req in finished:
+            if self.gates is not None and self.gates.finish(req):
+                req.move_to(ReqStatus.HELD)
+            else:
+                self._release(req)
+
+    def _touch_flight(self) -> None:
+        """Requests have ended: what is under way for them is nobody's."""
+        flight = self.loop.flight
+        if flight is not None:
+            flight.touched = True
+
+    # ---- failure --------------------------------------------------------------------------------------------------
+
+    def _recover(self, step: Step, error: Exception, behind: Step | None) -> None:
+        """A forward pass raised. What it computed is undefined, but nothing of it was committed."""
         self.counters.failed_batches += 1
-        reason = FinishReason(FinishType.ABORT, message=f"the model failed: {error}", status=500)
-        for req in batch.reqs:
-            self._end(req, reason, keep=False)
+        logger.error("batch %d of %d requests failed", step.number, len(step.batch), exc_info=error)
+        if behind is not None:
+            assert behind.pending is not None
+            _outcome(behind.pending)
+            self.planner.rewind(behind)
+        for part, result, why in self._recovery.parts(step, error):
+            if result is not None:
+                self._commit(part, result)
+                continue
+            reason = FinishReason(FinishType.ABORT, message=f"the model failed: {why}", status=500)
+            for req in part.batch.reqs:
+                if not req.finished:
+                    self._end(req, reason, keep=False)
+        self.running.rewind()
+
+    # ---- the end of requests --------------------------------------------------------------------------------------
 
     def _end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """Finish a request from outside a step, whatever its status, and free all that it has."""
+        if self.gates is not None:
+            if req.status is ReqStatus.HELD:
+                self.gates.drop(req)
+                self._release(req)
+                return
+            if req.status is ReqStatus.BLOCKED:
+                self.gates.cancel(req)
+            elif self.gates.finish(req):
+                self.gates.drop(req)
         req.output.finish_reason = reason
         req.timing.finished = self.clock()
-        self._drop(req)
+        self.planner.drop(req)
+        self._touch_flight()
         output = self.results.output(req)
         if output is not None:
             self._outbox.append(output)
         self.counters.aborted += 1
-        for hook in self.hooks.requests_finished:
-            hook([req])
-        self._forget(req, keep=keep)
+        if self._requests_finished:
+            self._requests_finished([req])
+        self._release(req, keep=keep)
 
-    def _forget(self, req: Req, *, keep: bool = True) -> None:
+    def _release(self, req: Req, *, keep: bool = True) -> None:
         self.memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self._by_rid[req.rid]
         self.counters.finished += 1
 
-    def _drop(self, req: Req) -> None:
-        """Take a request out of whichever queue it is in."""
-        if req is self.chunked:
-            self.chunked = None
-        for queue in (self.waiting, self.running):
-            if req in queue:
-                queue.remove(req)
-                return
+    # ---- between steps --------------------------------------------------------------------------------------------
 
-    def _take_outbox(self) -> list[TokenOutput]:
-        outputs, self._outbox = self._outbox, []
-        return outputs
+    def _ask_gates(self, gates: GateKeeper) -> None:
+        news = gates.poll()
+        for req in news.ready:
+            req.move_to(ReqStatus.WAITING)
+            self._ready(req)
+        for req, reason in news.failed:
+            self._end(req, reason)
+        for req in news.released:
+            self._release(req)
 
     def _check_idle(self) -> None:
-        if self._was_idle or self._by_rid:
+        if self._was_idle or self._by_rid or self.loop.flight is not None:
             return
         self._was_idle = True
-        self.ratio.current = self.ratio.start
+        self.planner.ratio.current = self.planner.ratio.start
         if error := self.memory.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
-        for hook in self.hooks.idle:
-            hook()
+        self._idle_hooks()
+
+    def _tell(self, batch: Any) -> None:
+        """Log lines of prefills and, now and then, of decodes."""
+
+
+def _outcome(pending: Pending) -> tuple[BatchResult | None, Exception | None]:
+    try:
+        return pending.result(), None
+    except Exception as error:
+        return None, error

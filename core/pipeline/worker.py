@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch import greedy_only
+from pegboard.core.pipeline.step import BatchResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,19 +20,33 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
+    from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 
+logger = logging.getLogger(__name__)
 
-@dataclass(slots=True)
-class BatchResult:
-    """What came out of a step, on the host: `tokens` int64 [sampled], and logprobs where somebody asked."""
 
-    tokens: NDArray[np.int64]
-    logprobs: LogprobOutput | None = None
+class PendingResult:
+    """A launched batch whose tokens are on their way to the host."""
+
+    def __init__(self, tokens: torch.Tensor, logprobs: LogprobOutput | None, ready: torch.cuda.Event | None) -> None:
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._ready = ready
+
+    def result(self) -> BatchResult:
+        if self._ready is not None:
+            self._ready.synchronize()
+        return BatchResult(self._tokens.numpy(), self._logprobs)
 
 
 class Worker:
-    """Turns host arrays into a ForwardBatch, runs it, and brings the tokens back. One device, this process."""
+    """Turns host arrays into a ForwardBatch, runs it, and brings the tokens back. One device, this process.
+
+    It keeps the token it sampled last for every request row, on the device: a batch that is launched before the host
+    has seen the tokens of the one before (`ModelWorkerBatch.pending`) takes them from there. And where the row table is
+    mirrored, it keeps its own, as old as its batch.
+    """
 
     def __init__(
         self,
@@ -42,42 +56,78 @@ class Worker:
         rows: ReqToTokenPool,
         device: torch.device,
         *,
-        before: Sequence[Callable[..., Any]] = (),
-        after: Sequence[Callable[..., Any]] = (),
+        before: GuardedHooks | None = None,
+        after: GuardedHooks | None = None,
     ) -> None:
         self._runner = runner
         self._attention = attention
         self._pool = pool
-        self._rows = rows
         self._device = device
-        self._before = tuple(before)
-        self._after = tuple(after)
+        self._table = rows.device_table(device)
+        self._before = before
+        self._after = after
+        self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=device)
         self._sampling: SamplingBatch | None = None
         self._version = 0
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
-        """One step. Raises what the model raises; the KV of its tokens is then undefined."""
-        self._rows.sync()
+        """One step, to its end. Raises what the model raises; the KV of its tokens is then undefined."""
+        return self.launch(work).result()
+
+    def again(self, work: ModelWorkerBatch) -> BatchResult:
+        """A part of a step that failed, without step hooks: they have seen it."""
+        return self.launch(work, hooks=False).result()
+
+    @torch.inference_mode()
+    def launch(self, work: ModelWorkerBatch, *, hooks: bool = True) -> PendingResult:
+        """Start one step; on an asynchronous device it may go on behind this call. Batches run in launch order."""
+        if work.table is not None:
+            places, slots = self._tensor(work.table.places), self._tensor(work.table.slots)
+            self._table.view(-1).index_copy_(0, places, slots)
         batch = self.forward_batch(work)
         sampling = None if work.sampling is None else self.sampling_batch(work.sampling)
-        for hook in self._before:
-            hook(batch)
+        if hooks and self._before:
+            self._before(batch)
         output = self._runner.execute(batch, sampling)
-        for hook in self._after:
-            hook(batch, output)
-        return BatchResult(output.next_token_ids.cpu().numpy(), on_host(output.logprobs))
+        if hooks and self._after:
+            self._after(batch, output)
+        if sampling is not None:
+            self._last.index_copy_(0, self._tensor(work.sampled_rows), output.next_token_ids)
+        return self._bring(output.next_token_ids, output.logprobs)
+
+    def healthy(self) -> bool:
+        """Whether the device still answers: a CUDA context is lost with its first fault."""
+        if self._device.type != "cuda":
+            return True
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            logger.exception("%s has failed and does not recover", self._device)
+            return False
+        return True
+
+    def _bring(self, tokens: torch.Tensor, logprobs: LogprobOutput | None) -> PendingResult:
+        if self._device.type != "cuda":
+            return PendingResult(tokens, logprobs, None)
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        found = on_host(logprobs)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))
+        return PendingResult(host, found, ready)
 
     def forward_batch(self, work: ModelWorkerBatch) -> ForwardBatch:
         """The device's view of a worker batch. On a CPU the tensors share the arrays' memory."""
+        rows = self._tensor(work.rows)
         batch = ForwardBatch(
             forward_mode=work.forward_mode,
             batch_size=work.rows.shape[0],
-            input_ids=self._tensor(work.input_ids),
+            input_ids=self._input_ids(work, rows),
             positions=self._tensor(work.positions),
-            req_pool_indices=self._tensor(work.rows),
+            req_pool_indices=rows,
             seq_lens=self._tensor(work.seq_lens),
             seq_lens_cpu=work.seq_lens,
-            kv_groups=(KVGroupView(self._rows.table, self._tensor(work.out_cache_loc)),),
+            kv_groups=(KVGroupView(self._table, self._tensor(work.out_cache_loc)),),
             kv_pool=self._pool,
             attn_backend=self._attention,
             extras=work.extras,
@@ -91,6 +141,15 @@ class Worker:
         if work.sample_rows is not None:
             batch.sample_rows = self._tensor(work.sample_rows)
         return batch
+
+    def _input_ids(self, work: ModelWorkerBatch, rows: torch.Tensor) -> torch.Tensor:
+        ids = self._tensor(work.input_ids)
+        if work.pending is None:
+            return ids
+        places = self._tensor(work.pending)
+        # Decodes stand at the end of a batch, one token each.
+        which = places + (rows.shape[0] - ids.shape[0])
+        return ids.index_copy(0, places, self._last[rows[which]])
 
     def sampling_batch(self, info: SamplingInfo) -> SamplingBatch:
         """Sampling tensors; between two steps of the same requests only `steps` changes."""

@@ -142,7 +142,7 @@ def _state(req: Req) -> tuple[Any, ...]:
     """What a policy must leave as it is: everything but the slots."""
     kv = req.kv
     return (
-        *(req.rid, req.status, req.priority, req.namespace, req.sampling, req.input_len, req.seed, req.to_abort),
+        *(req.rid, req.status, req.priority, req.namespace, req.sampling, req.input_len, req.seed, req.flags),
         *(tuple(req.tokens.view()), req.blocked_by, req.stream, req.output.finish_reason, req.output.sent_len),
         *(kv.row, kv.prefix_len, kv.committed_len, kv.allocated_len, kv.cache_len, kv.handle),
     )

@@ -53,6 +53,8 @@ class LogitBias(LogitsProcessor):
         self._params: list[SamplingParams] = []
         self._state: Pairs | None = None
 
+    reads_output = False
+
     def wants(self, params: SamplingParams) -> bool:
         return bool(params.logit_bias)
 
@@ -136,13 +138,15 @@ class MinNewTokens(LogitsProcessor):
         super().__init__(options, ctx)
         self._eos = np.array(sorted(ctx.eos_token_ids), dtype=np.int64)
 
+    reads_output = False
+
     def wants(self, params: SamplingParams) -> bool:
         return params.min_new_tokens > 0
 
     def prepare(self, rows: Sequence[SamplingRow]) -> Pairs | None:
         pairs = _PairsBuilder()
         for index, row in enumerate(rows):
-            if len(row.output_ids) < row.params.min_new_tokens:
+            if row.generated < row.params.min_new_tokens:
                 stops = np.array(row.params.stop_token_ids, dtype=np.int64)
                 pairs.add(index, np.union1d(self._eos, stops), -np.inf)
         return pairs.finish(self.ctx.device)

@@ -7,11 +7,11 @@ the same from the tokens alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pegboard.core.config import SchedulerSection
@@ -22,12 +22,13 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.executor import Done, ThreadExecutor
 from pegboard.core.pipeline.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
-from pegboard.core.pipeline.worker import BatchResult
+from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.registry import Registry
 
 VOCAB = 251
@@ -58,29 +59,41 @@ class FakeModel:
     """`execute` of a scheduler: writes tokens into slots, reads contexts back, hashes them."""
 
     def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
-        self.rows = rows
+        self.table = rows.host.copy() if rows.mirrored else rows.host
+        self.last = np.full(rows.max_rows + 1, EMPTY, np.int64)
         self.slots = np.full(num_slots, EMPTY, np.int64)
         self.batches: list[ModelWorkerBatch] = []
         self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self.batches.append(work)
+        if work.table is not None:
+            self.table.reshape(-1)[work.table.places] = work.table.slots
         if self.fail_on(work):
             raise RuntimeError("out of luck")
         assert 0 not in work.out_cache_loc, "page 0 is padding"
         assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
-        self.slots[work.out_cache_loc] = work.input_ids
+        input_ids = work.input_ids.copy()
+        if work.pending is not None:
+            input_ids[work.pending] = self.last[work.rows[work.pending + len(work.rows) - len(input_ids)]]
+        assert (input_ids >= 0).all(), "a token is computed that nobody knows"
+        self.slots[work.out_cache_loc] = input_ids
         starts = np.cumsum(work.extend_lens) - work.extend_lens
         sampled = None if work.sample_rows is None else set(work.sample_rows.tolist())
         tokens = []
         for i, row in enumerate(work.rows.tolist()):
-            context = self.slots[self.rows.host[row, : work.seq_lens[i]]]
+            context = self.slots[self.table[row, : work.seq_lens[i]]]
             assert EMPTY not in context, "a slot was read before it was written"
             last = int(starts[i] + work.extend_lens[i] - 1)
             assert work.positions[last] == work.seq_lens[i] - 1
             if sampled is None or last in sampled:
                 tokens.append(next_token(context))
-        return BatchResult(np.array(tokens, np.int64))
+        sampled_tokens = np.array(tokens, np.int64)
+        self.last[work.sampled_rows] = sampled_tokens
+        return BatchResult(sampled_tokens)
+
+    def launch(self, work: ModelWorkerBatch) -> Done:
+        return Done(self(work))
 
 
 class Harness:
@@ -97,6 +110,7 @@ class Harness:
         max_context_len: int = 1024,
         hooks: StepHooks | None = None,
         tokenizer: Any = None,
+        parts: Mapping[str, Any] = MappingProxyType({}),
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -105,7 +119,8 @@ class Harness:
         prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size))
         chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
         max_context_len = min(max_context_len, tokens // page_size * page_size)
-        self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, torch.device("cpu"))
+        overlap = config.loop == "overlap"
+        self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache)
         self.model = FakeModel(self.rows, (allocator.num_pages + 1) * page_size)
         self.scheduler = Scheduler(
@@ -113,12 +128,14 @@ class Harness:
             self.memory,
             chosen,
             BatchBuilder(self.memory, (), VOCAB),
-            ResultStage(tokenizer),
+            ResultStage(tokenizer, {EOS}),
             self.model,
             chunk_size=chunk,
             max_context_len=max_context_len,
             eos_ids=frozenset({EOS}),
             hooks=hooks,
+            executor=ThreadExecutor(self.model.launch, self.model) if overlap else None,
+            **parts,
         )
         self.outputs: dict[str, list[TokenOutput]] = {}
 

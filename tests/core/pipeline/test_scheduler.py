@@ -52,13 +52,17 @@ MATRIX = list(itertools.product(["radix", "block", "none"], [1, 4, 16], [None, 1
 
 
 @pytest.mark.parametrize(("cache", "page_size", "chunk", "mixed"), MATRIX)
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
 @pytest.mark.parametrize("tokens", [4096, 224], ids=["roomy", "tight"])
 def test_same_tokens_in_every_arrangement(
-    cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int
+    cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int, loop: str
 ) -> None:
     # In the tight pool, admission reckons with next to no growth, so that running requests have to be retracted.
     estimate = 1 if tokens == 224 else 4096
+    # Those are admitted only once it is certain that none has to be retracted for them.
+    ignoring = 3 if tokens == 4096 else 8
     harness = Harness(
+        loop=loop,
         cache=cache,
         page_size=page_size,
         tokens=tokens,
@@ -68,12 +72,12 @@ def test_same_tokens_in_every_arrangement(
     )
     asked = prompts(24, seed=page_size)
     for i, prompt in enumerate(asked):
-        harness.submit(f"r{i}", prompt, 30, stream=bool(i % 2), sampling={"ignore_eos": i % 3 == 0})
+        harness.submit(f"r{i}", prompt, 30, stream=bool(i % 2), sampling={"ignore_eos": i % ignoring == 0})
         if i % 5 == 0:
             harness.step()
     harness.run()
     for i, prompt in enumerate(asked):
-        assert harness.tokens(f"r{i}") == oracle(prompt, 30, ignore_eos=i % 3 == 0), f"request {i}"
+        assert harness.tokens(f"r{i}") == oracle(prompt, 30, ignore_eos=i % ignoring == 0), f"request {i}"
     if tokens == 224:
         assert harness.scheduler.counters.retractions > 0, "the pool was meant to be too small"
 
@@ -250,7 +254,7 @@ def test_abort_frees_everything_within_one_step(when: str) -> None:
         harness.step()
     req = harness.scheduler._by_rid["victim"]
     if when == "retracted":
-        harness.scheduler._retract(req)
+        harness.scheduler.planner.retract(req)
     assert {"waiting": req.status is ReqStatus.WAITING, "chunked": harness.scheduler.chunked is req}.get(
         when, req.status.value == when
     )
@@ -357,13 +361,24 @@ def test_a_request_as_large_as_the_pool_gets_through() -> None:
     mixed=st.booleans(),
     tokens=st.sampled_from([128, 192, 2048]),
     seed=st.integers(0, 10_000),
+    loop=st.sampled_from(["normal", "overlap"]),
+    bad_luck=st.sampled_from([0.0, 0.2]),
 )
-def test_storm(cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int, seed: int) -> None:
-    """Random arrivals and aborts in a small pool: nothing lost, nothing answered twice, every answer right."""
+def test_storm(
+    cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int, seed: int, loop: str, bad_luck: float
+) -> None:
+    """Random arrivals, aborts and failing forward passes in a small pool: nothing lost, nothing answered twice, every
+    answer right.
+    """
     rng = random.Random(seed)
-    harness = Harness(cache=cache, page_size=page_size, chunk=chunk, mixed_chunk=mixed, tokens=tokens, policy="lpm")
+    harness = Harness(
+        cache=cache, page_size=page_size, chunk=chunk, mixed_chunk=mixed, tokens=tokens, policy="lpm", loop=loop
+    )
     asked = prompts(20, seed=seed, longest=40)
     aborted = set()
+    luck = random.Random(seed + 1)
+    # A pass over several requests fails now and then; none of them is to blame, so all go on.
+    harness.model.fail_on = lambda work: len(work.rows) > 1 and luck.random() < bad_luck
     for i, prompt in enumerate(asked):
         harness.submit(f"r{i}", prompt, rng.randint(0, 25), stream=rng.random() < 0.5)
         for _ in range(rng.randint(0, 3)):

@@ -1,0 +1,101 @@
+"""Executors: how a launched batch reaches the worker. In the loop's own thread, or in one beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from pegboard.core.pipeline.step import BatchResult, Pending
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ModelWorkerBatch
+
+Run = Callable[["ModelWorkerBatch"], BatchResult]
+Launch = Callable[["ModelWorkerBatch"], Pending]
+
+
+class Executor(Protocol):
+    """Runs batches in the order in which they are submitted, never two at a time."""
+
+    def submit(self, work: ModelWorkerBatch) -> Pending:
+        """Start a batch. Never raises what the forward pass raises: `Pending.result` does."""
+
+    def again(self, work: ModelWorkerBatch) -> BatchResult:
+        """Run a part of a failed batch at once, without step hooks. Nothing else may be under way."""
+
+    def healthy(self) -> bool:
+        """Whether another forward pass has a chance; False once the device itself has failed."""
+
+    def close(self) -> None:
+        """Wait for what is under way and take nothing more."""
+
+
+class Done:
+    """A result that is there already, or the error in its place."""
+
+    def __init__(self, result: BatchResult | None, error: Exception | None = None) -> None:
+        self._result = result
+        self._error = error
+
+    def result(self) -> BatchResult:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+class InlineExecutor:
+    """Runs a batch when it is submitted."""
+
+    def __init__(self, run: Run, again: Run | None = None, healthy: Callable[[], bool] | None = None) -> None:
+        self._run = run
+        self._again = again or run
+        self._healthy = healthy
+
+    def submit(self, work: ModelWorkerBatch) -> Pending:
+        try:
+            return Done(self._run(work))
+        except Exception as error:
+            return Done(None, error)
+
+    def again(self, work: ModelWorkerBatch) -> BatchResult:
+        return self._again(work)
+
+    def healthy(self) -> bool:
+        return self._healthy is None or self._healthy()
+
+    def close(self) -> None:
+        pass
+
+
+class _InThread:
+    """What the thread launched; on an asynchronous device the batch may still run when the launch is done."""
+
+    def __init__(self, launched: Callable[[], Pending]) -> None:
+        self._launched = launched
+
+    def result(self) -> BatchResult:
+        return self._launched().result()
+
+
+class ThreadExecutor:
+    """Runs batches in one thread of its own, so that the loop's thread can plan the next one meanwhile."""
+
+    def __init__(self, launch: Launch, again: Run, healthy: Callable[[], bool] | None = None) -> None:
+        self._launch = launch
+        self._again = again
+        self._healthy = healthy
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+
+    def submit(self, work: ModelWorkerBatch) -> Pending:
+        return _InThread(self._thread.submit(self._launch, work).result)
+
+    def again(self, work: ModelWorkerBatch) -> BatchResult:
+        return self._thread.submit(self._again, work).result()
+
+    def healthy(self) -> bool:
+        return self._healthy is None or self._healthy()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)

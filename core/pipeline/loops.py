@@ -1,0 +1,59 @@
+"""Loops: how steps follow each other. The stages are the scheduler's; a loop only decides who waits for whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pegboard.core.pipeline.scheduler import Scheduler
+    from pegboard.core.pipeline.step import Step
+
+
+class Loop(Protocol):
+    """One turn is one new batch at most. `flight` is the step that is under way between two turns."""
+
+    flight: Step | None
+
+    def turn(self) -> None: ...
+
+
+class NormalLoop:
+    """Plan, run, take the results."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.flight: Step | None = None
+
+    def turn(self) -> None:
+        step = self._scheduler.launch(None)
+        if step is not None:
+            self._scheduler.settle(step)
+
+
+class OverlapLoop:
+    """Plan and launch the next step, then take the results of the one before, which the device has been computing.
+
+    What the plan must not do before it knows those results (retract, preempt, give a processor its history) it
+    leaves; the loop then settles first and plans again. A request that turns out to have ended is in one step too many,
+    whose token is dropped.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.flight: Step | None = None
+
+    def turn(self) -> None:
+        scheduler, before = self._scheduler, self.flight
+        after = scheduler.launch(before)
+        if after is None and before is not None:
+            self.flight = None
+            scheduler.settle(before)
+            before, after = None, scheduler.launch(None)
+        self.flight = after
+        if before is not None and not scheduler.settle(before, behind=after):
+            self.flight = None
+
+
+def make_loop(name: str, scheduler: Scheduler) -> Loop:
+    """The loop that the config names."""
+    return OverlapLoop(scheduler) if name == "overlap" else NormalLoop(scheduler)

@@ -1,0 +1,233 @@
+"""Planner: what the next step computes. Queues, admission, room for decodes, retraction, preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder
+from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
+
+if TYPE_CHECKING:
+    from pegboard.core.config import SchedulerSection
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.batch import BatchBuilder
+    from pegboard.core.pipeline.counters import Counters
+    from pegboard.core.pipeline.guards import GuardedPolicy
+    from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.step import Step
+
+
+class Planner:
+    """Owns the queues: `waiting`, `running`, and `chunked`, the request whose prompt is computed in chunks and is not
+    through yet (it is in neither of the others).
+    """
+
+    def __init__(
+        self,
+        config: SchedulerSection,
+        memory: MemoryManager,
+        policy: GuardedPolicy,
+        builder: BatchBuilder,
+        counters: Counters,
+        clock: Clock,
+        *,
+        chunk_size: int | None,
+        cannot_fit: Callable[[Req, FinishReason], None],
+    ) -> None:
+        self.config = config
+        self.memory = memory
+        self.policy = policy
+        self.builder = builder
+        self.counters = counters
+        self.clock = clock
+        self.chunk_size = chunk_size
+        self.ratio = NewTokenRatio(
+            start=config.new_token_ratio * config.conservativeness,
+            floor=config.new_token_ratio_floor,
+            decay_steps=config.new_token_ratio_decay_steps,
+            clip=config.estimate_max_new_tokens,
+        )
+        self.waiting: list[Req] = []
+        self.running = RunningBatch(config.max_running_requests)
+        self.chunked: Req | None = None
+        self._cannot_fit = cannot_fit
+        self._last_was_prefill = False
+        self._must_settle = False
+
+    # ---- the plan -------------------------------------------------------------------------------------------------
+
+    def plan(self, flight: Step | None) -> Step | None:
+        """The next step, with its memory allocated; None where there is nothing to do.
+
+        While a step is under way, `flight`, None may also mean that its results have to be known first: whoever
+        asks settles it and asks again. So nobody is retracted or preempted while a token of theirs is on its way.
+        """
+        if flight is not None and self.running.any(HISTORY):
+            return None
+        decode_turn = self._last_was_prefill and self.running and not self.config.prefill_first
+        mixed = self.config.mixed_chunk and bool(self.running)
+        if not decode_turn or mixed:
+            self._must_settle = False
+            step = self._prefill(mixed, flight)
+            if step is not None:
+                self._last_was_prefill = True
+                return step
+            if self._must_settle:
+                return None
+        self._last_was_prefill = False
+        if not self._make_room(flight):
+            return None
+        step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
+        if step is not None:
+            self.ratio.decay()
+            self.counters.decode_steps += 1
+        return step
+
+    def _prefill(self, mixed: bool, flight: Step | None) -> Step | None:
+        if not self.waiting and self.chunked is None:
+            return None
+        if mixed and not self._make_room(flight):
+            mixed = False
+        running = self.running
+        adder = PrefillAdder(
+            self.memory,
+            running,
+            ratio=self.ratio,
+            max_prefill_tokens=self.config.max_prefill_tokens,
+            chunk_size=self.chunk_size,
+            decode_tokens=int((running.left > 0).sum()) if mixed else 0,
+            max_new_rows=self.config.max_running_requests - len(running),
+        )
+        was_chunked = self.chunked
+        if was_chunked is not None and not adder.add_chunked(was_chunked):
+            return None
+        self._admit(adder, was_chunked is not None and bool(adder.items) and adder.items[0].partial, flight)
+        if not adder.items:
+            return None
+        self.chunked = next((item.req for item in adder.items if item.partial), None)
+        self.counters.prefill_steps += 1
+        self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
+        number = NEVER if flight is None else flight.number
+        return self.builder.extend(adder.items, running, mixed=mixed, flight=number)
+
+    # ---- admission ------------------------------------------------------------------------------------------------
+
+    def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Step | None) -> None:
+        """Offer waiting requests in the policy's order until one does not fit."""
+        if adder.full() or not self.waiting or (adder.rows_full and not self.policy.preempts):
+            return
+        now = self.clock()
+        admitted: set[int] = set()
+        for req in self.policy.order(self.waiting, self.running.reqs):
+            if req.status not in _QUEUED:
+                continue  # the policy named it twice
+            result = adder.add(req, has_chunked=has_chunked)
+            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight):
+                result = adder.add(req, has_chunked=has_chunked)
+            if result is not AddResult.CONTINUE:
+                break
+            admitted.add(id(req))
+            self._admitted(req, now)
+            has_chunked = has_chunked or adder.items[-1].partial
+            if adder.full():
+                break
+        if admitted:
+            self.waiting = [req for req in self.waiting if id(req) not in admitted]
+
+    def _admitted(self, req: Req, now: float) -> None:
+        req.move_to(ReqStatus.RUNNING)
+        if not req.timing.first_scheduled:
+            req.timing.first_scheduled = now
+            req.output.cached_tokens = req.kv.prefix_len
+            self.counters.cached_tokens += req.kv.prefix_len
+
+    def _pushed_out(self, adder: PrefillAdder, req: Req, result: AddResult, flight: Step | None) -> bool:
+        """Whether running requests were retracted so that `req` fits. Only where that is known to be enough."""
+        if not self.policy.preempts or not (result is AddResult.NO_TOKEN or adder.rows_full):
+            return False
+        running = self.running
+        named = [one for one in self.policy.preempt(req, running.reqs) if one in running and one is not req]
+        count = adder.makes_way(named, req)
+        if not count:
+            return False
+        if flight is not None:
+            self._must_settle = True
+            return False
+        for victim in named[:count]:
+            adder.gave_way(victim)
+            self.retract(victim)
+            self.counters.preemptions += 1
+        return True
+
+    # ---- memory of the running ------------------------------------------------------------------------------------
+
+    def _make_room(self, flight: Step | None) -> bool:
+        """Room for one more token of every running request, by retraction where eviction is not enough. False where
+        nobody is left to run, or where the results of `flight` are wanted first.
+        """
+        retracted = False
+        while self.running and not self.memory.extend_running(self.running):
+            if flight is not None:
+                return False
+            retracted = True
+            if len(self.running) > 1:
+                self.retract(self.policy.victims(self.running.reqs)[0])
+            elif self.chunked is not None:
+                self.retract(self.chunked)
+            else:
+                message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
+                self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
+        if retracted:
+            self.ratio.raise_after_retraction(self.running, self.config.retract_lookahead)
+        return bool(self.running)
+
+    def retract(self, req: Req) -> None:
+        """Back to the head of the waiting queue, output kept. Its KV stays in the cache until that memory is needed."""
+        self.drop(req)
+        self.memory.release(req)
+        req.output.num_retractions += 1
+        req.move_to(ReqStatus.RETRACTED)
+        self.enqueue(req, first=True)
+        self.counters.retractions += 1
+
+    # ---- queues ---------------------------------------------------------------------------------------------------
+
+    def enqueue(self, req: Req, *, first: bool = False) -> None:
+        """Let a request wait for its turn."""
+        req.timing.queued = self.clock()
+        if first:
+            self.waiting.insert(0, req)
+        else:
+            self.waiting.append(req)
+
+    def drop(self, req: Req) -> None:
+        """Take a request out of whichever queue it is in."""
+        if req is self.chunked:
+            self.chunked = None
+        elif req in self.running:
+            self.running.remove([req])
+        elif req in self.waiting:
+            self.waiting.remove(req)
+
+    def rewind(self, step: Step) -> None:
+        """Undo a step that was launched and whose results are not going to be used. What it admitted waits again; the
+        caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
+        """
+        for req in self._prefilled_by(step):
+            if req.finished:
+                continue
+            self.drop(req)
+            self.memory.release(req)
+            req.move_to(ReqStatus.RETRACTED)
+            self.enqueue(req, first=True)
+
+    @staticmethod
+    def _prefilled_by(step: Step) -> Sequence[Req]:
+        batch = step.batch
+        return batch.reqs[: len(batch.reqs) - batch.decoding]
+
+
+_QUEUED = frozenset({ReqStatus.WAITING, ReqStatus.RETRACTED})

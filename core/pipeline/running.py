@@ -1,0 +1,185 @@
+"""RunningBatch: the requests that decode, with what each step needs of them in flat arrays.
+
+The arrays say how far a request is *scheduled*; the request itself says how far it is *committed*. Between the two lie
+the steps that were launched and whose tokens the host has not seen: none in the normal loop, one in the overlap loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.req import Req
+
+SPECIAL = 1
+"""Its finish or its output needs more than a look at the token: stop strings, stop token ids, logprobs."""
+LOGPROBS = 2
+PROCESSED = 4
+"""Some logits processor wants it."""
+HISTORY = 8
+"""Some logits processor reads the tokens that it has generated, so they must be known before its next step."""
+STREAM = 16
+
+NEVER = -1
+"""No step; UNSTAMPED says the same of a request, and differs from it."""
+UNSTAMPED = -2
+
+_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _SEED, _TOP_K = range(10)
+_TEMPERATURE, _TOP_P, _MIN_P = range(3)
+
+
+class RunningBatch:
+    """Requests in the order in which they joined. Arrays are views int64 [n] of buffers that are made once.
+
+    `rows` in the row table; `seq_lens` prompt and output tokens, those on their way included; `input_lens` the
+    prompt's; `allocated` slots of the row; `left` how many more tokens may be scheduled; `last` the newest token, where
+    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `last_times` float64 when
+    its newest token was committed. `version` changes whenever a request joins or leaves.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.reqs: list[Req] = []
+        self.version = 0
+        self._ints = np.zeros((10, capacity), np.int64)
+        self._floats = np.zeros((3, capacity), np.float32)
+        self._times = np.zeros(capacity, np.float64)
+        self._places: dict[int, int] | None = None
+        self._flags_any = 0
+        self._view()
+
+    def _view(self) -> None:
+        """Point the views at the buffers' first n entries."""
+        n = len(self.reqs)
+        ints, floats = self._ints[:, :n], self._floats[:, :n]
+        self.rows: NDArray[np.int64] = ints[_ROW]
+        self.seq_lens: NDArray[np.int64] = ints[_SEQ]
+        self.input_lens: NDArray[np.int64] = ints[_INPUT]
+        self.allocated: NDArray[np.int64] = ints[_ALLOCATED]
+        self.left: NDArray[np.int64] = ints[_LEFT]
+        self.last: NDArray[np.int64] = ints[_LAST]
+        self.stamps: NDArray[np.int64] = ints[_STAMP]
+        self.flags: NDArray[np.int64] = ints[_FLAGS]
+        self.seeds: NDArray[np.int64] = ints[_SEED]
+        self.top_ks: NDArray[np.int64] = ints[_TOP_K]
+        self.temperatures: NDArray[np.float32] = floats[_TEMPERATURE]
+        self.top_ps: NDArray[np.float32] = floats[_TOP_P]
+        self.min_ps: NDArray[np.float32] = floats[_MIN_P]
+        self.last_times: NDArray[np.float64] = self._times[:n]
+        self._flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
+        self._places = None
+        self.version += 1
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self.reqs)
+
+    def __contains__(self, req: object) -> bool:
+        return id(req) in self.places
+
+    def __getitem__(self, index: int) -> Req:
+        return self.reqs[index]
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Index of each request by its `id`."""
+        if self._places is None:
+            self._places = {id(req): index for index, req in enumerate(self.reqs)}
+        return self._places
+
+    def any(self, flag: int) -> bool:
+        """Whether some request has this flag."""
+        return bool(self._flags_any & flag)
+
+    def merge(self, reqs: Iterable[Req], flags: Iterable[int], stamp: int, vocab_size: int) -> None:
+        """Let requests join whose prompts the step `stamp` computes and for each of which it samples a token."""
+        start = len(self.reqs)
+        for index, (req, flag) in enumerate(zip(reqs, flags, strict=True), start):
+            kv, params = req.kv, req.sampling
+            top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
+            left = max(0, req.remaining_tokens - 1)
+            self._ints[:, index] = (
+                kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag, req.seed, top_k,
+            )  # fmt: skip
+            self._floats[:, index] = params.temperature, params.top_p, params.min_p
+            self._times[index] = req.timing.last_token
+            self.reqs.append(req)
+        self._view()
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Let go of every request whose entry of `mask` bool [n] is False."""
+        if mask.all():
+            return
+        places = np.flatnonzero(mask)
+        n, m = len(self.reqs), places.shape[0]
+        for place in np.flatnonzero(~mask).tolist():
+            self.reqs[place].timing.last_token = float(self._times[place])
+        self._ints[:, :m] = self._ints[:, :n][:, places]
+        self._floats[:, :m] = self._floats[:, :n][:, places]
+        self._times[:m] = self._times[:n][places]
+        self.reqs = [self.reqs[place] for place in places.tolist()]
+        self._view()
+
+    def remove(self, reqs: Iterable[Req]) -> None:
+        """Let go of those of `reqs` that are here."""
+        places = self.places
+        gone = [place for req in reqs if (place := places.get(id(req))) is not None]
+        if gone:
+            mask = np.ones(len(self.reqs), np.bool_)
+            mask[gone] = False
+            self.keep(mask)
+
+    def growth(self, ratio: float, clip: int) -> int:
+        """Tokens that all are expected to generate yet: `ratio` of what each may, and of `clip` at most."""
+        if not self.reqs:
+            return 0
+        return int((np.minimum(self.left, clip) * ratio).astype(np.int64).sum())
+
+    def rewind(self) -> None:
+        """Forget everything scheduled that is not committed: what was launched is not going to be used."""
+        for index, req in enumerate(self.reqs):
+            self.seq_lens[index] = req.seq_len
+            self.left[index] = req.remaining_tokens
+            self.last[index] = req.tokens.last
+        self.stamps[:] = UNSTAMPED
+
+    def note(self, reqs: list[Req], tokens: NDArray[np.int64], now: float, version: int) -> NDArray[np.float64]:
+        """Take what was sampled for `reqs`; the seconds since each one's token before, NaN for a first one.
+
+        `version` is the batch's own at launch when `reqs` were all of it, in order; NEVER otherwise.
+        """
+        if version == self.version:
+            self.last[:] = tokens
+            intervals: NDArray[np.float64] = now - self.last_times
+            self.last_times[:] = now
+            return intervals
+        places = self.places
+        found = np.fromiter((places.get(id(req), NEVER) for req in reqs), np.int64, len(reqs))
+        here = found >= 0
+        at = found[here]
+        intervals = np.full(len(reqs), np.nan)
+        before = self.last_times[at]
+        intervals[here] = np.where(before > 0, now - before, np.nan)
+        self.last[at] = tokens[here]
+        self.last_times[at] = now
+        return intervals
+
+
+def flags_of(req: Req, processors: Iterable[Any]) -> int:
+    """A request's flags. Calls plugin code (`wants`), so it may raise."""
+    params = req.sampling
+    flags = STREAM if req.stream else 0
+    if params.stop or params.stop_token_ids or req.logprobs is not None:
+        flags |= SPECIAL
+    if req.logprobs is not None:
+        flags |= LOGPROBS
+    for processor in processors:
+        if processor.wants(params):
+            flags |= PROCESSED | (HISTORY if processor.reads_output else 0)
+    return flags

@@ -1,0 +1,50 @@
+"""Step: one batch from its launch until its results are taken. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.forward import LogprobOutput
+    from pegboard.core.interfaces.req import Req, ReqKV
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What came out of a step, on the host: `tokens` int64 [sampled], and logprobs where somebody asked."""
+
+    tokens: NDArray[np.int64]
+    logprobs: LogprobOutput | None = None
+
+
+class Pending(Protocol):
+    """A result on its way."""
+
+    def result(self) -> BatchResult:
+        """Wait for it. Raises what the forward pass raised; the KV of its tokens is then undefined."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A launched batch. All arrays have one entry per sampled request, in the batch's order.
+
+    `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
+    another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
+    that some request of it ended while it was under way.
+    """
+
+    number: int
+    batch: ScheduleBatch
+    work: ModelWorkerBatch
+    kvs: list[ReqKV]
+    sampled: list[Req]
+    left: NDArray[np.int64]
+    flags: NDArray[np.int64]
+    version: int
+    touched: bool = False
+    pending: Pending | None = None

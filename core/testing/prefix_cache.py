@@ -431,7 +431,9 @@ class PrefixCacheContract(ContractSuite):
             books.extend(lock, whole)
             assert len(books.match(whole, namespace)) == 2 * page_size
         assert len(books.match(whole, "b")) == 0
-        assert books.cache.cached_tokens == 4 * page_size
+        books.extend(books.lock([], "b"), whole)  # from nothing on it is an insert
+        assert len(books.match(whole, "b")) == 2 * page_size
+        assert books.cache.cached_tokens == 6 * page_size
 
     @capability("reuse")
     def test_extending_is_a_change(self) -> None:

@@ -80,7 +80,8 @@ class RadixRoot(RadixNode[T]):
 
 
 class RadixPath(Generic[T]):
-    """How far a sequence leads into the tree: its first `length` tokens, along `nodes` (root left out).
+    """How far a sequence leads into the tree: its first `length` tokens, along `nodes` (root left out, and what comes
+    before the node that it was searched from).
 
     The last node may be covered in part (`whole` is False then) until `RadixTree.cut` splits it. A path is valid until
     the tree changes otherwise.
@@ -148,15 +149,23 @@ class RadixTree(Generic[T]):
         self._split_data = split
         self._roots: dict[str, RadixRoot[T]] = {}
 
-    def find(self, tokens: NDArray[np.int64], namespace: str = "") -> RadixPath[T]:
-        """Longest path that `tokens` int64 [n] share with the tree, in whole pages. Changes nothing."""
-        nodes: list[RadixNode[T]] = []
-        node: RadixNode[T] | None = self._roots.get(namespace)
+    def find(
+        self, tokens: NDArray[np.int64], namespace: str = "", after: RadixNode[T] | None = None
+    ) -> RadixPath[T]:
+        """Longest path that `tokens` int64 [n] share with the tree, in whole pages. Changes nothing.
+
+        With `after`, a node of the namespace to whose end the tokens are known to lead, the search goes on from there
+        and the path begins with that node. Raises ValueError where there are fewer tokens.
+        """
+        nodes = [] if after is None else [after]
+        length = 0 if after is None else after.end
+        node = self._roots.get(namespace) if after is None else after
         if node is None:
             return RadixPath(namespace, nodes, 0)
         tokens = np.ascontiguousarray(tokens, dtype=np.int64)
         page, total = self.page_size, self.aligned(tokens.shape[0])
-        length = 0
+        if total < length:
+            raise ValueError(f"{total} tokens in whole pages do not lead to {after!r}")
         while length < total:
             node = node.children.get(tokens[length : length + page].tobytes())
             if node is None:

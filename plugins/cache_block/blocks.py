@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,27 @@ if TYPE_CHECKING:
 
 DIGEST_SIZE = 32
 FIRST_LOOK = 16
+NO_PAGES = np.empty(0, dtype=np.int64)
+
+
+class ChainDigests:
+    """The digests of a sequence's first blocks as far as they are known, end to end: what a request's memo keeps."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._data) // DIGEST_SIZE
+
+    def __getitem__(self, block: int) -> bytes:
+        return bytes(self._data[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE])
+
+    def note(self, start: int, digests: bytes) -> None:
+        """These are the digests of the blocks from `start` on. What would leave a gap, or is known, is left out."""
+        if start * DIGEST_SIZE <= len(self._data):
+            self._data += digests[len(self._data) - start * DIGEST_SIZE :]
 
 
 class BlockTable:
@@ -23,7 +45,9 @@ class BlockTable:
     is that namespaces stay apart. Two blocks of one digest would merely not both be cached.
 
     Each page also remembers which page followed it last. So a chain that is followed again is compared in
-    bulk, and hashing is left for its first block, for forks, and for new blocks: each block is hashed once.
+    bulk, and hashing is left for its first block, for forks, and for new blocks. What is hashed for a request, or read
+    from its pages on the way, goes into its `ChainDigests`: no block is hashed twice for one request, whenever it is
+    matched, inserted, evicted and inserted again.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -43,23 +67,54 @@ class BlockTable:
     def digest(data: bytes) -> bytes:
         return hashlib.sha256(data).digest()
 
-    def root(self, namespace: str) -> bytes:
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def root(namespace: str) -> bytes:
         """What stands for the predecessor of a namespace's first blocks."""
-        return self.digest(b"namespace:" + namespace.encode("utf-8", "surrogatepass"))
+        return hashlib.sha256(b"namespace:" + namespace.encode("utf-8", "surrogatepass")).digest()
 
-    def find(self, blocks: NDArray[np.int64], namespace: str) -> NDArray[np.int64]:
-        """Pages int64 [m] of the longest cached chain that `blocks` int64 [n, page_size] begin with."""
+    def find(
+        self,
+        blocks: NDArray[np.int64],
+        namespace: str,
+        memo: ChainDigests | None = None,
+        after: NDArray[np.int64] = NO_PAGES,
+    ) -> NDArray[np.int64]:
+        """Pages int64 [m] of the longest cached chain that `blocks` int64 [n, page_size] begin with, or that they
+        continue `after` a chain of pages that is known to hold the sequence's first ones.
+
+        `memo` is the whole sequence's.
+        """
         found: list[int] = []
-        before = self.root(namespace)
+        last = int(after[-1]) if after.size else 0
         while len(found) < blocks.shape[0]:
             block = blocks[len(found)]
-            page = self.index.get(self.digest(before + block.tobytes()), 0)
-            if not page or self.parent[page] != (found[-1] if found else 0) or (self.tokens[page] != block).any():
+            place = after.shape[0] + len(found)
+            if memo is not None and place < len(memo):
+                digest = memo[place]
+            else:
+                digest = self.digest(self._before(last, namespace) + block.tobytes())
+                if memo is not None:
+                    self._recall(memo, after, found)
+                    memo.note(place, digest)
+            page = self.index.get(digest, 0)
+            if not page or self.parent[page] != last or (self.tokens[page] != block).any():
                 break
             found.append(page)
             self._follow(page, blocks, found)
-            before = self.digests[found[-1]].tobytes()
+            last = found[-1]
         return np.array(found, dtype=np.int64)
+
+    def _before(self, last: int, namespace: str) -> bytes:
+        """The digest that goes before that of a block after the page `last` (0 for the first block)."""
+        return self.digests[last].tobytes() if last else self.root(namespace)
+
+    def _recall(self, memo: ChainDigests, path: NDArray[np.int64], found: list[int] | None = None) -> None:
+        """Note the digests of a sequence's pages: those of `path`, then those `found` after it."""
+        for start, pages in ((0, path), (path.shape[0], found or [])):
+            known = max(0, len(memo) - start)
+            if known < len(pages):
+                memo.note(start + known, self.digests[pages[known:]].tobytes())
 
     def _follow(self, page: int, blocks: NDArray[np.int64], found: list[int]) -> None:
         """Extend `found`, which ends with `page`, along the remembered successors, for as long as their tokens fit."""
@@ -81,32 +136,55 @@ class BlockTable:
             look *= 4
 
     def add(
-        self, pages: NDArray[np.int64], blocks: NDArray[np.int64], path: NDArray[np.int64], namespace: str
+        self,
+        pages: NDArray[np.int64],
+        blocks: NDArray[np.int64],
+        path: NDArray[np.int64],
+        namespace: str,
+        memo: ChainDigests | None = None,
     ) -> NDArray[np.int64]:
-        """Enter new `blocks` int64 [n, page_size], held by `pages` int64 [n], as a chain after the found `path`.
+        """Enter new `blocks` int64 [n, page_size], held by `pages` int64 [n], as a chain after the known `path`.
 
-        Returns the path with the new pages behind it. Where a digest is taken already the chain ends early.
+        Returns the pages entered, a copy. Where a digest is taken already the chain ends early. `memo` is the whole
+        sequence's.
         """
         last = int(path[-1]) if path.size else 0
-        before = self.digests[last].tobytes() if last else self.root(namespace)
-        digests = self._index_chain(before, blocks, pages)
+        if memo is not None:
+            self._recall(memo, path)
+        digests = self._index_chain(self._before(last, namespace), blocks, pages, memo, path.shape[0])
         new = pages[: len(digests)].copy()
         if new.size:
+            joined = b"".join(digests)
             self.live[new] = True
             self.parent[new[0]] = last
             self.parent[new[1:]] = new[:-1]
             self.tokens[new] = blocks[: new.shape[0]]
-            self.digests[new] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+            self.digests[new] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_SIZE)
             self._successor[new] = 0
-        return np.concatenate((path, new))
+            if memo is not None:
+                memo.note(path.shape[0], joined)
+        return new
 
-    def _index_chain(self, before: bytes, blocks: NDArray[np.int64], pages: NDArray[np.int64]) -> list[bytes]:
-        """Enter the digests of a new chain into the index, up to the first that is taken; the digests entered."""
+    def _index_chain(
+        self,
+        before: bytes,
+        blocks: NDArray[np.int64],
+        pages: NDArray[np.int64],
+        memo: ChainDigests | None,
+        place: int,
+    ) -> list[bytes]:
+        """Enter the digests of a new chain, whose first block is the sequence's `place`-th, into the index, up to the
+        first that is taken; the digests entered.
+        """
         data, size = blocks.tobytes(), blocks.shape[1] * blocks.itemsize
         digest, index = self.digest, self.index
+        known = 0 if memo is None else len(memo) - place
         digests: list[bytes] = []
-        for start, page in zip(range(0, len(data), size), pages.tolist(), strict=True):
-            before = digest(before + data[start : start + size])
+        for number, page in enumerate(pages.tolist()):
+            if memo is not None and number < known:
+                before = memo[place + number]
+            else:
+                before = digest(before + data[number * size : (number + 1) * size])
             if before in index:
                 break
             index[before] = page

@@ -8,7 +8,7 @@ import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from pegboard.core.toolkit.pages import pages_of, slots_of
-from pegboard.plugins.cache_block.blocks import BlockTable
+from pegboard.plugins.cache_block.blocks import NO_PAGES, BlockTable, ChainDigests
 from pegboard.plugins.cache_block.lru import LinkedOrder
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class BlockCache(PrefixCache):
         self._locked = 0
 
     def match(self, key: PrefixKey) -> PrefixMatch:
-        path = self._blocks.find(self._split(key), key.namespace)
+        path = self._blocks.find(self._split(key), key.namespace, self._memo(key))
         self._touch(path)
         return PrefixMatch(slots_of(path, self.page_size), self._handle(path))
 
@@ -74,18 +74,36 @@ class BlockCache(PrefixCache):
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
         if slots.shape != (len(key),):
             raise ValueError(f"{len(key)} tokens, but slots {list(slots.shape)}")
-        blocks = self._split(key)
+        return self._insert(NO_PAGES, key, slots)
+
+    def extend(
+        self, handle: CacheHandle, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0
+    ) -> InsertResult:
+        held = self._checked(handle)
+        length = held.pages.shape[0] * self.page_size
+        if not held.locks:
+            raise ValueError("a path that is not locked cannot be extended")
+        if slots.shape != (len(key) - length,):
+            raise ValueError(f"{len(key)} tokens, but a path of {length} and slots {list(slots.shape)}")
+        return self._insert(held.pages, key, slots)
+
+    def _insert(self, before: NDArray[np.int64], key: PrefixKey, slots: NDArray[np.int64]) -> InsertResult:
+        """Insert what follows the path `before`, which is locked; `slots` are those of the rest."""
+        blocks = self._split(key)[before.shape[0] :]
+        memo = self._memo(key)
         canonical = np.array(slots, dtype=np.int64)
         given = pages_of(canonical[: blocks.size], self.page_size)
-        path = self._blocks.find(blocks, key.namespace)
-        known = path.shape[0]
-        self._keep_cached(path, given, canonical)
-        self._take_out(path)
+        rest = self._blocks.find(blocks, key.namespace, memo, before)
+        known = rest.shape[0]
+        self._keep_cached(rest, given, canonical)
+        self._take_out(rest)
+        path = np.concatenate((before, rest))
         if known < blocks.shape[0]:
-            path = self._blocks.add(given[known:], blocks[known:], path, key.namespace)
+            new = self._blocks.add(given[known:], blocks[known:], path, key.namespace, memo)
+            path = np.concatenate((path, new))
             self.version += 1
-        self._put_back(path)
-        return InsertResult(canonical, path.shape[0] * self.page_size, self._handle(path))
+        self._put_back(path, before.shape[0])
+        return InsertResult(canonical, (path.shape[0] - before.shape[0]) * self.page_size, self._handle(path))
 
     def evict(self, num_tokens: int) -> int:
         pages = self._idle.pop(-(-num_tokens // self.page_size))
@@ -128,6 +146,9 @@ class BlockCache(PrefixCache):
         whole = len(key) // self.page_size * self.page_size
         return np.ascontiguousarray(key.tokens[:whole], dtype=np.int64).reshape(-1, self.page_size)
 
+    def _memo(self, key: PrefixKey) -> ChainDigests | None:
+        return None if key.memo is None else key.memo.of(("cache_block", self.page_size), ChainDigests)
+
     def _unlocked(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
         """The unlocked blocks of a path: its end, as locks hold from the start on."""
         idle: NDArray[np.int64] = path[self._refs[path] == 0]
@@ -140,9 +161,10 @@ class BlockCache(PrefixCache):
     def _take_out(self, path: NDArray[np.int64]) -> None:
         self._idle.remove(self._unlocked(path))
 
-    def _put_back(self, path: NDArray[np.int64]) -> None:
-        self._idle.push(self._unlocked(path))
-        self._blocks.remember(path)
+    def _put_back(self, path: NDArray[np.int64], start: int = 0) -> None:
+        """Make the path the most recent one, from its page `start` on."""
+        self._idle.push(self._unlocked(path[start:]))
+        self._blocks.remember(path[max(0, start - 1) :])
 
     def _keep_cached(self, path: NDArray[np.int64], given: NDArray[np.int64], canonical: NDArray[np.int64]) -> None:
         """Free those of the `given` pages that duplicate the path's, and write the path's slots into `canonical`.

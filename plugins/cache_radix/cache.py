@@ -55,14 +55,16 @@ class RadixCache(PrefixCache):
 
     def match(self, key: PrefixKey) -> PrefixMatch:
         path = self._find(key)
-        self._touch(path)
+        self._tick += 1
         for node in path.nodes:
+            node.data.last_access = self._tick
             node.data.hits += 1
         if self._protected is not None:
             for node in self._protected.promote(reversed(path.nodes), self._tick):
-                self._victims.offer(node)
-            self._victims.compact(2 * self._tree.num_nodes + 64)
-        return PrefixMatch(slots_of(_pages(path), self.page_size), RadixHandle(path.node, path.length))
+                self._victims.update(node)
+        if path.node is not None:
+            self._victims.update(path.node)
+        return PrefixMatch(slots_of(_pages(path.nodes), self.page_size), RadixHandle(path.node, path.length))
 
     def lock(self, handle: CacheHandle) -> None:
         held = self._checked(handle)
@@ -73,6 +75,7 @@ class RadixCache(PrefixCache):
                 if not node.data.locks:
                     self._locked += len(node)
                 node.data.locks += 1
+            self._victims.update(held.node)
         held.locks += 1
 
     def unlock(self, handle: CacheHandle) -> None:
@@ -86,25 +89,46 @@ class RadixCache(PrefixCache):
             node.data.locks -= 1
             if not node.data.locks:
                 self._locked -= len(node)
-        self._victims.offer(held.node)
+        self._victims.update(held.node)
 
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
         if slots.shape != (len(key),):
             raise ValueError(f"{len(key)} tokens, but slots {list(slots.shape)}")
+        return self._insert(None, key, slots, priority)
+
+    def extend(
+        self, handle: CacheHandle, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0
+    ) -> InsertResult:
+        held = self._checked(handle)
+        if not held.locks:
+            raise ValueError("a path that is not locked cannot be extended")
+        if slots.shape != (len(key) - held.length,):
+            raise ValueError(f"{len(key)} tokens, but a path of {held.length} and slots {list(slots.shape)}")
+        return self._insert(held.node, key, slots, priority)
+
+    def _insert(self, after: Node | None, key: PrefixKey, slots: NDArray[np.int64], priority: int) -> InsertResult:
+        """Insert what follows the path to `after` (None for the empty one); `slots` are those of the rest."""
+        start = 0 if after is None else after.end
         canonical = np.array(slots, dtype=np.int64)
-        taken = self._tree.aligned(len(key))
+        taken = self._tree.aligned(len(key)) - start
         given = pages_of(canonical[:taken], self.page_size)
-        path = self._find(key)
-        self._keep_cached(path, given, canonical)
-        fresh = given[path.length // self.page_size :]
-        self._touch(path)
-        for node in path.nodes:
-            node.data.priority = max(node.data.priority, priority)
+        path = self._find(key, after)
+        cached = _pages(path.nodes if after is None else path.nodes[1:])
+        self._keep_cached(cached, given, canonical)
+        fresh = given[cached.shape[0] :]
+        self._tick += 1
+        before = path.node
+        if before is not None:
+            for node in before.ancestry():
+                node.data.last_access = self._tick
+                node.data.priority = max(node.data.priority, priority)
         if fresh.size:
             leaf = self._tree.extend(path, key.tokens, Entry(fresh.copy(), self._tick, priority))
             self._owned[fresh] = True
-            self._victims.offer(leaf)
+            self._victims.update(leaf)
             self.version += 1
+        if before is not None:
+            self._victims.update(before)
         return InsertResult(canonical, taken, RadixHandle(path.node, path.length))
 
     def evict(self, num_tokens: int) -> int:
@@ -146,16 +170,17 @@ class RadixCache(PrefixCache):
             locked += len(node) if entry.locks else 0
             assert entry.pages.shape[0] * self.page_size == len(node), f"{node!r} has {entry.pages.shape[0]} pages"
             assert entry.locks >= below, f"{node!r} has {entry.locks} locks, but its children {below}"
-            assert entry.queued is not None or not evictable(node), f"{node!r} is evictable, but no candidate"
+            assert entry.place >= 0 or not evictable(node), f"{node!r} is evictable, but no candidate"
         assert locked == self._locked, f"{locked} tokens are locked, but {self._locked} counted"
         every = np.sort(np.concatenate(pages))
         assert np.array_equal(every, np.flatnonzero(self._owned)), "the pages of the tree are not those that are owned"
+        self._victims.check()
         if self._protected is not None:
             self._protected.check()
 
-    def _find(self, key: PrefixKey) -> RadixPath[Entry]:
-        """The longest cached path, ending where a node ends."""
-        path = self._tree.find(key.tokens, key.namespace)
+    def _find(self, key: PrefixKey, after: Node | None = None) -> RadixPath[Entry]:
+        """The longest cached path (its part from `after` on, where given), ending where a node ends."""
+        path = self._tree.find(key.tokens, key.namespace, after)
         if not path.whole:
             upper = self._tree.cut(path)
             if self._protected is not None and upper is not None:
@@ -165,26 +190,21 @@ class RadixCache(PrefixCache):
     def _split_entry(self, entry: Entry, at: int) -> tuple[Entry, Entry]:
         return entry.split(at // self.page_size), entry
 
-    def _touch(self, path: RadixPath[Entry]) -> None:
-        self._tick += 1
-        for node in path.nodes:
-            node.data.last_access = self._tick
-
-    def _keep_cached(self, path: RadixPath[Entry], given: NDArray[np.int64], canonical: NDArray[np.int64]) -> None:
-        """Free those of the `given` pages that duplicate the path's, and write the path's slots into `canonical`.
+    def _keep_cached(self, cached: NDArray[np.int64], given: NDArray[np.int64], canonical: NDArray[np.int64]) -> None:
+        """Free those of the `given` pages that duplicate the `cached` ones, and write these ones' slots into
+        `canonical`.
 
         Raises ValueError, with nothing changed, for a page that does not exist or is cached for other tokens already.
         """
         if given.size and (given.min() < 1 or given.max() > self.allocator.num_pages):
             raise ValueError(f"slots outside of pages 1 to {self.allocator.num_pages} are inserted")
-        cached = _pages(path)
         covered = given[: cached.shape[0]]
         duplicates = covered[covered != cached]
         if self._owned[duplicates].any() or self._owned[given[cached.shape[0] :]].any():
             raise ValueError("a page is inserted that the cache already holds for other tokens")
         if duplicates.size:
             self.allocator.free(duplicates)
-            canonical[: path.length] = slots_of(cached, self.page_size)
+            canonical[: cached.shape[0] * self.page_size] = slots_of(cached, self.page_size)
 
     def _shrink(self, node: Node, tokens: int) -> NDArray[np.int64]:
         """Cut the last `tokens` tokens off a leaf; their pages."""
@@ -194,7 +214,7 @@ class RadixCache(PrefixCache):
         node.data.pages = shorten(pages, keep)
         if self._protected is not None:
             self._protected.trimmed(node, tokens)
-        self._victims.offer(node)
+        self._victims.update(node)
         return pages[keep:]
 
     def _drop(self, node: Node) -> NDArray[np.int64]:
@@ -204,7 +224,7 @@ class RadixCache(PrefixCache):
             self._protected.drop(node)
         self._tree.remove(node)
         if parent is not None and not isinstance(parent, RadixRoot):
-            self._victims.offer(parent)
+            self._victims.update(parent)
         return node.data.pages
 
     def _give_back(self, freed: list[NDArray[np.int64]]) -> None:
@@ -220,5 +240,5 @@ class RadixCache(PrefixCache):
         return handle
 
 
-def _pages(path: RadixPath[Entry]) -> NDArray[np.int64]:
-    return np.concatenate([node.data.pages for node in path.nodes]) if path.nodes else NO_PAGES
+def _pages(nodes: list[Node]) -> NDArray[np.int64]:
+    return np.concatenate([node.data.pages for node in nodes]) if nodes else NO_PAGES

@@ -19,7 +19,7 @@ class Entry:
     are ticks of the cache's own clock.
     """
 
-    __slots__ = ("created", "hits", "last_access", "locks", "pages", "priority", "protected", "queued")
+    __slots__ = ("created", "hits", "last_access", "locks", "pages", "place", "priority", "protected")
 
     def __init__(self, pages: NDArray[np.int64], tick: int, priority: int) -> None:
         self.pages = pages
@@ -29,8 +29,8 @@ class Entry:
         self.hits = 0
         self.priority = priority
         self.protected = False
-        self.queued: tuple[int, ...] | None = None
-        """The key under which the node stands in the heap of victims; None where it does not."""
+        self.place = -1
+        """Where the node stands in the heap of victims; -1 where it does not."""
 
     def split(self, pages: int) -> Entry:
         """A new entry for the first `pages` pages, with the same locks and history; the rest stays here."""

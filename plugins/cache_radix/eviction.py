@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -21,54 +19,95 @@ KEYS: dict[str, Callable[[Entry], tuple[int, ...]]] = {
 
 
 class VictimHeap:
-    """The evictable nodes (unlocked leaves) in the order of their keys; every call costs O(log n).
+    """The evictable nodes (unlocked leaves) in the order of their keys: a binary heap in which each knows its place.
 
-    Entries are lazy: a node that was locked, extended or used again stays where it is, and is put right only when it
-    comes up. That works because use only makes keys grow; where one shrinks, the node has to be offered again.
+    So a node whose key or standing changed is put right at once, in O(log n), and finding a victim is never the moment
+    when all uses since the last one are made up for.
     """
 
     def __init__(self, key: Callable[[Entry], tuple[int, ...]]) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
-        self._serial = itertools.count()
+        self._keys: list[tuple[int, ...]] = []
+        self._nodes: list[Node] = []
 
     def __len__(self) -> int:
-        """Entries, outdated ones included."""
-        return len(self._heap)
+        return len(self._nodes)
 
-    def offer(self, node: Node) -> None:
-        """Consider a node from now on. Harmless for one that is there already or cannot be evicted."""
+    def update(self, node: Node) -> None:
+        """Put a node where it belongs now: in the heap under its key, or out of it where it cannot be evicted."""
         entry = node.data
+        place = entry.place
+        if not evictable(node):
+            if place >= 0:
+                self._take_out(place)
+            return
         key = self._key(entry)
-        if evictable(node) and (entry.queued is None or key < entry.queued):
-            entry.queued = key
-            heapq.heappush(self._heap, (key, next(self._serial), node))
+        if place < 0:
+            self._nodes.append(node)
+            self._keys.append(key)
+            self._rise(len(self._nodes) - 1, key, node)
+        elif key < self._keys[place]:
+            self._rise(place, key, node)
+        else:
+            self._sink(place, key, node)
 
     def pop(self) -> Node | None:
         """Take out the next victim; None where nothing is evictable."""
-        while self._heap:
-            key, _, node = heapq.heappop(self._heap)
-            entry = node.data
-            if entry.queued != key:
-                continue
-            entry.queued = None
-            if self._key(entry) == key and evictable(node):
-                return node
-            self.offer(node)
-        return None
-
-    def compact(self, limit: int) -> None:
-        """Throw out outdated entries where there are more than `limit` entries."""
-        if len(self._heap) > limit:
-            nodes = {node: None for _, _, node in self._heap}
-            self.clear()
-            for node in nodes:
-                self.offer(node)
+        return self._take_out(0) if self._nodes else None
 
     def clear(self) -> None:
-        for _, _, node in self._heap:
-            node.data.queued = None
-        self._heap.clear()
+        for node in self._nodes:
+            node.data.place = -1
+        self._nodes.clear()
+        self._keys.clear()
+
+    def check(self) -> None:
+        for place, (key, node) in enumerate(zip(self._keys, self._nodes, strict=True)):
+            assert node.data.place == place, f"{node!r} stands at {place}, but says {node.data.place}"
+            assert evictable(node), f"{node!r} is a candidate, but cannot be evicted"
+            assert self._key(node.data) == key, f"{node!r} stands under an old key"
+            assert place == 0 or self._keys[(place - 1) // 2] <= key, f"{node!r} stands below one that goes later"
+
+    def _take_out(self, place: int) -> Node:
+        taken = self._nodes[place]
+        key, node = self._keys.pop(), self._nodes.pop()
+        if node is not taken:
+            if key < self._keys[place]:
+                self._rise(place, key, node)
+            else:
+                self._sink(place, key, node)
+        taken.data.place = -1
+        return taken
+
+    def _rise(self, place: int, key: tuple[int, ...], node: Node) -> None:
+        """Put a node in at `place`, or above where its key is smaller."""
+        keys, nodes = self._keys, self._nodes
+        while place:
+            above = (place - 1) >> 1
+            if keys[above] <= key:
+                break
+            keys[place] = keys[above]
+            moved = nodes[place] = nodes[above]
+            moved.data.place = place
+            place = above
+        keys[place], nodes[place] = key, node
+        node.data.place = place
+
+    def _sink(self, place: int, key: tuple[int, ...], node: Node) -> None:
+        """Put a node in at `place`, or below where its key is larger."""
+        keys, nodes = self._keys, self._nodes
+        end = len(keys)
+        while (below := 2 * place + 1) < end:
+            if below + 1 < end and keys[below + 1] < keys[below]:
+                below += 1
+            if key <= keys[below]:
+                break
+            keys[place] = keys[below]
+            moved = nodes[place] = nodes[below]
+            moved.data.place = place
+            place = below
+        keys[place], nodes[place] = key, node
+        node.data.place = place
 
 
 class ProtectedSegment:

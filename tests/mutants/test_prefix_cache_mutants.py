@@ -15,6 +15,7 @@ from pegboard.core.testing import prefix_cache
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.prefix_cache import PrefixCacheContract
 from pegboard.core.testing.properties import properties
+from pegboard.plugins.cache_block.blocks import ChainDigests
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_none.cache import NoCache
 from pegboard.plugins.cache_radix.cache import RadixCache
@@ -210,15 +211,16 @@ class LeavesTheLastPage(Block):
 
 
 class EvictsBeginningsFirst(Block):
-    def _put_back(self, path):
-        self._idle.push(self._unlocked(path)[::-1])
+    def _put_back(self, path, start=0):
+        self._idle.push(self._unlocked(path[start:])[::-1])
 
 
 class ForgetsParentsAsVictims(Radix):
     def _drop(self, node):
         parent = node.parent
         pages = super()._drop(node)
-        parent.data.queued = (-1,)
+        if parent.data.place >= 0:
+            self._victims._take_out(parent.data.place)
         return pages
 
 
@@ -283,6 +285,97 @@ class MissRaises(Block):
         return found
 
 
+class ExtendsWithDuplicates(Radix):
+    def extend(self, handle, key, slots, *, priority=0):
+        allocator, self.allocator = self.allocator, _Deaf(self.allocator)
+        try:
+            return super().extend(handle, key, slots, priority=priority)
+        finally:
+            self.allocator = allocator
+
+
+class ExtendsToTheRestAlone(Block):
+    """The handle that it returns covers only what is new."""
+
+    def extend(self, handle, key, slots, *, priority=0):
+        result = super().extend(handle, key, slots, priority=priority)
+        return InsertResult(result.slots, result.taken, self._handle(result.handle.pages[handle.pages.shape[0] :]))
+
+
+class ExtensionSpeaksOfTheWhole(Radix):
+    def extend(self, handle, key, slots, *, priority=0):
+        result = super().extend(handle, key, slots, priority=priority)
+        return InsertResult(result.slots, handle.length + result.taken, result.handle)
+
+
+class ExtendsTheUpperHalf(Radix):
+    """Where a path has been divided, what is new goes behind its first part."""
+
+    def extend(self, handle, key, slots, *, priority=0):
+        parent = handle.node.parent if handle.node else None
+        if parent is None or not len(parent):
+            return super().extend(handle, key, slots, priority=priority)
+        cut = np.concatenate((key.tokens[: parent.end], key.tokens[handle.length :]))
+        return self._insert(parent, PrefixKey(cut, key.namespace), slots, priority)
+
+
+class ExtendsInNoNamespace(Radix):
+    def extend(self, handle, key, slots, *, priority=0):
+        return super().extend(handle, PrefixKey(key.tokens), slots, priority=priority)
+
+
+class ExtensionIsNoChange(Block):
+    def extend(self, handle, key, slots, *, priority=0):
+        version = self.version
+        result = super().extend(handle, key, slots, priority=priority)
+        self.version = version
+        return result
+
+
+class ExtendsAcrossGaps(Radix):
+    def extend(self, handle, key, slots, *, priority=0):
+        return super().extend(handle, key.head(handle.length + len(slots)), slots, priority=priority)
+
+
+class ExtensionLocksItsEnd(Block):
+    def extend(self, handle, key, slots, *, priority=0):
+        result = super().extend(handle, key, slots, priority=priority)
+        self.lock(result.handle)
+        return result
+
+
+class ExtensionTakesPartOfAPage(Block):
+    def extend(self, handle, key, slots, *, priority=0):
+        result = super().extend(handle, key, slots, priority=priority)
+        return InsertResult(result.slots, len(slots), result.handle)
+
+
+class RemembersTheAnswer(Radix):
+    """Takes a memo for a proof: what a sequence matched once it goes on to match."""
+
+    def match(self, key):
+        found = super().match(key)
+        if key.memo is None:
+            return found
+        said = key.memo.of("said", list)
+        said.append(found)
+        return said[0]
+
+
+class _Careless(ChainDigests):
+    def note(self, start, digests):
+        self._data += digests
+
+
+class NotesWithGaps(Block):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._blocks._recall = lambda *args: None
+
+    def _memo(self, key):
+        return None if key.memo is None else key.memo.of("careless", _Careless)
+
+
 class TakesAfterAll(NoCache):
     def insert(self, key, slots, *, priority=0):
         result = super().insert(key, slots)
@@ -324,6 +417,17 @@ CAUGHT = {
     FailsHalfwayThroughAReset: "test_reset_refuses_while_something_is_locked",
     CutsLengthsToFit: "test_lengths_that_differ_raise_and_change_nothing",
     MissRaises: "test_a_miss_is_empty",
+    ExtendsWithDuplicates: "test_extending_frees_what_others_brought_meanwhile",
+    ExtendsToTheRestAlone: "test_a_locked_path_is_extended",
+    ExtensionSpeaksOfTheWhole: "test_a_locked_path_is_extended",
+    ExtendsTheUpperHalf: "test_a_path_that_was_divided_is_extended",
+    ExtendsInNoNamespace: "test_extending_keeps_to_its_namespace",
+    ExtensionIsNoChange: "test_extending_is_a_change",
+    ExtendsAcrossGaps: "test_extending_across_a_gap_raises_and_changes_nothing",
+    ExtensionLocksItsEnd: "test_a_locked_path_is_extended",
+    ExtensionTakesPartOfAPage: "test_extending_with_less_than_a_page_takes_nothing",
+    RemembersTheAnswer: "test_a_memo_changes_no_answer",
+    NotesWithGaps: "test_a_memo_changes_no_answer",
     TakesAfterAll: "test_without_reuse_nothing_is_taken_or_found",
     FindsAfterAll: "test_without_reuse_nothing_is_taken_or_found",
 }
@@ -334,6 +438,7 @@ BY_MACHINE = [
     for cls in (
         *(ForgetsDuplicates, EvictsLocked, SplitsForgetTheLocks),
         *(OneLockIsEnough, LooksAtFirstTokens, ForgetsParentsAsVictims),
+        ExtendsToTheRestAlone,
     )
 ]
 

@@ -169,6 +169,26 @@ def test_a_split_needs_a_page_border_inside(at: int) -> None:
         tree.split(node, at)
 
 
+def test_a_search_goes_on_from_a_node() -> None:
+    tree = tree_of(2)
+    tree.insert(ids(1, 2, 3, 4, 5, 6), "a")
+    after = tree.insert(ids(1, 2, 9, 9), "b")
+    assert after is not None
+    tree.insert(ids(1, 2, 9, 9, 7, 7, 8, 8), "c")
+    for tokens, length, nodes in (
+        (ids(1, 2, 9, 9), 4, [[9, 9]]),
+        (ids(1, 2, 9, 9, 5, 6), 4, [[9, 9]]),
+        (ids(1, 2, 9, 9, 7, 7, 8, 9), 6, [[9, 9], [7, 7, 8, 8]]),
+    ):
+        path = tree.find(tokens, "", after)
+        assert (path.length, [node.tokens.tolist() for node in path.nodes]) == (length, nodes)
+    with pytest.raises(ValueError, match="do not lead to"):
+        tree.find(ids(1, 2, 9), "", after)
+    leaf = tree.extend(tree.find(ids(1, 2, 9, 9, 5, 6), "", after), ids(1, 2, 9, 9, 5, 6), "d")
+    assert leaf.parent is after
+    tree.check()
+
+
 def test_check_finds_a_wrong_count() -> None:
     tree = tree_of()
     tree.insert(ids(1, 2), "a")

@@ -7,11 +7,12 @@ import hashlib
 import numpy as np
 import pytest
 
+from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.testing.fakes import CountingAllocator
 from pegboard.core.testing.prefix_books import Books, key_of
 from pegboard.plugins.cache_block import blocks as blocks_module
-from pegboard.plugins.cache_block.blocks import BlockTable
+from pegboard.plugins.cache_block.blocks import BlockTable, ChainDigests
 from pegboard.plugins.cache_block.cache import BlockCache
 
 
@@ -68,7 +69,9 @@ def test_the_digest_chains_the_namespace_and_the_tokens() -> None:
     assert list(cache_of(books)._blocks.index) == [first, second]
 
 
-def test_each_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was hashed of blocks."""
     hashed: list[bytes] = []
 
     def counting(data: bytes) -> bytes:
@@ -76,13 +79,76 @@ def test_each_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return hashlib.sha256(data).digest()
 
     monkeypatch.setattr(BlockTable, "digest", staticmethod(counting))
+    return hashed
+
+
+def test_what_is_cached_is_followed_without_hashing(hashed: list[bytes]) -> None:
     books = books_of(num_pages=300)
     books.insert(list(range(200)))
     hashed.clear()
     books.cache.match(key_of(list(range(200))))
-    assert len(hashed) == 2  # the namespace and the first block
+    assert len(hashed) == 1  # the first block
     books.cache.match(key_of([*range(150), 7, 7]))
-    assert len(hashed) == 5  # and the block that differs
+    assert len(hashed) == 3  # and the block that differs
+
+
+def test_no_block_is_hashed_twice_for_one_request(hashed: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matched while it waits, inserted chunk by chunk, matched and inserted again after its KV was evicted."""
+    books = books_of(num_pages=100)
+    monkeypatch.setattr(books.cache, "check", lambda: None)  # which hashes too
+    tokens, memo = list(range(40)), PrefixMemo()
+    books.insert([*tokens[:7], 99])
+    hashed.clear()
+    for _ in range(3):
+        books.match(tokens, memo=memo)
+    assert len(hashed) == 2  # the first block, and the one where it leaves the other prompt
+    lock = books.lock(tokens, memo=memo)
+    for end in (20, 30, 40):
+        result = books.extend(lock, tokens[:end], memo=memo)
+        longer = books.lock_handle(result.handle, tokens[:end], "", end)
+        books.unlock(lock)
+        lock = longer
+    assert len(hashed) == len(set(hashed)) == 1 + 33  # those that followed from the other prompt were not even needed
+    books.unlock(lock)
+    for _ in range(2):
+        books.evict(1000)
+        books.match(tokens, memo=memo)
+        books.insert(tokens, memo=memo)
+    assert len(hashed) == 1 + 33
+    books.insert([*tokens, 40], memo=memo)
+    assert len(hashed) == 1 + 34
+
+
+def test_a_memo_in_pieces_is_not_kept() -> None:
+    digests = ChainDigests()
+    digests.note(1, bytes(32))
+    assert len(digests) == 0
+    digests.note(0, b"a" * 32 + b"b" * 32)
+    digests.note(1, b"c" * 32 + b"d" * 32)
+    assert [digests[n][:1] for n in range(len(digests))] == [b"a", b"b", b"d"]
+
+
+def test_a_path_is_extended_by_what_fits_and_while_it_is_locked() -> None:
+    books = books_of(num_pages=8)
+    handle = books.insert([1, 2]).handle
+    slots = books.alloc(1)
+    with pytest.raises(ValueError, match="not locked"):
+        books.cache.extend(handle, key_of([1, 2, 3]), slots)
+    books.lock_handle(handle, [1, 2], "", 2)
+    for tokens in ([1], [1, 2], [1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="a path of 2 and slots"):
+            books.cache.extend(handle, key_of(tokens), slots)
+    books.check()
+
+
+def test_extending_does_not_look_at_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = books_of(num_pages=200)
+    lock = books.lock_handle(books.insert(list(range(100))).handle, list(range(100)), "", 100)
+    looked_at = []
+    find = BlockTable.find
+    monkeypatch.setattr(BlockTable, "find", lambda self, *args: looked_at.append(len(args[0])) or find(self, *args))
+    books.extend(lock, list(range(110)))
+    assert looked_at == [10]
 
 
 def test_digests_that_collide_cost_reuse_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

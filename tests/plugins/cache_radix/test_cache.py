@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pegboard.core.testing.prefix_books import Books, key_of
+from pegboard.core.toolkit.radix_tree import RadixTree
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 
@@ -82,6 +83,34 @@ def test_a_match_splits_where_it_ends_and_changes_no_version() -> None:
     books.match([1, 2])
     assert cache_of(books)._tree.num_nodes == 2
     assert books.cache.version == version
+
+
+def test_a_path_is_extended_by_what_fits_and_while_it_is_locked() -> None:
+    books = books_of()
+    handle = books.insert([1, 2]).handle
+    slots = books.alloc(1)
+    with pytest.raises(ValueError, match="not locked"):
+        books.cache.extend(handle, key_of([1, 2, 3]), slots)
+    books.lock_handle(handle, [1, 2], "", 2)
+    for tokens in ([1], [1, 2], [1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="a path of 2 and slots"):
+            books.cache.extend(handle, key_of(tokens), slots)
+    with pytest.raises(ValueError, match="other tokens"):
+        books.cache.extend(handle, key_of([1, 2, 3]), books.cache.match(key_of([1])).slots)
+    books.check()
+
+
+def test_extending_does_not_look_at_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(lambda ctx: RadixCache(RadixOptions(), ctx), 200)
+    lock = books.lock_handle(books.insert(list(range(100))).handle, list(range(100)), "", 100)
+    books.insert([*range(50), 7])  # divides the path
+    compared = []
+    common = RadixTree._common
+    monkeypatch.setattr(
+        RadixTree, "_common", lambda self, run, tokens: compared.append(len(tokens)) or common(self, run, tokens)
+    )
+    books.cache.extend(lock.handle, key_of(range(110)), books.alloc(10))
+    assert compared == []
 
 
 def test_a_namespace_leaves_nothing_behind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.core.testing.prefix_books import Books
@@ -135,19 +136,27 @@ def test_slru_with_an_extreme_share(share: float) -> None:
 
 
 @pytest.mark.parametrize("eviction", KEYS)
-def test_use_does_not_grow_the_heap(eviction: str) -> None:
-    books = books_of(eviction, protected_share=0.125)
+def test_only_what_can_be_evicted_is_a_candidate(eviction: str) -> None:
+    books = books_of(eviction, num_pages=64, protected_share=0.125)
     cache = books.cache
     assert isinstance(cache, RadixCache)
     for token in range(8):
-        books.insert([token])
-    for turn in range(500):
-        books.unlock(books.lock([turn % 8]))
-    assert len(cache._victims) <= 2 * 8 + 64
+        books.insert([token, token])
+    for turn in range(100):  # Books checks the heap after every call
+        books.unlock(books.lock([turn % 8, turn % 8]))
+    assert len(cache._victims) == 8
+    locks = [books.lock([token, token]) for token in range(3)]
+    books.extend(locks[0], [0, 0, 5])
+    books.insert([3, 3, 5])
+    assert len(cache._victims) == 6  # 0 0 is no leaf any more, but 0 0 5 is one
+    for lock in locks:
+        books.unlock(lock)
+    assert len(cache._victims) == 8
 
 
 @pytest.mark.parametrize("leaves", [100, 10_000])
 def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
+    """Not even when each of them was used since the last search."""
     looks = 0
 
     def key(entry: Entry) -> tuple[int, ...]:
@@ -159,9 +168,40 @@ def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
     root: Node = Node(None, 0, no_entry().pages, no_entry())
     nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(leaves)]
     for node in nodes:
-        heap.offer(node)
-    nodes[0].data.last_access = leaves
+        heap.update(node)
+    for node in nodes:
+        node.data.last_access += leaves
+        heap.update(node)
     nodes[1].data.locks = 1
+    heap.update(nodes[1])
     looks = 0
-    assert [heap.pop() for _ in range(5)] == nodes[2:7]
-    assert looks < 15
+    assert [heap.pop() for _ in range(5)] == [nodes[0], *nodes[2:6]]
+    assert looks == 0
+
+
+def test_the_heap_agrees_with_a_sorted_list() -> None:
+    random = np.random.default_rng(0)
+    heap = VictimHeap(lambda entry: (entry.last_access,))
+    root: Node = Node(None, 0, no_entry().pages, no_entry())
+    nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(40)]
+    for tick in range(3000):
+        node = nodes[random.integers(40)]
+        node.data.locks = int(random.random() < 0.3)
+        node.data.last_access = int(random.integers(10_000)) * 3000 + tick  # all different
+        heap.update(node)
+        heap.check()
+        if tick % 7 == 0 and len(heap):
+            inside = [other for other in nodes if other.data.place >= 0]
+            assert heap.pop() is min(inside, key=lambda other: other.data.last_access)
+            heap.check()
+
+
+def test_check_finds_a_heap_out_of_order() -> None:
+    books = books_of("lru")
+    for token in (1, 2, 3):
+        books.insert([token])
+    cache = books.cache
+    assert isinstance(cache, RadixCache)
+    cache._victims._nodes[0].data.last_access = 99
+    with pytest.raises(AssertionError, match="old key"):
+        cache.check()

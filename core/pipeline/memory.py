@@ -158,10 +158,14 @@ class MemoryManager:
 
     def _insert(self, req: Req) -> None:
         kv = req.kv
-        given = self.rows.host[kv.row, : kv.committed_len].astype(np.int64)
+        known, key = kv.cache_len, req.key(kv.committed_len)
+        given = self.rows.host[kv.row, known : kv.committed_len].astype(np.int64)
         before = self._owned()
         try:
-            result = self.cache.insert(req.key(kv.committed_len), given, priority=req.priority)
+            if kv.handle is None:
+                result = self.cache.insert(key, given, priority=req.priority)
+            else:
+                result = self.cache.extend(kv.handle, key, given, priority=req.priority)
         except Exception as error:
             if self._owned() != before:
                 raise MemoryCorrupted("the prefix cache failed amid an insert, and pages changed hands") from error
@@ -175,9 +179,9 @@ class MemoryManager:
         changed = np.flatnonzero(result.slots[: result.taken] != given[: result.taken])
         if changed.shape[0]:
             start = int(changed[0])
-            self.rows.write(kv.row, start, result.slots[start : result.taken])
-        self.held_tokens -= result.taken - kv.cache_len
-        kv.cache_len = result.taken
+            self.rows.write(kv.row, known + start, result.slots[start : result.taken])
+        self.held_tokens -= result.taken
+        kv.cache_len = known + result.taken
 
     def _owned(self) -> tuple[int, int]:
         return self.allocator.free_tokens, self.cache.cached_tokens

@@ -4,9 +4,13 @@
     OMP_NUM_THREADS=1 python benchmarks/caches.py radix:16   # one cache at one page size
 
 The million is 30 prompts of 16k to 32k tokens and about 1000 of 32 to 512 that share 20 system prompts. Each
-figure is the median of 21 runs, in milliseconds; what an insert adds is evicted from elsewhere after it. "Fork"
-prompts leave a cached one halfway; "deep" is a cached prompt with 64 forks on its way. Eviction is measured for 4096
-tokens at a time, with more and more in the cache, in many small entries and in few long ones.
+figure is the median of 21 runs, and the fastest of them, in milliseconds; "memory" compares and copies 32k int64 with
+numpy in the same process, to tell a slow machine from a slow cache. What an insert adds is evicted from elsewhere after
+it. "Fork" prompts leave a cached one halfway; "deep" is a cached prompt with 63 forks on its way, matched for the first
+time after all forks were used, and again. "Chunk" brings 512 tokens behind 32k that a request has locked: by `extend`,
+and by `insert` of the whole. Keys carry a memo where a request's would; hashes are counted by wrapping the block
+cache's digest in a run of its own. Eviction is measured for 4096 tokens at a time, with more and more in the cache, in
+many small entries and in few long ones; then once after every entry was used since the last eviction.
 """
 
 from __future__ import annotations
@@ -20,17 +24,19 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.keys import PrefixKey
+from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.toolkit.pages import slots_of
+from pegboard.plugins.cache_block.blocks import BlockTable
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 from pegboard.plugins.memory_paged.allocators import StackAllocator
 
 LENGTH = 32_768
+CHUNK = 512
 RUNS = 21
 VOCABULARY = 50_000
 
@@ -77,15 +83,34 @@ def clock(times: list[float]) -> Iterator[None]:
     times.append((time.perf_counter() - start) * 1e3)
 
 
-def median(run: Callable[[list[float]], None]) -> float:
+def measured(run: Callable[[list[float]], None]) -> list[float]:
     times: list[float] = []
     for _ in range(RUNS):
         run(times)
-    return statistics.median(times)
+    return times
 
 
-def show(what: str, milliseconds: float) -> None:
-    print(f"  {what:<44}{milliseconds:9.3f} ms")
+def show(what: str, times: list[float]) -> None:
+    print(f"  {what:<48}{statistics.median(times):9.3f} ms{min(times):9.3f}")
+
+
+def measure_memory() -> None:
+    """What the machine needs for the least that a cache could do."""
+    random = np.random.default_rng(0)
+    one = random.integers(0, VOCABULARY, LENGTH)
+    other = one.copy()
+
+    def compare(times: list[float]) -> None:
+        with clock(times):
+            assert (one == other).all()
+
+    def copy(times: list[float]) -> None:
+        with clock(times):
+            one.copy()
+
+    print(f"memory                                              {'median':>9}   {'fastest':>9}")
+    show("compare 32k int64", measured(compare))
+    show("copy 32k int64", measured(copy))
 
 
 def measure(name: str, page_size: int) -> None:
@@ -95,13 +120,23 @@ def measure(name: str, page_size: int) -> None:
     print(f"{name}, page size {page_size}, {cache.cached_tokens} tokens cached")
 
     def insert_new(times: list[float]) -> None:
-        key, slots = PrefixKey(bench.prompt()), bench.slots(LENGTH)
+        key, slots = PrefixKey(bench.prompt(), "", PrefixMemo()), bench.slots(LENGTH)
+        cache.match(key)  # when it arrived
         with clock(times):
             cache.insert(key, slots)
         cache.evict(LENGTH)
 
+    def insert_anew(times: list[float]) -> None:
+        """The way of a retracted request whose KV was evicted. Empties the cache."""
+        key, slots = PrefixKey(bench.prompt(), "", PrefixMemo()), bench.slots(LENGTH)
+        cache.insert(key, slots)
+        cache.evict(cache.evictable_tokens)
+        slots = bench.slots(LENGTH)
+        with clock(times):
+            cache.insert(key, slots)
+
     def insert_again(times: list[float]) -> None:
-        key = PrefixKey(known)
+        key = PrefixKey(known, "", PrefixMemo())
         slots = bench.slots(LENGTH)
         with clock(times):
             cache.insert(key, slots)
@@ -111,7 +146,7 @@ def measure(name: str, page_size: int) -> None:
         tokens[LENGTH // 2 :] = bench.prompt(LENGTH // 2)
         slots = np.concatenate((cache.match(PrefixKey(known)).slots[: LENGTH // 2], bench.slots(LENGTH // 2)))
         with clock(times):
-            cache.insert(PrefixKey(tokens), slots)
+            cache.insert(PrefixKey(tokens, "", PrefixMemo()), slots)
         cache.evict(LENGTH // 2)
 
     def match(tokens: Tokens) -> Callable[[list[float]], None]:
@@ -123,29 +158,87 @@ def measure(name: str, page_size: int) -> None:
 
         return run
 
+    def match_after_forks(times: list[float]) -> None:
+        for fork in reversed(forks):
+            cache.match(PrefixKey(fork))
+        match(known)(times)
+
     def lock_and_unlock(times: list[float]) -> None:
         handle = cache.match(PrefixKey(known)).handle
         with clock(times):
             cache.lock(handle)
             cache.unlock(handle)
 
-    show("insert 32k, new", median(insert_new))
+    def chunk(extend: bool) -> Callable[[list[float]], None]:
+        def run(times: list[float]) -> None:
+            key = PrefixKey(np.concatenate((known, bench.prompt(CHUNK))), "", PrefixMemo())
+            path, slots = cache.match(key), bench.slots(CHUNK)
+            cache.lock(path.handle)
+            with clock(times):
+                if extend:
+                    cache.extend(path.handle, key, slots)
+                else:
+                    cache.insert(key, np.concatenate((path.slots, slots)))
+            cache.unlock(path.handle)
+            cache.evict(CHUNK)
+
+        return run
+
+    show("insert 32k, new", measured(insert_new))
     known = bench.prompt()
     bench.insert(known)
-    show("insert 32k, all of it duplicates", median(insert_again))
-    show("insert 32k, fork halfway", median(insert_fork))
+    show("insert 32k, all of it duplicates", measured(insert_again))
+    show("insert 32k, fork halfway", measured(insert_fork))
     bench.insert(known)
-    show("match 32k", median(match(known)))
+    show("match 32k", measured(match(known)))
     fork = known.copy()
     fork[LENGTH // 2 :] = 1
-    show("match 32k, fork halfway", median(match(fork)))
-    for end in range(512, LENGTH, 512):
-        bench.insert(np.concatenate((known[:end], bench.prompt(64))))
-    show("match 32k, deep", median(match(known)))
-    show("lock and unlock 32k, deep", median(lock_and_unlock))
+    show("match 32k, fork halfway", measured(match(fork)))
+    show("chunk of 512 behind 32k, extend", measured(chunk(extend=True)))
+    show("chunk of 512 behind 32k, insert", measured(chunk(extend=False)))
+    forks = [np.concatenate((known[:end], bench.prompt(64))) for end in range(512, LENGTH, 512)]
+    for fork in forks:
+        bench.insert(fork)
+    show("match 32k, deep, after its forks", measured(match_after_forks))
+    show("match 32k, deep", measured(match(known)))
+    show("lock and unlock 32k, deep", measured(lock_and_unlock))
     deep = known.copy()
     deep[-512:] = 1
-    show("match 32k, deep, fork at the end", median(match(deep)))
+    show("match 32k, deep, fork at the end", measured(match(deep)))
+    show("chunk of 512 behind 32k, deep, extend", measured(chunk(extend=True)))
+    show("insert 32k, evicted since its last insert", measured(insert_anew))
+
+
+def count_hashes() -> None:
+    """How often a request's blocks are hashed in a life of 64 chunks."""
+    bench = Bench("block", 16)
+    hashed = 0
+    digest = BlockTable.digest
+
+    def counting(data: bytes) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return digest(data)
+
+    BlockTable.digest = staticmethod(counting)  # type: ignore[method-assign, assignment]
+    try:
+        tokens, memo, cache = bench.prompt(), PrefixMemo(), bench.cache
+        for _ in range(100):
+            path = cache.match(PrefixKey(tokens, "", memo))
+        cache.lock(path.handle)
+        handle = path.handle
+        for end in range(CHUNK, LENGTH + 1, CHUNK):
+            longer = cache.extend(handle, PrefixKey(tokens[:end], "", memo), bench.slots(CHUNK)).handle
+            cache.lock(longer)
+            cache.unlock(handle)
+            handle = longer
+        cache.unlock(handle)
+        cache.evict(LENGTH)
+        cache.insert(PrefixKey(tokens, "", memo), bench.slots(LENGTH))
+    finally:
+        BlockTable.digest = staticmethod(digest)  # type: ignore[method-assign]
+    print(f"block, page size 16: {hashed} hashes for {LENGTH // 16} blocks, matched 100 times, inserted in 64 chunks,")
+    print("  evicted and inserted again")
 
 
 def measure_eviction(name: str, page_size: int) -> None:
@@ -162,16 +255,32 @@ def measure_eviction(name: str, page_size: int) -> None:
                         bench.insert(bench.prompt(entry))
                 with clock(times):
                     bench.cache.evict(4096)
-            show(f"{cached} cached in entries of {entry}", statistics.median(times))
+            show(f"{cached} cached in entries of {entry}", times)
+    for cached in (50_000, 200_000, 800_000):
+        bench = Bench(name, page_size)
+        keys = [PrefixKey(bench.prompt(64)) for _ in range(cached // 64)]
+        for key in keys:
+            bench.insert(key.tokens)
+        times = []
+        for _ in range(5):
+            for key in keys:
+                bench.cache.match(key)
+            with clock(times):
+                bench.cache.evict(4096)
+            keys = keys[64:]
+        show(f"{cached} cached, each entry used since", times)
 
 
 def main(choices: list[str]) -> None:
+    measure_memory()
     for choice in choices or ["radix:1", "block:16"]:
         name, _, page_size = choice.partition(":")
         if name not in ("radix", "block") or not page_size.isdigit():
             sys.exit(f"{choice!r}: say radix:PAGE_SIZE or block:PAGE_SIZE")
         measure(name, int(page_size))
         measure_eviction(name, int(page_size))
+        if name == "block":
+            count_hashes()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ class ChainDigests:
     def __getitem__(self, block: int) -> bytes:
         return bytes(self._data[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE])
 
+    def between(self, start: int, end: int) -> list[bytes]:
+        """Those of the blocks [start, end) that are known."""
+        data = bytes(self._data[start * DIGEST_SIZE : end * DIGEST_SIZE])
+        return [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
+
     def note(self, start: int, digests: bytes) -> None:
         """These are the digests of the blocks from `start` on. What would leave a gap, or is known, is left out."""
         if start * DIGEST_SIZE <= len(self._data):
@@ -151,45 +156,38 @@ class BlockTable:
         last = int(path[-1]) if path.size else 0
         if memo is not None:
             self._recall(memo, path)
-        digests = self._index_chain(self._before(last, namespace), blocks, pages, memo, path.shape[0])
-        new = pages[: len(digests)].copy()
+        digests = self._chain(self._before(last, namespace), blocks, memo, path.shape[0])
+        new = pages[: self._enter(digests, pages.tolist())].copy()
+        joined = b"".join(digests)
+        if memo is not None:
+            memo.note(path.shape[0], joined)
         if new.size:
-            joined = b"".join(digests)
             self.live[new] = True
             self.parent[new[0]] = last
             self.parent[new[1:]] = new[:-1]
             self.tokens[new] = blocks[: new.shape[0]]
-            self.digests[new] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+            self.digests[new] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_SIZE)[: new.shape[0]]
             self._successor[new] = 0
-            if memo is not None:
-                memo.note(path.shape[0], joined)
         return new
 
-    def _index_chain(
-        self,
-        before: bytes,
-        blocks: NDArray[np.int64],
-        pages: NDArray[np.int64],
-        memo: ChainDigests | None,
-        place: int,
-    ) -> list[bytes]:
-        """Enter the digests of a new chain, whose first block is the sequence's `place`-th, into the index, up to the
-        first that is taken; the digests entered.
-        """
-        data, size = blocks.tobytes(), blocks.shape[1] * blocks.itemsize
-        digest, index = self.digest, self.index
-        known = 0 if memo is None else len(memo) - place
-        digests: list[bytes] = []
-        for number, page in enumerate(pages.tolist()):
-            if memo is not None and number < known:
-                before = memo[place + number]
-            else:
-                before = digest(before + data[number * size : (number + 1) * size])
-            if before in index:
-                break
-            index[before] = page
+    def _chain(self, before: bytes, blocks: NDArray[np.int64], memo: ChainDigests | None, place: int) -> list[bytes]:
+        """The digests of blocks after one whose digest is `before`, the first being the sequence's `place`-th."""
+        digests = [] if memo is None else memo.between(place, place + blocks.shape[0])
+        digest = self.digest
+        before = digests[-1] if digests else before
+        rest = np.ascontiguousarray(blocks[len(digests) :])
+        for row in rest.view(f"V{rest.shape[1] * rest.itemsize}").reshape(-1).tolist():  # as bytes, all at once
+            before = digest(before + row)
             digests.append(before)
         return digests
+
+    def _enter(self, digests: list[bytes], pages: list[int]) -> int:
+        """Put digests into the index, up to the first that is taken; how many are in."""
+        setdefault = self.index.setdefault
+        for count, (digest, page) in enumerate(zip(digests, pages, strict=True)):
+            if setdefault(digest, page) != page:
+                return count
+        return len(digests)
 
     def remember(self, path: NDArray[np.int64]) -> None:
         """Along this path things went last."""

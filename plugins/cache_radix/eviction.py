@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pegboard.plugins.cache_radix.entry import Entry, Node
 
-KEYS: dict[str, Callable[[Entry], tuple[int, ...]]] = {
-    "lru": lambda entry: (entry.last_access,),
-    "lfu": lambda entry: (entry.hits, entry.last_access),
-    "fifo": lambda entry: (entry.created,),
-    "slru": lambda entry: (entry.protected, entry.last_access),
-    "priority": lambda entry: (entry.priority, entry.last_access),
+TICK_BITS = 48
+"""Bits for the ticks of the cache's clock; what comes before them in an order stands above them in a key."""
+
+KEYS: dict[str, Callable[[Entry], int]] = {
+    "lru": lambda entry: entry.last_access,
+    "lfu": lambda entry: (entry.hits << TICK_BITS) + entry.last_access,
+    "fifo": lambda entry: entry.created,
+    "slru": lambda entry: (entry.protected << TICK_BITS) + entry.last_access,
+    "priority": lambda entry: (entry.priority << TICK_BITS) + entry.last_access,
 }
-"""The smallest key goes first."""
+"""The smallest key goes first. One integer each, as they are compared all the time."""
 
 
 class VictimHeap:
@@ -25,9 +28,9 @@ class VictimHeap:
     when all uses since the last one are made up for.
     """
 
-    def __init__(self, key: Callable[[Entry], tuple[int, ...]]) -> None:
+    def __init__(self, key: Callable[[Entry], int]) -> None:
         self._key = key
-        self._keys: list[tuple[int, ...]] = []
+        self._keys: list[int] = []
         self._nodes: list[Node] = []
 
     def __len__(self) -> int:
@@ -79,7 +82,7 @@ class VictimHeap:
         taken.data.place = -1
         return taken
 
-    def _rise(self, place: int, key: tuple[int, ...], node: Node) -> None:
+    def _rise(self, place: int, key: int, node: Node) -> None:
         """Put a node in at `place`, or above where its key is smaller."""
         keys, nodes = self._keys, self._nodes
         while place:
@@ -93,7 +96,7 @@ class VictimHeap:
         keys[place], nodes[place] = key, node
         node.data.place = place
 
-    def _sink(self, place: int, key: tuple[int, ...], node: Node) -> None:
+    def _sink(self, place: int, key: int, node: Node) -> None:
         """Put a node in at `place`, or below where its key is larger."""
         keys, nodes = self._keys, self._nodes
         end = len(keys)

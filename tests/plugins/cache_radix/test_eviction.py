@@ -159,10 +159,10 @@ def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
     """Not even when each of them was used since the last search."""
     looks = 0
 
-    def key(entry: Entry) -> tuple[int, ...]:
+    def key(entry: Entry) -> int:
         nonlocal looks
         looks += 1
-        return (entry.last_access,)
+        return entry.last_access
 
     heap = VictimHeap(key)
     root: Node = Node(None, 0, no_entry().pages, no_entry())
@@ -181,7 +181,7 @@ def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
 
 def test_the_heap_agrees_with_a_sorted_list() -> None:
     random = np.random.default_rng(0)
-    heap = VictimHeap(lambda entry: (entry.last_access,))
+    heap = VictimHeap(lambda entry: entry.last_access)
     root: Node = Node(None, 0, no_entry().pages, no_entry())
     nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(40)]
     for tick in range(3000):

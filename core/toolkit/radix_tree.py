@@ -149,9 +149,7 @@ class RadixTree(Generic[T]):
         self._split_data = split
         self._roots: dict[str, RadixRoot[T]] = {}
 
-    def find(
-        self, tokens: NDArray[np.int64], namespace: str = "", after: RadixNode[T] | None = None
-    ) -> RadixPath[T]:
+    def find(self, tokens: NDArray[np.int64], namespace: str = "", after: RadixNode[T] | None = None) -> RadixPath[T]:
         """Longest path that `tokens` int64 [n] share with the tree, in whole pages. Changes nothing.
 
         With `after`, a node of the namespace to whose end the tokens are known to lead, the search goes on from there

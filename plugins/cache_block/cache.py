@@ -147,7 +147,8 @@ class BlockCache(PrefixCache):
         return np.ascontiguousarray(key.tokens[:whole], dtype=np.int64).reshape(-1, self.page_size)
 
     def _memo(self, key: PrefixKey) -> ChainDigests | None:
-        return None if key.memo is None else key.memo.of(("cache_block", self.page_size), ChainDigests)
+        """By namespace too, so that not even a memo in wrong hands carries a digest from one to another."""
+        return None if key.memo is None else key.memo.of(("cache_block", self.page_size, key.namespace), ChainDigests)
 
     def _unlocked(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
         """The unlocked blocks of a path: its end, as locks hold from the start on."""

@@ -119,6 +119,15 @@ def test_no_block_is_hashed_twice_for_one_request(hashed: list[bytes], monkeypat
     assert len(hashed) == 1 + 34
 
 
+def test_a_wrong_memo_costs_reuse_and_nothing_else() -> None:
+    books = books_of()
+    memo = PrefixMemo()
+    books.insert([1, 2, 3], "a", memo=memo)
+    assert len(books.match([1, 2, 3], "b", memo=memo)) == 0
+    assert len(books.cache.match(key_of([4, 5, 6], "a", memo))) == 0
+    assert len(books.cache.match(key_of([1, 5, 6], "a", memo))) == 1
+
+
 def test_a_memo_in_pieces_is_not_kept() -> None:
     digests = ChainDigests()
     digests.note(1, bytes(32))

@@ -1,4 +1,6 @@
+from pegboard.core.interfaces.prefix_cache import PrefixCache
 from pegboard.core.testing.prefix_cache import PrefixCacheContract
+from pegboard.plugins.cache_radix.cache import RadixCache
 
 
 class TestRadixCache(PrefixCacheContract):
@@ -23,3 +25,13 @@ class TestRadixCacheSlru(PrefixCacheContract):
 class TestRadixCachePriority(PrefixCacheContract):
     provider = "radix"
     options = {"eviction": "priority"}
+
+
+class Plain(RadixCache):
+    """A cache that leaves to its contract what the contract has a default for."""
+
+    extend = PrefixCache.extend
+
+
+class TestContractsDefaults(PrefixCacheContract):
+    factory = Plain

@@ -96,6 +96,9 @@ class SchedulerSection(Section):
     """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
     prefill_first: bool = False
     """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
+    split_prefill_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
+    with `mixed_chunk`."""
     mixed_chunk: bool = False
     """Compute a prompt's chunk and the running requests' next tokens in one batch."""
     new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
@@ -25,6 +26,9 @@ from pegboard.core.threads import yield_when_waiting
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.build import BuiltScheduler
+
+RESTING_SECONDS = 0.002
+"""How long a step waits while all requests are held back by gates."""
 
 Prompt = str | list[int]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -161,6 +165,7 @@ class Engine:
         """Give back the model's memory. May be called twice."""
         if self._built is not None:
             self._built.hooks.call.shutdown()
+            self._built.scheduler.executor.close()
             self._built = None
 
     def __enter__(self) -> Engine:
@@ -191,6 +196,8 @@ class Engine:
         return new
 
     def _step(self) -> None:
+        if self.built.scheduler.resting:
+            time.sleep(RESTING_SECONDS)
         for output in self.built.scheduler.step():
             if output.rid in self._mail:
                 self._mail[output.rid].append(output)

@@ -44,6 +44,10 @@ logger = logging.getLogger(__name__)
 BUILDER = "pegboard.core.pipeline.build:build_scheduler"
 
 
+RESTING_MS = 2
+"""How long the loop waits for messages while all requests are held back by gates, which are asked again then."""
+
+
 class Orders(msgspec.Struct):
     """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name."""
 
@@ -57,6 +61,9 @@ class Steppable(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+    @property
+    def resting(self) -> bool: ...
 
     def receive(self, messages: list[ToScheduler]) -> list[FromScheduler]: ...
 
@@ -99,7 +106,7 @@ def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
         outputs = scheduler.step()
         if outputs:
             wire.send([TokenOutputs(outputs=outputs)])
-        wait = None if scheduler.idle else 0
+        wait = None if scheduler.idle else RESTING_MS if scheduler.resting else 0
 
 
 def main() -> int:

@@ -77,6 +77,17 @@ class TableChanges:
     slots: NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """One part of a prefill that runs some layers at a time. All its parts carry the same batch; decodes may run
+    between them. `layers` are computed in this part, all that is left in the last one, which samples.
+    """
+
+    layers: int
+    first: bool
+    last: bool
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
@@ -86,7 +97,8 @@ class ModelWorkerBatch:
     sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
-    token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before.
+    token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
+    a part of a split prefill.
     """
 
     bid: int
@@ -103,4 +115,5 @@ class ModelWorkerBatch:
     sampled_rows: NDArray[np.int64]
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
+    part: SplitPart | None = None
     extras: dict[str, Any] = field(default_factory=dict)

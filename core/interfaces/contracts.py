@@ -67,6 +67,7 @@ _ALL = (
             "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
             "graph": "replays captured graphs for decode steps",
             "hidden_states": "returns the last hidden states of the sampled rows when asked",
+            "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         },
     ),
     Contract(

@@ -26,8 +26,9 @@ class LogitsProcessor(abc.ABC):
     """One vectorised change of logits. Processors run in the config's order."""
 
     reads_output = True
-    """Whether `prepare` reads `SamplingRow.output_ids`. The overlap loop must then wait for a request's newest token before
-    its next step; a processor that only counts tokens (`SamplingRow.generated`) or reads the parameters says False."""
+    """Whether `prepare` reads `SamplingRow.output_ids`. The overlap loop must then wait for a request's newest token
+    before its next step; a processor that only counts tokens (`SamplingRow.generated`) or reads the parameters says
+    False."""
 
     def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
         self.options = options

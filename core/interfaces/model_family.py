@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,14 @@ class Network(abc.ABC):
         """Last hidden states after the final norm, [tokens, hidden], in the model's dtype. Runs under inference
         mode.
         """
+
+    def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, torch.Tensor]:
+        """`forward`, paused after every layer. Other batches may run through the network in a pause.
+
+        This default has no pause.
+        """
+        yield from ()
+        return self.forward(batch)
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

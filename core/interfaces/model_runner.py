@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,3 +63,14 @@ class ModelRunner(abc.ABC):
         prompt), and then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned. An idle batch
         returns empty tensors. Raises Unsupported for `return_hidden_states` without the capability.
         """
+
+    def execute_in_parts(
+        self, batch: ForwardBatch, sampling: SamplingBatch | None
+    ) -> Generator[None, None, ForwardOutput]:
+        """`execute`, paused after every layer; `execute` may run other batches in a pause (a prefill that makes way for
+        decodes). The output is the generator's return value.
+
+        This default has no pause. The capability `split_prefill` says that there is one per layer.
+        """
+        yield from ()
+        return self.execute(batch, sampling)

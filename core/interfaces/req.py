@@ -122,9 +122,14 @@ class ReqOutput:
 
 @dataclass(slots=True)
 class ReqLogprobs:
-    """Logprobs of output tokens, one entry per token, kept only for requests that want them."""
+    """Logprobs of output tokens, one entry per token, kept only for requests that want them.
+
+    `start` is the first prompt position whose own logprob is wanted, None for none: everything from the token before it
+    on has to be computed, whatever the cache holds.
+    """
 
     top: int = 0
+    start: int | None = None
     token_ids: tuple[int, ...] = ()
     values: list[float] = field(default_factory=list)
     tops: list[list[tuple[float, int]]] = field(default_factory=list)
@@ -245,8 +250,13 @@ class Req:
         return PrefixKey(self.tokens.view(0, length), self.namespace, self.memo)
 
     def matchable_key(self) -> PrefixKey:
-        """The part that a cached prefix may cover: at least one token is left to compute, for its logits."""
-        return self.key(max(0, self.seq_len - 1))
+        """The part that a cached prefix may cover: at least one token is left to compute, for its logits, and all
+        tokens whose logits give a logprob that is wanted.
+        """
+        most = self.seq_len - 1
+        if self.logprobs is not None and self.logprobs.start is not None:
+            most = min(most, self.logprobs.start - 1)
+        return self.key(max(0, most))
 
     def move_to(self, status: ReqStatus) -> None:
         """Change the status; an illegal transition raises IllegalTransition."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch
+from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline.running import LOGPROBS, NEVER, PROCESSED, flags_of
@@ -86,9 +87,11 @@ class BatchBuilder:
         version = running.version if whole else NEVER
         return Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
 
-    def extend(self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int) -> Step:
+    def extend(
+        self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int, split: bool = False
+    ) -> Step:
         """A prefill, with decodes of the running batch mixed in at its end. Requests whose prompt is through join the
-        running batch.
+        running batch; with `split`, only at `join`.
         """
         number = next(self._numbers)
         active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
@@ -102,7 +105,7 @@ class BatchBuilder:
         through = [item.req for item in items if not item.partial]
         batch = ScheduleBatch(
             bid=number,
-            forward_mode=ForwardMode.MIXED if decoding else ForwardMode.EXTEND,
+            forward_mode=ForwardMode.MIXED if decoding else ForwardMode.SPLIT_PREFILL if split else ForwardMode.EXTEND,
             reqs=reqs,
             seq_lens=prefix_lens + extend_lens,
             extend_lens=extend_lens,
@@ -123,7 +126,8 @@ class BatchBuilder:
         left, flags = _schedule(running, active, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
         new_flags = [req.flags for req in through]
-        running.merge(through, new_flags, number, self.vocab_size)
+        if not split:
+            running.merge(through, new_flags, number, self.vocab_size)
         return Step(
             number,
             batch,
@@ -133,6 +137,45 @@ class BatchBuilder:
             np.concatenate([new_left, left]),
             np.concatenate([np.array(new_flags, np.int64), flags]),
             NEVER,
+        )
+
+    def join(self, step: Step, running: RunningBatch) -> None:
+        """Let the requests of a split prefill join the running batch, but for those that have ended since."""
+        reqs = [req for req in step.sampled if not req.finished]
+        running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
+
+    def idle(self) -> ModelWorkerBatch:
+        """A batch without tokens, for a rank that has nothing to do while others do."""
+        none = np.empty(0, np.int64)
+        return ModelWorkerBatch(
+            bid=next(self._numbers),
+            forward_mode=ForwardMode.IDLE,
+            input_ids=none,
+            positions=none,
+            rows=none,
+            seq_lens=none,
+            extend_lens=none,
+            prefix_lens=none,
+            out_cache_loc=none,
+            sample_rows=None,
+            sampling=None,
+            sampled_rows=none,
+            table=self._memory.rows.take_changes(),
+        )
+
+    def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
+        """One part of a prefill that runs `layers` at a time: the step itself, as its last part; before that, one that
+        samples nothing. See Planner.
+        """
+        part = SplitPart(layers, first, last)
+        # What the row table owes the worker goes with the first part; later ones carry what came since.
+        table = step.work.table if first else self._memory.rows.take_changes()
+        work = replace(step.work, part=part, table=table)
+        if last:
+            return replace(step, work=work)
+        nobody = np.empty(0, np.int64)
+        return replace(
+            step, number=next(self._numbers), work=work, sampled=[], left=nobody, flags=nobody, final=False, whole=step
         )
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
@@ -152,7 +195,7 @@ class BatchBuilder:
         reqs = [whole.reqs[index] for index in keep]
         decoding = sum(index >= len(whole.reqs) - whole.decoding for index in keep)
         mode = whole.forward_mode
-        if mode is ForwardMode.MIXED and decoding == 0:
+        if not mode.is_decode and decoding == 0:
             mode = ForwardMode.EXTEND
         batch = ScheduleBatch(
             bid=whole.bid,

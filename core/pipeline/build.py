@@ -233,6 +233,7 @@ class _Parts:
             chunk_size=self._chunk_size(),
             max_context_len=self.max_context_len,
             eos_ids=self.spec.eos_token_ids,
+            num_layers=len(self.spec.layers),
             executor=ThreadExecutor(worker.launch, worker.again, worker.healthy)
             if overlap
             else InlineExecutor(worker.run, worker.again, worker.healthy),

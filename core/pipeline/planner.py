@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.step import Step
 
 
+@dataclass(slots=True)
+class SplitPrefill:
+    """A prefill that runs some layers per step, with decodes in between. `done` layers are launched."""
+
+    step: Step
+    done: int = 0
+
+
 class Planner:
     """Owns the queues: `waiting`, `running`, and `chunked`, the request whose prompt is computed in chunks and is not
     through yet (it is in neither of the others).
@@ -35,6 +44,7 @@ class Planner:
         clock: Clock,
         *,
         chunk_size: int | None,
+        num_layers: int = 1,
         cannot_fit: Callable[[Req, FinishReason], None],
     ) -> None:
         self.config = config
@@ -53,6 +63,9 @@ class Planner:
         self.waiting: list[Req] = []
         self.running = RunningBatch(config.max_running_requests)
         self.chunked: Req | None = None
+        self.split: SplitPrefill | None = None
+        self.split_layers = config.split_prefill_layers if config.split_prefill_layers < num_layers else 0
+        self.num_layers = num_layers
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._must_settle = False
@@ -68,8 +81,11 @@ class Planner:
         if flight is not None and self.running.any(HISTORY):
             return None
         decode_turn = self._last_was_prefill and self.running and not self.config.prefill_first
+        if self.split is not None and not decode_turn:
+            self._last_was_prefill = True
+            return self._next_part(self.split)
         mixed = self.config.mixed_chunk and bool(self.running)
-        if not decode_turn or mixed:
+        if self.split is None and (not decode_turn or mixed):
             self._must_settle = False
             step = self._prefill(mixed, flight)
             if step is not None:
@@ -79,12 +95,35 @@ class Planner:
                 return None
         self._last_was_prefill = False
         if not self._make_room(flight):
-            return None
+            return None if self.split is None else self._next_part(self.split)
         step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
         if step is not None:
             self.ratio.decay()
             self.counters.decode_steps += 1
+        elif self.split is not None:
+            return self._next_part(self.split)
         return step
+
+    # ---- split prefill --------------------------------------------------------------------------------------------
+
+    def _next_part(self, split: SplitPrefill) -> Step:
+        """The next layers of the prefill that is under way; its requests join the running batch with the last."""
+        done, split.done = split.done, split.done + self.split_layers
+        last = split.done >= self.num_layers
+        step = self.builder.split(split.step, self.split_layers, first=done == 0, last=last)
+        if last:
+            self.end_split(split.step)
+        return step
+
+    def end_split(self, step: Step) -> None:
+        """No more parts of this prefill: its requests are running ones from now on."""
+        if self.split is not None and self.split.step is step:
+            self.split = None
+            self.builder.join(step, self.running)
+
+    def splits(self, req: Req) -> bool:
+        """Whether a request is in a prefill some of whose layers are still to come: its slots are being written to."""
+        return self.split is not None and req in self.split.step.batch.reqs
 
     def _prefill(self, mixed: bool, flight: Step | None) -> Step | None:
         if not self.waiting and self.chunked is None:
@@ -111,6 +150,9 @@ class Planner:
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         number = NEVER if flight is None else flight.number
+        if self.split_layers and running and not mixed:
+            self.split = SplitPrefill(self.builder.extend(adder.items, running, mixed=False, flight=number, split=True))
+            return self._next_part(self.split)
         return self.builder.extend(adder.items, running, mixed=mixed, flight=number)
 
     # ---- admission ------------------------------------------------------------------------------------------------
@@ -170,7 +212,7 @@ class Planner:
         """
         retracted = False
         while self.running and not self.memory.extend_running(self.running):
-            if flight is not None:
+            if flight is not None or (len(self.running) == 1 and self.split is not None):
                 return False
             retracted = True
             if len(self.running) > 1:

@@ -83,6 +83,7 @@ class Scheduler:
         eos_ids: frozenset[int] = frozenset(),
         hooks: StepHooks | None = None,
         clock: Clock = time.monotonic,
+        num_layers: int = 1,
         executor: Executor | None = None,
         gates: GateKeeper | None = None,
         report: StepReport | None = None,
@@ -108,6 +109,7 @@ class Scheduler:
             self.counters,
             clock,
             chunk_size=chunk_size,
+            num_layers=num_layers,
             cannot_fit=self._end,
         )
         self.gates = gates
@@ -129,6 +131,8 @@ class Scheduler:
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
         self._by_rid: dict[str, Req] = {}
         self._outbox: list[TokenOutput] = []
+        self._late: list[Req] = []
+        """Requests that ended while some layers of their prefill were still to come; released when it is through."""
         self._was_idle = True
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
@@ -158,7 +162,12 @@ class Scheduler:
         """All requests that are here are held back or kept by gates: a step can wait some milliseconds."""
         planner = self.planner
         return not (
-            planner.waiting or planner.running or planner.chunked or self._outbox or self.loop.flight is not None
+            planner.waiting
+            or planner.running
+            or planner.chunked
+            or planner.split
+            or self._outbox
+            or self.loop.flight is not None
         )
 
     @property
@@ -290,6 +299,8 @@ class Scheduler:
         if self.gates is not None and self.gates:
             self._ask_gates(self.gates)
         self.loop.turn()
+        if self._late and self.planner.split is None:
+            self._release_late()
         if self.on_step is not None:
             self.on_step()
         self._check_idle()
@@ -324,7 +335,8 @@ class Scheduler:
         ran = time.perf_counter()
         self.counters.forward_time += ran - start
         if result is not None:
-            self._commit(step, result)
+            if step.final:
+                self._commit(step, result)
         else:
             assert error is not None
             self._recover(step, error, behind)
@@ -334,8 +346,10 @@ class Scheduler:
     def _commit(self, step: Step, result: BatchResult) -> None:
         batch = step.batch
         finished, outputs = self.results.commit(step, result, self.running, self.clock())
-        assert batch.tokens is not None
-        self.counters.generated_tokens += len(step.sampled) - (step.touched and int((batch.tokens == NOBODYS).sum()))
+
+        self.counters.generated_tokens += len(step.sampled)
+        if step.touched and batch.tokens is not None:
+            self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if not batch.forward_mode.is_decode:
             prefilled = len(batch.reqs) - batch.decoding
             for req, kv in zip(batch.reqs[:prefilled], step.kvs, strict=False):
@@ -375,6 +389,11 @@ class Scheduler:
         if behind is not None:
             assert behind.pending is not None
             _outcome(behind.pending)
+        if step.whole is not None:
+            # A part of a split prefill: all of it is computed again, in one go.
+            step = step.whole
+            self.planner.end_split(step)
+        if behind is not None and behind.final and behind.batch is not step.batch:
             self.planner.rewind(behind)
         for part, result, why in self._recovery.parts(step, error):
             if result is not None:
@@ -399,6 +418,9 @@ class Scheduler:
                 self.gates.cancel(req)
             elif self.gates.finish(req):
                 self.gates.drop(req)
+        if req.finished:
+            return
+        splitting = self.planner.splits(req)
         req.output.finish_reason = reason
         req.timing.finished = self.clock()
         self.planner.drop(req)
@@ -409,13 +431,22 @@ class Scheduler:
         self.counters.aborted += 1
         if self._requests_finished:
             self._requests_finished([req])
-        self._release(req, keep=keep)
+        if splitting:
+            self._late.append(req)
+        else:
+            self._release(req, keep=keep)
 
     def _release(self, req: Req, *, keep: bool = True) -> None:
         self.memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self._by_rid[req.rid]
         self.counters.finished += 1
+
+    def _release_late(self) -> None:
+        """The prefill that was writing to their slots is through, or all of it is launched."""
+        late, self._late = self._late, []
+        for req in late:
+            self._release(req)
 
     # ---- between steps --------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Step:
 
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
     another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
-    that some request of it ended while it was under way.
+    that some request of it ended while it was under way. A step that is not `final` is one part of a split prefill, of
+    `whole`, and has nothing to commit.
     """
 
     number: int
@@ -47,4 +48,6 @@ class Step:
     flags: NDArray[np.int64]
     version: int
     touched: bool = False
+    final: bool = True
+    whole: Step | None = None
     pending: Pending | None = None

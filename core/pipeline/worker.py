@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +15,28 @@ from pegboard.core.pipeline.batch import greedy_only
 from pegboard.core.pipeline.step import BatchResult
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
+    from pegboard.core.interfaces.forward import ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Split:
+    """A prefill between two of its parts."""
+
+    batch: ForwardBatch
+    layers: Generator[None, None, ForwardOutput]
+    output: ForwardOutput | None = None
 
 
 class PendingResult:
@@ -69,6 +82,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=device)
         self._sampling: SamplingBatch | None = None
         self._version = 0
+        self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
         """One step, to its end. Raises what the model raises; the KV of its tokens is then undefined."""
@@ -84,14 +98,39 @@ class Worker:
         if work.table is not None:
             places, slots = self._tensor(work.table.places), self._tensor(work.table.slots)
             self._table.view(-1).index_copy_(0, places, slots)
+        if work.part is not None and not work.part.first:
+            return self._go_on(work, work.part, hooks)
         batch = self.forward_batch(work)
         sampling = None if work.sampling is None else self.sampling_batch(work.sampling)
         if hooks and self._before:
             self._before(batch)
-        output = self._runner.execute(batch, sampling)
+        if work.part is not None:
+            self._split = _Split(batch, self._runner.execute_in_parts(batch, sampling))
+            return self._go_on(work, work.part, hooks)
+        return self._finish(work, batch, self._runner.execute(batch, sampling), hooks)
+
+    def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
+        """The next layers of the split prefill, and its result when they are the last."""
+        split, self._split = self._split, None
+        if split is None:
+            raise RuntimeError("a part of a split prefill arrives whose first parts are not there: they failed")
+        done = 0
+        while split.output is None and (part.last or done < part.layers):
+            try:
+                next(split.layers)
+                done += 1
+            except StopIteration as end:
+                split.output = end.value
+        if part.last:
+            assert split.output is not None
+            return self._finish(work, split.batch, split.output, hooks)
+        self._split = split
+        return PendingResult(torch.empty(0, dtype=torch.int64), None, None)
+
+    def _finish(self, work: ModelWorkerBatch, batch: ForwardBatch, output: ForwardOutput, hooks: bool) -> PendingResult:
         if hooks and self._after:
             self._after(batch, output)
-        if sampling is not None:
+        if work.sampling is not None:
             self._last.index_copy_(0, self._tensor(work.sampled_rows), output.next_token_ids)
         return self._bring(output.next_token_ids, output.logprobs)
 

@@ -12,6 +12,8 @@ from pegboard.core.toolkit.layers import Embedding, FusedLinear, GatedMLP, RMSNo
 from pegboard.core.toolkit.rope import RotaryEmbedding, apply_rope
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.toolkit.decoder_spec import DecoderSpec
@@ -90,14 +92,28 @@ class DenseNetwork(nn.Module, Network):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [tokens, hidden] after the final norm; see `Network.forward`."""
-        x: Tensor = self.embedding(batch.input_ids) if batch.input_embeds is None else batch.input_embeds
+        x, cos, sin = self._enter(batch)
         if x.shape[0] == 0:
             return x
-        cos, sin = self.rope(batch.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, batch)
         out: Tensor = self.norm(x)
         return out
+
+    @torch.inference_mode()
+    def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, Tensor]:
+        """`forward` with a pause after every layer."""
+        x, cos, sin = self._enter(batch)
+        for layer in self.layers:
+            x = layer(x, cos, sin, batch)
+            yield
+        out: Tensor = self.norm(x)
+        return out
+
+    def _enter(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
+        x: Tensor = self.embedding(batch.input_ids) if batch.input_embeds is None else batch.input_embeds
+        return x, *self.rope(batch.positions, x.dtype)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -37,6 +38,25 @@ class LayeredRunner(ModelRunner):
             return self._empty(return_logits, return_hidden_states)
         self.ctx.attention.prepare(batch)
         hidden = self._network.forward(batch)
+        return self._output(hidden, batch, sampling, return_logits, return_hidden_states)
+
+    @torch.inference_mode()
+    def execute_in_parts(
+        self, batch: ForwardBatch, sampling: SamplingBatch | None
+    ) -> Generator[None, None, ForwardOutput]:
+        self.ctx.attention.prepare(batch)
+        hidden = yield from self._network.forward_in_parts(batch)
+        return self._output(hidden, batch, sampling, False, False)
+
+    def _output(
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        sampling: SamplingBatch | None,
+        return_logits: bool,
+        return_hidden_states: bool,
+    ) -> ForwardOutput:
+        """What is wanted of last hidden states [tokens, hidden]."""
         if sampling is None and not (return_logits or return_hidden_states):
             return ForwardOutput(next_token_ids=self._no_tokens())
         if batch.sample_rows is not None:

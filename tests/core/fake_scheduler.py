@@ -42,6 +42,10 @@ class FakeScheduler:
     def idle(self) -> bool:
         return not self.running and not self.ended
 
+    @property
+    def resting(self) -> bool:
+        return False
+
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         replies: list[FromScheduler] = []
         for message in messages:

@@ -29,6 +29,10 @@ class Notes:
     def idle(self) -> bool:
         return self.left == 0
 
+    @property
+    def resting(self) -> bool:
+        return False
+
     def receive(self, given: int | list[ToScheduler] | None) -> list[ToScheduler] | list[FromScheduler]:  # both ends
         if isinstance(given, list):
             self.left += 2 * len(given)

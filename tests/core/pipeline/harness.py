@@ -73,6 +73,8 @@ class FakeModel:
             raise RuntimeError("out of luck")
         assert 0 not in work.out_cache_loc, "page 0 is padding"
         assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
+        if work.part is not None and not work.part.last:
+            return BatchResult(np.empty(0, np.int64))
         input_ids = work.input_ids.copy()
         if work.pending is not None:
             input_ids[work.pending] = self.last[work.rows[work.pending + len(work.rows) - len(input_ids)]]
@@ -135,6 +137,7 @@ class Harness:
             eos_ids=frozenset({EOS}),
             hooks=hooks,
             executor=ThreadExecutor(self.model.launch, self.model) if overlap else None,
+            num_layers=6,
             **parts,
         )
         self.outputs: dict[str, list[TokenOutput]] = {}

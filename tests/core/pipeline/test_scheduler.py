@@ -353,7 +353,7 @@ def test_a_request_as_large_as_the_pool_gets_through() -> None:
     assert all(harness.tokens(f"r{i}") == oracle(prompt, 10) for i, prompt in enumerate(others))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     cache=st.sampled_from(["radix", "block", "none"]),
     page_size=st.sampled_from([1, 4]),
@@ -363,16 +363,32 @@ def test_a_request_as_large_as_the_pool_gets_through() -> None:
     seed=st.integers(0, 10_000),
     loop=st.sampled_from(["normal", "overlap"]),
     bad_luck=st.sampled_from([0.0, 0.2]),
+    split=st.sampled_from([0, 1, 4]),
 )
 def test_storm(
-    cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int, seed: int, loop: str, bad_luck: float
+    cache: str,
+    page_size: int,
+    chunk: int | None,
+    mixed: bool,
+    tokens: int,
+    seed: int,
+    loop: str,
+    bad_luck: float,
+    split: int,
 ) -> None:
     """Random arrivals, aborts and failing forward passes in a small pool: nothing lost, nothing answered twice, every
     answer right.
     """
     rng = random.Random(seed)
     harness = Harness(
-        cache=cache, page_size=page_size, chunk=chunk, mixed_chunk=mixed, tokens=tokens, policy="lpm", loop=loop
+        cache=cache,
+        page_size=page_size,
+        chunk=chunk,
+        mixed_chunk=mixed,
+        tokens=tokens,
+        policy="lpm",
+        loop=loop,
+        split_prefill_layers=split,
     )
     asked = prompts(20, seed=seed, longest=40)
     aborted = set()

@@ -112,6 +112,7 @@ class Harness:
         max_context_len: int = 1024,
         hooks: StepHooks | None = None,
         tokenizer: Any = None,
+        processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
         **scheduler: Any,
     ) -> None:
@@ -129,7 +130,7 @@ class Harness:
             config,
             self.memory,
             chosen,
-            BatchBuilder(self.memory, (), VOCAB),
+            BatchBuilder(self.memory, processors, VOCAB),
             ResultStage(tokenizer, {EOS}),
             self.model,
             chunk_size=chunk,

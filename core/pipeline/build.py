@@ -193,6 +193,11 @@ class _Parts:
             )
 
         runner = choose("runner", runner_context(None))
+        if self.config.scheduler.split_prefill_layers and "split_prefill" not in runner.record.provider.provides:
+            raise ConfigError(
+                f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
+                "capability split_prefill); set it to 0, or choose another runner.use"
+            )
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
         network = family.load()
         family.probe(

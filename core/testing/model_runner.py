@@ -350,6 +350,44 @@ class ModelRunnerContract(ContractSuite):
         assert output.hidden_states is None
         assert output.logits is None
 
+    # Split prefill.
+
+    def test_other_batches_run_in_the_pauses(self, prompts: list[list[int]]) -> None:
+        """In parts or at once, with whatever pauses there are: the same answers, for those who decode meanwhile too."""
+        whole = self.rig()
+        at_once = whole.step({0: prompts[0], 2: prompts[2]}).next_token_ids.tolist()
+        rig = self.rig()
+        rig.step({1: prompts[1][:-1]}, None)
+        parts = rig.in_parts({0: prompts[0], 2: prompts[2]})
+        decoded = None
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                output: ForwardOutput = end.value
+                break
+            if decoded is None:
+                decoded = rig.step({1: prompts[1][-1:]}, decode=True, return_logits=True)
+        if decoded is None:
+            decoded = rig.step({1: prompts[1][-1:]}, decode=True, return_logits=True)
+        self.check_tokens(output.next_token_ids, at_once)
+        self.check_greedy(decoded, self.expected(prompts[1])[-1:])
+        both = rig.step({0: at_once[:1], 2: at_once[1:]}, decode=True, return_logits=True)
+        again = whole.step({0: at_once[:1], 2: at_once[1:]}, decode=True, return_logits=True)
+        assert again.logits is not None
+        self.check_greedy(both, again.logits)
+
+    @capability("split_prefill")
+    def test_there_is_a_pause_after_every_layer(self, prompts: list[list[int]]) -> None:
+        rig = self.rig()
+        pauses = sum(1 for _ in rig.in_parts({0: prompts[0]}))
+        assert pauses == len(self.make_model().spec.layers)
+
+    @lacks("split_prefill")
+    def test_there_is_no_pause(self, prompts: list[list[int]]) -> None:
+        """Who wants to split prefills asks for the capability; without it all is one part."""
+        assert sum(1 for _ in self.rig().in_parts({0: prompts[0]})) == 0
+
     # Hidden states.
 
     @capability("hidden_states")

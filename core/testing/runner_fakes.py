@@ -104,6 +104,23 @@ class Rig:
         `rows` are the sampled rows' parameters as `make_sampling` takes them, greedy by default; None samples nothing.
         `processed` lets the rows take part in logits processors.
         """
+        batch, sampling = self._prepare(new, rows, sampled, decode, logprobs, processed)
+        return self.runner.execute(batch, sampling, **wants)
+
+    def in_parts(self, new: Mapping[int, Sequence[int]]) -> Generator[None, None, ForwardOutput]:
+        """As `step`, with the runner's pauses; greedy, and sampled behind every request's last token."""
+        batch, sampling = self._prepare(new, (), None, False, (), False)
+        return self.runner.execute_in_parts(batch, sampling)
+
+    def _prepare(
+        self,
+        new: Mapping[int, Sequence[int]],
+        rows: Sequence[Mapping[str, Any]] | None,
+        sampled: Sequence[int] | None,
+        decode: bool,
+        logprobs: Sequence[LogprobRequest | None],
+        processed: bool,
+    ) -> tuple[ForwardBatch, SamplingBatch | None]:
         batch = self.run.batch(new, decode=decode)
         chosen = list(new) if sampled is None else list(sampled)
         if not decode:
@@ -112,11 +129,11 @@ class Rig:
                 [int(ends[one]) for one in chosen] if rows is not None else [], dtype=torch.int64
             )
         if rows is None:
-            return self.runner.execute(batch, None, **wants)
+            return batch, None
         sampling = make_sampling(rows or [{} for _ in chosen], self.run.spec.vocab_size, logprobs=logprobs)
         if processed:
             sampling.rows = tuple(
                 SamplingRow(SamplingParams(), np.array(new[one], dtype=np.int64), np.empty(0, dtype=np.int64))
                 for one in chosen
             )
-        return self.runner.execute(batch, sampling, **wants)
+        return batch, sampling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -176,6 +177,35 @@ class HiddenStatesOfTheFirstRows(LayeredRunner):
         return output
 
 
+class MixesUpPausedBatches(LayeredRunner):
+    """Metadata in a place that batches share: what runs in a pause spoils what is paused."""
+
+    paused: ForwardBatch | None = None
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        output = super().execute(batch, sampling, **wants)
+        if self.paused is not None:
+            self.paused.attn_metadata = batch.attn_metadata
+            self.paused.kv_groups = batch.kv_groups
+        return output
+
+    def execute_in_parts(
+        self, batch: ForwardBatch, sampling: SamplingBatch | None
+    ) -> Generator[None, None, ForwardOutput]:
+        self.paused = batch
+        output = yield from super().execute_in_parts(batch, sampling)
+        self.paused = None
+        return output
+
+
+class NeverPauses(LayeredRunner):
+    def execute_in_parts(
+        self, batch: ForwardBatch, sampling: SamplingBatch | None
+    ) -> Generator[None, None, ForwardOutput]:
+        yield from ()
+        return self.execute(batch, sampling)
+
+
 def mutant(factory: type, caught_by: str, provides: frozenset[str] | None = None) -> Mutant:
     return Mutant(factory, suite=ModelRunnerContract, caught_by=caught_by, provides=provides)
 
@@ -198,6 +228,8 @@ MUTANTS = [
     mutant(AlwaysGreedy, "test_tokens_are_the_samplers"),
     mutant(AlwaysReportsLogprobs, "test_logprobs_only_where_asked"),
     mutant(HiddenStatesOfTheFirstRows, "test_hidden_states"),
+    mutant(MixesUpPausedBatches, "test_other_batches_run_in_the_pauses"),
+    mutant(NeverPauses, "test_there_is_a_pause_after_every_layer"),
 ]
 
 

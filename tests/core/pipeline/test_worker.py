@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.pipeline.worker import on_host
+from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.worker import Worker, on_host
+from tests.core.pipeline.harness import Harness
 
 
 def test_logprobs_on_the_host_stay_as_they_are() -> None:
@@ -28,3 +37,102 @@ def test_logprobs_leave_the_device_together() -> None:
     } == {"cpu"}
     assert found.top_ids is not None
     assert found.top_ids.tolist() == [[4, 5], [6, 7]]
+
+
+class EchoRunner:
+    """Samples its inputs, one layer at a time; notes the row table that each batch saw."""
+
+    def __init__(self, layers: int = 3) -> None:
+        self.layers = layers
+        self.inputs: list[list[int]] = []
+        self.tables: list[list[int]] = []
+        self.ctx = SimpleNamespace(spec=SimpleNamespace(vocab_size=100))
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None) -> ForwardOutput:
+        self.inputs.append(batch.input_ids.tolist())
+        self.tables.append(batch.kv_groups[0].row_table[1].tolist())
+        ids = batch.input_ids if batch.sample_rows is None else batch.input_ids[batch.sample_rows]
+        return ForwardOutput(next_token_ids=ids + 1 if sampling is not None else ids[:0])
+
+    def execute_in_parts(self, batch: ForwardBatch, sampling: SamplingBatch | None) -> Generator[None, None, Any]:
+        for _ in range(self.layers):
+            yield
+        return self.execute(batch, sampling)
+
+
+@pytest.fixture
+def rows() -> ReqToTokenPool:
+    return ReqToTokenPool(2, 8, 1, mirrored=True)
+
+
+def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more: Any) -> ModelWorkerBatch:
+    """A decode of one token for each of the first rows."""
+    n = len(ids)
+    ints = np.ones(n, np.int64)
+    floats = np.ones(n, np.float32)
+    sampling = SamplingInfo(1, floats * 0, floats, ints * 100, floats * 0, ints, ints)
+    return ModelWorkerBatch(
+        bid=1,
+        forward_mode=ForwardMode.DECODE,
+        input_ids=np.array(ids, np.int64),
+        positions=ints,
+        rows=np.arange(1, n + 1),
+        seq_lens=ints * 2,
+        extend_lens=ints,
+        prefix_lens=ints,
+        out_cache_loc=ints,
+        sample_rows=None,
+        sampling=sampling,
+        sampled_rows=np.arange(1, n + 1),
+        pending=np.arange(n) if pending else None,
+        table=rows.take_changes(),
+        **more,
+    )
+
+
+def make_worker(rows: ReqToTokenPool, runner: EchoRunner) -> Worker:
+    nothing: Any = None
+    runner_: Any = runner
+    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"))
+
+
+def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner()
+    worker = make_worker(rows, runner)
+    first = worker.launch(work(rows, [5, 8]))
+    second = worker.launch(work(rows, [-1, -1], pending=True))
+    assert runner.inputs == [[5, 8], [6, 9]]
+    assert first.result().tokens.tolist() == [6, 9]
+    assert second.result().tokens.tolist() == [7, 10]
+
+
+def test_a_batch_sees_the_table_of_its_launch(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner()
+    worker = make_worker(rows, runner)
+    rows.write(1, 0, np.array([3, 4], np.int64))
+    early = work(rows, [5])
+    rows.write(1, 0, np.array([9], np.int64))
+    late = work(rows, [5])
+    worker.launch(early)
+    worker.launch(late)
+    assert [table[:2] for table in runner.tables] == [[3, 4], [9, 4]]
+
+
+def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner(layers=3)
+    worker = make_worker(rows, runner)
+    assert worker.run(work(rows, [5], part=SplitPart(2, True, False))).tokens.tolist() == []
+    worker.run(work(rows, [50, 60]))
+    assert worker.run(work(rows, [5], part=SplitPart(2, False, True))).tokens.tolist() == [6]
+    assert runner.inputs == [[50, 60], [5]]
+    with pytest.raises(RuntimeError, match="first parts are not there"):
+        worker.run(work(rows, [5], part=SplitPart(2, False, True)))
+
+
+def test_an_idle_batch_has_no_tokens() -> None:
+    harness = Harness()
+    batch = harness.scheduler.builder.idle()
+    assert batch.forward_mode is ForwardMode.IDLE
+    runner = EchoRunner()
+    assert make_worker(harness.rows, runner).run(batch).tokens.tolist() == []
+    assert runner.inputs == [[]]

@@ -145,6 +145,8 @@ class EngineConfig(Section):
     """What is remembered of finished requests' prompts and outputs."""
     scheduler: SchedulerSection = SchedulerSection()
     """What runs when."""
+    gates: tuple[UseSection, ...] = ()
+    """What a request passes before it may wait for its turn, in this order: names, or `{use: name, option: value}`."""
     logits_processors: tuple[UseSection, ...] = ()
     """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()

@@ -9,6 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.admission_gate import OPEN as OPEN
+    from pegboard.core.interfaces.admission_gate import AdmissionGate as AdmissionGate
+    from pegboard.core.interfaces.admission_gate import AdmissionGateContext as AdmissionGateContext
+    from pegboard.core.interfaces.admission_gate import GateOptions as GateOptions
+    from pegboard.core.interfaces.admission_gate import GateState as GateState
+    from pegboard.core.interfaces.admission_gate import Verdict as Verdict
     from pegboard.core.interfaces.api_router import ApiContext as ApiContext
     from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
@@ -95,6 +101,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer as Tokenizer
 
 _EXPORTS = {
+    "admission_gate": ("OPEN", "AdmissionGate", "AdmissionGateContext", "GateOptions", "GateState", "Verdict"),
     "api_router": ("ApiContext", "ApiRouter"),
     "attention": ("AttentionBackend", "AttentionContext"),
     "batch": ("ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
@@ -137,6 +144,9 @@ __all__ = [
     "API_VERSION",
     "CONTRACTS",
     "ENTRY_POINT_GROUP",
+    "OPEN",
+    "AdmissionGate",
+    "AdmissionGateContext",
     "ApiContext",
     "ApiRouter",
     "AttentionBackend",
@@ -153,6 +163,8 @@ __all__ = [
     "ForwardBatch",
     "ForwardMode",
     "ForwardOutput",
+    "GateOptions",
+    "GateState",
     "GenerateRequest",
     "HookSpecs",
     "IllegalTransition",
@@ -216,6 +228,7 @@ __all__ = [
     "TokenBuffer",
     "Tokenizer",
     "Unsupported",
+    "Verdict",
     "hookimpl",
     "hookspec",
 ]

@@ -122,6 +122,15 @@ _ALL = (
         capabilities={"cache_aware": "reads the prefix cache to order the queue"},
     ),
     Contract(
+        "admission_gate",
+        "gates",
+        Cardinality.MANY,
+        f"{_I}.admission_gate:AdmissionGate",
+        "holds a request back until something is ready, or keeps a finished one's KV for a while",
+        suite=f"{_S}.admission_gate:AdmissionGateContract",
+        capabilities={"holds": "may keep a finished request's KV until it says so"},
+    ),
+    Contract(
         "logits_processor",
         "logits_processors",
         Cardinality.MANY,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import torch
 
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
@@ -26,6 +27,7 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePol
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.probe import PoolProbe
@@ -218,6 +220,11 @@ class _Parts:
         policy = cast(SchedulePolicy, choose("schedule_policy", policy_ctx).build(policy_ctx))
         rows = self._make_rows()
         memory = MemoryManager(rows, allocator, cache)
+        gate_ctx = AdmissionGateContext()
+        gates = [
+            (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
+            for choice in self.selection.choose_all("admission_gate", gate_ctx)
+        ]
         worker = Worker(
             runner,
             self.attention,
@@ -239,6 +246,7 @@ class _Parts:
             max_context_len=self.max_context_len,
             eos_ids=self.spec.eos_token_ids,
             num_layers=len(self.spec.layers),
+            gates=GateKeeper(gates, time.monotonic) if gates else None,
             executor=ThreadExecutor(worker.launch, worker.again, worker.healthy)
             if overlap
             else InlineExecutor(worker.run, worker.again, worker.healthy),

@@ -214,7 +214,7 @@ class Scheduler:
             return refusal(message, 500, "plugin_failed", text)
         failed = None if self.gates is None else self.gates.arrive(req)
         if failed is not None:
-            return refusal(message, failed.status or 500, "refused_by_gate", failed.message)
+            return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)
         return None
 
     def _ready(self, req: Req) -> None:
@@ -277,13 +277,15 @@ class Scheduler:
             "held_tokens": self.memory.held_tokens,
             "total_tokens": self.memory.total_tokens,
             "new_token_ratio": self.planner.ratio.current,
+            "gates": [] if self.gates is None else self.gates.waiting_on(),
             "plugin_failures": self._plugin_failures(),
             "policy": self._policy_stats(),
         }
 
     def _plugin_failures(self) -> int:
         hooks = (self._batch_scheduled, self._batch_committed, self._requests_finished, self._idle_hooks)
-        return self.memory.cache_errors + self.guarded_policy.failures + sum(one.failures for one in hooks)
+        gates = 0 if self.gates is None else self.gates.failures
+        return self.memory.cache_errors + self.guarded_policy.failures + gates + sum(one.failures for one in hooks)
 
     def _policy_stats(self) -> dict[str, float]:
         try:

@@ -1,0 +1,277 @@
+"""GateKeeper: requests on their way through the admission gates, and finished ones that a gate still holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pegboard.core.interfaces.admission_gate import GateState, Verdict
+from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.admission_gate import AdmissionGate
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.req import Req
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class GateNews:
+    """What has changed since the last step: requests that may enter the queue, ones that failed, ones held no more."""
+
+    ready: list[Req] = field(default_factory=list)
+    failed: list[tuple[Req, FinishReason]] = field(default_factory=list)
+    released: list[Req] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Post:
+    """One gate under its name, with the requests that it blocks and holds, by rid."""
+
+    name: str
+    gate: AdmissionGate
+    timeout: float | None
+    blocked: dict[str, Req] = field(default_factory=dict)
+    held: dict[str, Req] = field(default_factory=dict)
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A request on its way: the posts that concern it, how many of them it has passed, and where it stands."""
+
+    posts: list[_Post]
+    passed: int
+    since: float
+    verdict: Verdict
+    holders: set[str] = field(default_factory=set)
+
+
+class GateKeeper:
+    """Leads requests through the gates in the config's order, and ends the wait of those whose time is up.
+
+    False while no request is blocked or held, so that a step costs one look. Every call of a gate is guarded: what
+    raises fails the request in question with status 500 and the gate's name, and is logged.
+    """
+
+    def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
+        self._posts = [_Post(name, gate, getattr(gate.options, "timeout", None)) for name, gate in gates]
+        self._clock = clock
+        self._visits: dict[str, _Visit] = {}
+        self._busy = 0
+        """Requests that are blocked or held."""
+
+    def __bool__(self) -> bool:
+        return self._busy > 0
+
+    @property
+    def blocked(self) -> int:
+        return sum(len(post.blocked) for post in self._posts)
+
+    @property
+    def held(self) -> int:
+        return len({rid for post in self._posts for rid in post.held})
+
+    @property
+    def failures(self) -> int:
+        """Calls of gates that raised, since the start."""
+        return sum(post.failures for post in self._posts)
+
+    def waiting_on(self) -> list[dict[str, Any]]:
+        """Blocked requests, for whoever wonders: rid, gate, reason, progress (None: unknown) and seconds so far."""
+        now = self._clock()
+        return [
+            {
+                "rid": rid,
+                "gate": post.name,
+                "reason": visit.verdict.reason,
+                "progress": visit.verdict.progress,
+                "seconds": now - visit.since,
+            }
+            for post in self._posts
+            for rid in post.blocked
+            if (visit := self._visits.get(rid)) is not None
+        ]
+
+    def arrive(self, req: Req) -> Verdict | None:
+        """Lead a new request as far as it gets. A failure is returned, and then nothing is kept of it; otherwise the
+        request is through, or its status is BLOCKED and `blocked_by` names the gate.
+        """
+        if not self._posts:
+            return None
+        posts = []
+        for post in self._posts:
+            concerned, failure = self._ask(post, post.gate.concerns, req)
+            if failure is not None:
+                return failure
+            if concerned:
+                posts.append(post)
+        if not posts:
+            return None
+        visit = self._visits[req.rid] = _Visit(posts, 0, self._clock(), Verdict(GateState.OPEN))
+        verdict = self._lead(req, visit)
+        return verdict if verdict.state is GateState.FAILED else None
+
+    def poll(self) -> GateNews:
+        """What the gates have to say now, and whose time is up."""
+        news = GateNews()
+        for post in self._posts:
+            if post.blocked:
+                self._look(post, news)
+            if post.held:
+                self._release(post, news)
+        return news
+
+    def cancel(self, req: Req) -> None:
+        """A blocked request ends for a reason of its own."""
+        visit = self._visits.pop(req.rid, None)
+        if visit is not None:
+            self._leave(req, visit)
+
+    def finish(self, req: Req) -> bool:
+        """A request that was through has ended. Whether some gate holds it; its status is then the caller's to set."""
+        visit = self._visits.get(req.rid)
+        if visit is None:
+            return False
+        for post in visit.posts:
+            holds, failure = self._ask(post, post.gate.finished, req)
+            if holds and failure is None:
+                post.held[req.rid] = req
+                visit.holders.add(post.name)
+        if not visit.holders:
+            del self._visits[req.rid]
+            return False
+        self._busy += 1
+        return True
+
+    def drop(self, req: Req) -> None:
+        """A held request has to go at once."""
+        visit = self._visits.pop(req.rid, None)
+        if visit is None:
+            return
+        self._busy -= 1
+        for post in visit.posts:
+            if post.held.pop(req.rid, None) is not None:
+                self._ask(post, post.gate.drop, req)
+
+    # ---- on the way -----------------------------------------------------------------------------------------------
+
+    def _lead(self, req: Req, visit: _Visit) -> Verdict:
+        """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
+        while visit.passed < len(visit.posts):
+            post = visit.posts[visit.passed]
+            answer, failure = self._ask(post, post.gate.enter, req)
+            visit.verdict = verdict = failure or answer or Verdict(GateState.OPEN)
+            if verdict.state is GateState.BLOCKED:
+                self._block(req, post, visit)
+                return verdict
+            if verdict.state is GateState.FAILED:
+                del self._visits[req.rid]
+                self._leave(req, visit)
+                return verdict
+            visit.passed += 1
+        return visit.verdict
+
+    def _block(self, req: Req, post: _Post, visit: _Visit) -> None:
+        if req.status is not ReqStatus.BLOCKED:
+            req.move_to(ReqStatus.BLOCKED)
+            self._busy += 1
+        req.blocked_by = post.name
+        post.blocked[req.rid] = req
+        visit.since = self._clock()
+
+    def _unblock(self, req: Req, post: _Post) -> None:
+        post.blocked.pop(req.rid, None)
+
+    def _leave(self, req: Req, visit: _Visit) -> None:
+        """Tell every gate that knows a request which is not going to run."""
+        if req.status is ReqStatus.BLOCKED:
+            self._busy -= 1
+        for post in visit.posts[: visit.passed + 1]:
+            self._unblock(req, post)
+            self._ask(post, post.gate.cancel, req)
+
+    def _look(self, post: _Post, news: GateNews) -> None:
+        waiting = list(post.blocked.values())
+        try:
+            answers = post.gate.poll(waiting)
+            verdicts = {rid: answers[rid] for rid in answers}
+        except Exception as error:
+            # Whom it is about nobody can tell, so it is about all of them.
+            failure = self._raised(post, "poll", error)
+            verdicts = {req.rid: failure for req in waiting}
+        now = self._clock()
+        for req in waiting:
+            visit = self._visits[req.rid]
+            verdict = verdicts.get(req.rid)
+            if verdict is not None:
+                visit.verdict = verdict
+            if visit.verdict.state is GateState.OPEN:
+                self._pass(req, post, visit, news)
+            elif visit.verdict.state is GateState.FAILED:
+                self._fail(req, visit, visit.verdict, news)
+            elif post.timeout is not None and now - visit.since >= post.timeout:
+                self._fail(req, visit, _late(post, visit, now), news)
+
+    def _pass(self, req: Req, post: _Post, visit: _Visit, news: GateNews) -> None:
+        self._unblock(req, post)
+        visit.passed += 1
+        verdict = self._lead(req, visit)
+        if verdict.state is GateState.FAILED:
+            news.failed.append((req, _reason(verdict)))
+        elif verdict.state is GateState.OPEN:
+            self._busy -= 1
+            req.blocked_by = ""
+            news.ready.append(req)
+
+    def _fail(self, req: Req, visit: _Visit, verdict: Verdict, news: GateNews) -> None:
+        del self._visits[req.rid]
+        self._leave(req, visit)
+        news.failed.append((req, _reason(verdict)))
+
+    def _release(self, post: _Post, news: GateNews) -> None:
+        try:
+            free = list(post.gate.released())
+        except Exception as error:
+            self._raised(post, "released", error)
+            free = list(post.held)
+        for rid in free:
+            req = post.held.pop(rid, None)
+            if req is None:
+                continue
+            visit = self._visits[rid]
+            visit.holders.discard(post.name)
+            if not visit.holders:
+                del self._visits[rid]
+                self._busy -= 1
+                news.released.append(req)
+
+    # ---- guards ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, post: _Post, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
+        """A gate's answer about one request, or the failure that its exception makes of it."""
+        try:
+            return call(req), None
+        except Exception as error:
+            return None, self._raised(post, getattr(call, "__name__", "call"), error, req.rid)
+
+    def _raised(self, post: _Post, what: str, error: Exception, rid: str = "") -> Verdict:
+        post.failures += 1
+        logger.error("the gate %r raised in %s%s", post.name, what, f" of {rid}" if rid else "", exc_info=error)
+        text = f"the gate {post.name!r} failed: {type(error).__name__}: {error}"
+        return Verdict.failed(text, status=500, code="gate_failed")
+
+
+def _late(post: _Post, visit: _Visit, now: float) -> Verdict:
+    done = "" if visit.verdict.progress is None else f", {visit.verdict.progress:.0%} done"
+    text = f"not ready after {now - visit.since:.1f} s at the gate {post.name!r}: {visit.verdict.reason}{done}"
+    return Verdict.failed(text, status=504, code="gate_timeout")
+
+
+def _reason(verdict: Verdict) -> FinishReason:
+    return FinishReason(FinishType.ABORT, message=verdict.reason, status=verdict.status)

@@ -1,0 +1,19 @@
+"""A gate for tests and drills: slow, failing, or silent, as asked."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="gate_drill",
+    version="0.1.0",
+    summary="a gate that is slow, fails, or never answers, for tests and drills",
+    providers=(
+        Provider(
+            contract="admission_gate",
+            name="drill",
+            factory="pegboard.plugins.gate_drill.gate:DrillGate",
+            config="pegboard.plugins.gate_drill.options:DrillGateOptions",
+            provides=frozenset({"holds"}),
+            summary="delays, fails, holds or forgets requests, by its options and by what a request asks for",
+        ),
+    ),
+)

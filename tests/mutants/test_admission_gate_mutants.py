@@ -1,0 +1,170 @@
+"""Broken gates, and the tests of the suite that notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, Verdict
+from pegboard.core.interfaces.req import Req
+from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
+from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.plugins.gate_drill.gate import DrillGate
+from pegboard.plugins.gate_drill.options import DrillGateOptions
+
+
+class GateSuite(AdmissionGateContract):
+    """The suite as an author of such a gate would have it."""
+
+    def blocked_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"act": "delay", "delay": 0.5}})
+
+    def held_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"hold": 0.5}})
+
+
+class ConcernsEverybody(DrillGate):
+    def concerns(self, req):
+        return True
+
+
+class ConcernsNobody(DrillGate):
+    def concerns(self, req):
+        return False
+
+
+class SaysNothing(DrillGate):
+    def enter(self, req):
+        return replace(super().enter(req), reason=" ")
+
+
+class CountsInPercent(DrillGate):
+    def enter(self, req):
+        return replace(super().enter(req), progress=20.0)
+
+
+class OpensTooEarly(DrillGate):
+    def poll(self, blocked):
+        return dict.fromkeys([req.rid for req in blocked], OPEN)
+
+
+class NeverOpens(DrillGate):
+    def poll(self, blocked):
+        return {}
+
+
+class FailsInTheEnd(DrillGate):
+    def poll(self, blocked):
+        found = super().poll(blocked)
+        return {rid: Verdict.failed("no") if one is OPEN else one for rid, one in found.items()}
+
+
+class TellsOfEverybody(DrillGate):
+    def poll(self, blocked):
+        return {rid: self._verdict(rid) for rid in self._since}
+
+
+class ForgetsToCancel(DrillGate):
+    def cancel(self, req):
+        pass
+
+
+class CancelsOnce(DrillGate):
+    def cancel(self, req):
+        del self._since[req.rid]
+
+
+class CancelsEverybody(DrillGate):
+    def cancel(self, req):
+        self._since.clear()
+
+    def poll(self, blocked):
+        return {req.rid: self._verdict(req.rid) for req in blocked if req.rid in self._since}
+
+
+class RemembersNames(DrillGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._known = []
+
+    def enter(self, req):
+        if hash(req.rid) in self._known:
+            return Verdict.failed("this name was here before")
+        self._known.append(hash(req.rid))
+        return super().enter(req)
+
+
+class WritesToTheRequest(DrillGate):
+    def enter(self, req):
+        req.blocked_by = "me"
+        return super().enter(req)
+
+
+class RemembersTheFinished(DrillGate):
+    def finished(self, req):
+        held = super().finished(req)
+        self._since[req.rid] = (0.0, self.options)
+        return held
+
+
+class NeverReleases(DrillGate):
+    def released(self):
+        return []
+
+
+class ReleasesAtOnce(DrillGate):
+    def released(self):
+        free, self._until = list(self._until), {}
+        return free
+
+
+class ReleasesForEver(DrillGate):
+    def released(self):
+        return [rid for rid, until in self._until.items() if self.ctx.clock() >= until]
+
+
+class ForgetsToDrop(DrillGate):
+    def drop(self, req):
+        pass
+
+
+class HoldsWithoutSayingSo(DrillGate):
+    def finished(self, req):
+        super().finished(req)
+        return True
+
+
+HOLDS = frozenset({"holds"})
+
+
+def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> Mutant:
+    return Mutant(factory, suite=GateSuite, caught_by=caught_by, provides=provides, options_model=DrillGateOptions)
+
+
+MUTANTS = [
+    mutant(ConcernsEverybody, "test_a_request_that_asks_for_nothing_does_not_concern_it"),
+    mutant(ConcernsNobody, "test_blocked_until_the_way_is_clear"),
+    mutant(SaysNothing, "test_a_blocked_request_is_told_why"),
+    mutant(CountsInPercent, "test_a_blocked_request_is_told_why"),
+    mutant(OpensTooEarly, "test_blocked_until_the_way_is_clear"),
+    mutant(NeverOpens, "test_blocked_until_the_way_is_clear"),
+    mutant(FailsInTheEnd, "test_blocked_until_the_way_is_clear"),
+    mutant(TellsOfEverybody, "test_news_is_of_those_asked_about"),
+    mutant(ForgetsToCancel, "test_a_cancelled_request_is_forgotten"),
+    mutant(CancelsOnce, "test_a_cancelled_request_is_forgotten"),
+    mutant(CancelsEverybody, "test_a_cancelled_request_leaves_others_alone"),
+    mutant(RemembersNames, "test_a_name_may_come_again"),
+    mutant(WritesToTheRequest, "test_requests_are_read_and_not_changed"),
+    mutant(RemembersTheFinished, "test_a_finished_request_is_forgotten"),
+    mutant(NeverReleases, "test_a_held_request_is_released_once"),
+    mutant(ReleasesAtOnce, "test_a_held_request_is_released_once"),
+    mutant(ReleasesForEver, "test_a_held_request_is_released_once"),
+    mutant(ForgetsToDrop, "test_a_held_request_that_is_dropped_is_forgotten"),
+    mutant(HoldsWithoutSayingSo, "test_nobody_is_held", frozenset()),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

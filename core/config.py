@@ -63,6 +63,8 @@ class ServerSection(Section):
     """Seconds that running requests get to finish when the server is asked to stop."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
+    profile_dir: str | None = None
+    """Directory below which traces of `/start_profile` are written; unset: none are made."""
 
 
 class MemorySection(Section):
@@ -115,6 +117,8 @@ class SchedulerSection(Section):
     """Factor on the reserved share: above 1 admits less and retracts less often."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds that one step may take before the scheduler counts as hung."""
+    decode_log_interval: Annotated[int, Field(ge=0)] = 40
+    """Decode steps per log line about them; 0: none. Prefills get a line each."""
     seed: int = 0
     """Seed of everything random: policies, and requests that bring no seed of their own."""
 
@@ -133,6 +137,10 @@ class EngineConfig(Section):
     """A named set of defaults that files, environment and options override."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """`json`: one object per line, with the figures of a line as fields of their own."""
+    log_requests: bool = False
+    """Log a line per finished request: its times, lengths and reason, never its text."""
     model: ModelSection
     """The model, and the family of networks that runs it."""
     runner: UseSection = UseSection()

@@ -1,0 +1,102 @@
+"""StepReport: the scheduler's log lines about batches, in the words that operators know from other servers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class StepReport:
+    """One line per prefill batch, and one every `interval` decode steps (0: none). All at info.
+
+    `total_tokens` is the pool's size. The figures of a line are also its record's fields, for logs as JSON. A step that
+    says nothing costs a comparison and a sum::
+
+        if report.decode_due(counters.generated_tokens):
+            report.decode(running=..., queued=..., used_tokens=...)
+    """
+
+    def __init__(self, interval: int, clock: Clock = time.monotonic, total_tokens: int = 0) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._total = max(1, total_tokens)
+        self._left = 0
+        self._since = 0.0
+        self._before = 0
+        self._generated = 0
+
+    @property
+    def talks(self) -> bool:
+        """Whether a prefill's line would be written anywhere, so that nobody need add figures up for nothing."""
+        return logger.isEnabledFor(logging.INFO)
+
+    def prefill(
+        self, requests: int, new_tokens: int, cached_tokens: int, running: int, queued: int, used_tokens: int
+    ) -> None:
+        """A prefill of `requests` was run: `new_tokens` computed, `cached_tokens` found in the cache."""
+        if not self.talks:
+            return
+        usage = used_tokens / self._total
+        hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
+        logger.info(
+            "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
+            "#running-req: %d, #queue-req: %d",
+            requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
+            extra={
+                "event": "prefill",
+                "new_requests": requests,
+                "new_tokens": new_tokens,
+                "cached_tokens": cached_tokens,
+                "hit_rate": round(hit_rate, 4),
+                "token_usage": round(usage, 4),
+                "running": running,
+                "queued": queued,
+            },
+        )  # fmt: skip
+
+    def decode_due(self, generated_tokens: int) -> bool:
+        """Count a decode step; whether it is time for a line. `generated_tokens` is the total since the start."""
+        if self._left > 1:
+            self._left -= 1
+            return False
+        if self._interval <= 0:
+            return False
+        if self._left == 0:
+            # The first step of a busy time only starts the clock: what came before was no decoding.
+            self._left = self._interval
+            self._since, self._before = self._clock(), generated_tokens
+            return False
+        self._generated = generated_tokens
+        return True
+
+    def decode(self, running: int, queued: int, used_tokens: int) -> None:
+        """The line that is due, about the time since the last one."""
+        now = self._clock()
+        took = now - self._since
+        throughput = (self._generated - self._before) / took if took > 0 else 0.0
+        self._since, self._before = now, self._generated
+        self._left = self._interval
+        usage = used_tokens / self._total
+        logger.info(
+            "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, "
+            "#queue-req: %d",
+            running, used_tokens, usage, throughput, queued,
+            extra={
+                "event": "decode",
+                "running": running,
+                "used_tokens": used_tokens,
+                "token_usage": round(usage, 4),
+                "gen_throughput": round(throughput, 3),
+                "queued": queued,
+            },
+        )  # fmt: skip
+
+    def rest(self) -> None:
+        """The scheduler has run out of work: the time until there is some again is nobody's throughput."""
+        self._left = 0

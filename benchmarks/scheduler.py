@@ -142,27 +142,28 @@ def decode_steps(
     return bench, [bench.step() for _ in range(steps)]
 
 
-def admission(policy: str, waiting: int, admitted: int, page_size: int) -> list[float]:
-    """Steps that admit `admitted` of `waiting` requests which share system prompts, after the cache has changed."""
+def admission(policy: str, waiting: int, admitted: int, page_size: int, steps: int = 40) -> list[float]:
+    """Steps that admit `admitted` of `waiting` requests which share 50 system prompts. Before each of them the requests
+    admitted before have ended, which changes the cache, and as many new ones have arrived.
+    """
+    bench = Bench(policy=policy, page_size=page_size, running=admitted, tokens=4_000_000)
+    shared = bench.prompts(50, 1024)
+
+    def arrive(count: int) -> None:
+        own = bench.prompts(count, 128)
+        stems = bench.random.integers(0, len(shared), count)
+        bench.submit([np.concatenate([shared[i], one]) for i, one in zip(stems, own, strict=True)], new_tokens=3)
+
+    arrive(waiting)
     found = []
-    for run in range(9):
-        bench = Bench(policy=policy, page_size=page_size, running=admitted + 8, tokens=4_000_000)
-        bench.random = np.random.default_rng(run)
-        shared = bench.prompts(50, 1024)
-        bench.submit([np.concatenate([one, bench.prompts(1, 64)[0]]) for one in shared[:8]], new_tokens=2)
-        while not bench.scheduler.idle:
-            bench.step()
-        bench.submit([np.concatenate([shared[i % 50], bench.prompts(1, 128)[0]]) for i in range(8)])
-        bench.step()
-        more = [np.concatenate([shared[i % 50], bench.prompts(1, 128)[0]]) for i in range(waiting)]
-        bench.scheduler.policy.order(bench.scheduler.waiting, [])
-        bench.submit(more)
+    while len(found) < steps:
+        before = len(bench.scheduler.waiting)
         took = bench.step()
-        while len(bench.scheduler.waiting) == waiting:
-            took = bench.step()
-        assert len(bench.scheduler.waiting) == waiting - admitted
-        found.append(took)
-    return found
+        if (left := before - len(bench.scheduler.waiting)) > 0:
+            assert left == admitted
+            found.append(took)
+            arrive(admitted)
+    return found[steps // 4 :]
 
 
 def main() -> None:

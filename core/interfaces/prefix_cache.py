@@ -82,6 +82,12 @@ class PrefixCache(abc.ABC):
         Touches the entries' recency; changes no page's owner. It may split a node.
         """
 
+    def matched_length(self, key: PrefixKey) -> int:
+        """How many tokens `match` would find, for who orders a queue by it. Touches what `match` touches, and no more
+        than that. This default calls it; a cache that can count without collecting slots overrides it.
+        """
+        return len(self.match(key))
+
     @abc.abstractmethod
     def lock(self, handle: CacheHandle) -> None:
         """Keep the handle's whole path from being evicted. Locks count: each needs its own `unlock`."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from pegboard.core.interfaces.keys import PrefixMemo
+from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.testing.fakes import CountingAllocator
 from pegboard.core.testing.prefix_books import Books, key_of, run_of
@@ -105,6 +105,21 @@ class PrefixCacheContract(ContractSuite):
         books.insert(run_of(1, 2, 5, page_size=page_size))
         for chars, length in (((1, 2, 3, 9), 3), ((1, 2, 9), 2), ((1, 2, 5, 3), 3), ((1,), 1), ((2, 1), 0)):
             assert len(books.match(run_of(*chars, page_size=page_size))) == length * page_size
+
+    @capability("reuse")
+    @pages
+    def test_a_look_tells_what_a_match_finds(self, page_size: int) -> None:
+        """The same length, whether or not a match has been there before; and it locks and changes nothing."""
+        books = self.books(page_size)
+        tokens = run_of(1, 2, 3, 4, page_size=page_size)
+        books.insert(tokens)
+        asked = [tokens, tokens[:-1], [*tokens, 9], [*tokens[:page_size], 9, 9], [9, *tokens[1:]], tokens[:1], []]
+        keys = [PrefixKey(np.array(one, np.int64)) for one in asked]
+        version = books.cache.version
+        looks = [books.cache.matched_length(key) for key in keys]
+        assert (books.cache.version, books.cache.locked_tokens) == (version, 0)
+        assert looks == [len(books.cache.match(key)) for key in keys]
+        assert looks == [books.cache.matched_length(key) for key in keys]
 
     @capability("reuse")
     @pages

@@ -53,17 +53,15 @@ class RadixCache(PrefixCache):
         self._locked = 0
         self._tick = 0
 
+    def matched_length(self, key: PrefixKey) -> int:
+        path = self._tree.find(key.tokens, key.namespace)
+        # A node that is found in part is not split for a look, and its other part is as recent then.
+        self._touch(path.nodes)
+        return path.length
+
     def match(self, key: PrefixKey) -> PrefixMatch:
         path = self._find(key)
-        self._tick += 1
-        for node in path.nodes:
-            node.data.last_access = self._tick
-            node.data.hits += 1
-        if self._protected is not None:
-            for node in self._protected.promote(reversed(path.nodes), self._tick):
-                self._victims.update(node)
-        if path.node is not None:
-            self._victims.update(path.node)
+        self._touch(path.nodes)
         return PrefixMatch(slots_of(_pages(path.nodes), self.page_size), RadixHandle(path.node, path.length))
 
     def lock(self, handle: CacheHandle) -> None:
@@ -186,6 +184,18 @@ class RadixCache(PrefixCache):
             if self._protected is not None and upper is not None:
                 self._protected.split(upper)
         return path
+
+    def _touch(self, nodes: list[Node]) -> None:
+        """Note that a path was used."""
+        self._tick += 1
+        for node in nodes:
+            node.data.last_access = self._tick
+            node.data.hits += 1
+        if self._protected is not None:
+            for node in self._protected.promote(reversed(nodes), self._tick):
+                self._victims.update(node)
+        if nodes:
+            self._victims.update(nodes[-1])
 
     def _split_entry(self, entry: Entry, at: int) -> tuple[Entry, Entry]:
         return entry.split(at // self.page_size), entry

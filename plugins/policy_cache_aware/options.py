@@ -7,7 +7,15 @@ from pydantic import Field
 from pegboard.core.interfaces.options import Options
 
 
-class LpmOptions(Options):
+class CacheAwareOptions(Options):
+    """Options of all policies that ask the cache."""
+
+    rematch_limit: int | None = Field(default=64, ge=1)
+    """Most requests that are matched anew per step once the cache has changed; for the others their last match stands
+    in. null: all of them, however long that takes."""
+
+
+class LpmOptions(CacheAwareOptions):
     """Options of `lpm`."""
 
     fallback_above: int | None = Field(default=128, ge=0)
@@ -22,7 +30,7 @@ class LpmOptions(Options):
     the earlier one can fill the cache first."""
 
 
-class DfsWeightOptions(Options):
+class DfsWeightOptions(CacheAwareOptions):
     """Options of `dfs-weight`."""
 
     fallback_above: int | None = Field(default=None, ge=0)

@@ -3,64 +3,104 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.core.interfaces.prefix_cache import PrefixCache
-from pegboard.core.interfaces.req import Req, ReqSlot
+import numpy as np
+
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.toolkit.radix_tree import RadixNode, RadixTree
 
 
 @dataclass(slots=True)
 class _Match:
-    """How many tokens `cache` held at `version` of a request that was `seq_len` tokens long."""
+    """How many tokens the cache held at `version` of a request that was `seq_len` tokens long. `stem` names the group
+    of requests that begin alike.
+    """
 
-    cache: PrefixCache | None = None
+    seq_len: int
     version: int = -1
-    seq_len: int = -1
     length: int = 0
-
-
-_MATCH = ReqSlot(_Match)
+    stem: tuple[str, bytes] | None = None
 
 
 class _CacheAwarePolicy(SchedulePolicy):
     """Falls back to the queue as it stands when it is long, and remembers what it asked and answered.
 
-    A match is asked for again only once the cache's version or the request has changed, and the same queue under the
-    same version gets the same order at once.
+    A newcomer is matched once. After that a match is asked for again only once the cache's version or the request has
+    changed, and for at most `rematch_limit` requests per step: first for those whose last match was too short to count,
+    then for the rest by turns. So a step costs about the same however long the queue is, and a match is a few steps
+    behind at most; it decides the order alone, since whoever is admitted is matched again.
     """
 
     def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
-        self._question: tuple[int, list[tuple[str, int]]] | None = None
+        self._known: dict[Req, _Match] = {}
+        """Of those that waited at the last call."""
+        self._question: tuple[int, list[Req]] | None = None
         self._answer: list[int] = []
+        self._turn = 0
+        self._steps = 0
+        self._fallbacks = 0
 
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
         limit = self.options.fallback_above
+        self._steps += 1
         if len(waiting) < 2 or (limit and len(waiting) > limit):
+            self._fallbacks += len(waiting) >= 2
             return list(waiting)
-        question = (self.ctx.cache.version, [(req.rid, req.seq_len) for req in waiting])
+        matches, complete = self._match(waiting)
+        question = (self.ctx.cache.version, list(waiting))
         if question != self._question:
-            matched = [self._matched(req) for req in waiting]
-            self._answer = self._rank(waiting, matched)
-            self._question = question
+            self._answer = self._rank(waiting, matches)
+            self._question = question if complete else None
         return [waiting[index] for index in self._answer]
 
-    def _matched(self, req: Req) -> int:
-        """Tokens of the request that the cache holds."""
-        cache, known = self.ctx.cache, _MATCH.of(req)
-        if known.cache is not cache or known.version != cache.version or known.seq_len != req.seq_len:
-            known.length = len(cache.match(req.matchable_key()))
-            known.cache, known.version, known.seq_len = cache, cache.version, req.seq_len
-        return known.length
+    def stats(self) -> dict[str, float]:
+        return {"steps": self._steps, "fallback_steps": self._fallbacks}
+
+    def _match(self, waiting: Sequence[Req]) -> tuple[list[_Match], bool]:
+        """The match of each, brought up to date for as many as one step allows, and whether that is all of them."""
+        cache, version, known = self.ctx.cache, self.ctx.cache.version, self._known
+        lengths = [len(req.tokens) for req in waiting]
+        found = [known.get(req) for req in waiting]
+        matches = [
+            _Match(length) if match is None or match.seq_len != length else match
+            for match, length in zip(found, lengths, strict=True)
+        ]
+        versions = np.fromiter((match.version for match in matches), np.int64, len(matches))
+        due = np.flatnonzero(versions == -1).tolist()
+        stale = np.flatnonzero((versions != version) & (versions != -1)).tolist()
+        limit = self.options.rematch_limit
+        complete = limit is None or len(stale) <= limit
+        due += stale if limit is None or complete else self._chosen(stale, matches, limit)
+        for index in due:
+            match = matches[index]
+            match.length, match.version = cache.matched_length(waiting[index].matchable_key()), version
+        if due:
+            self._question = None
+        self._known = dict(zip(waiting, matches, strict=True))
+        return matches, complete
+
+    def _chosen(self, stale: list[int], known: Sequence[_Match], limit: int) -> list[int]:
+        """Those of too many that are matched anew in this step."""
+        # A quarter is kept for the rest, so that nobody's turn is put off for ever.
+        first = [index for index in stale if self._may_grow(known[index])][: limit - limit // 4]
+        taken = set(first)
+        others = [index for index in stale if index not in taken]
+        start = self._turn % len(others)
+        self._turn += limit - len(first)
+        return first + (others[start:] + others[:start])[: limit - len(first)]
+
+    def _may_grow(self, match: _Match) -> bool:
+        """Whether a request with this match is worth another look before others."""
+        return match.length == 0
 
     @abc.abstractmethod
-    def _rank(self, waiting: Sequence[Req], matched: Sequence[int]) -> list[int]:
-        """Indices into `waiting`, most urgent first; `matched` are the cached tokens of each."""
+    def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
+        """Indices into `waiting`, most urgent first; `known` are the cached tokens of each."""
 
 
 class LpmPolicy(_CacheAwarePolicy):
@@ -70,26 +110,31 @@ class LpmPolicy(_CacheAwarePolicy):
     first has run, they find it in the cache.
     """
 
-    def _rank(self, waiting: Sequence[Req], matched: Sequence[int]) -> list[int]:
-        behind = self._deprioritized(waiting, matched)
-        keys = [math.inf if late else -length for late, length in zip(behind, matched, strict=True)]
-        return sorted(range(len(waiting)), key=keys.__getitem__)
+    def _may_grow(self, match: _Match) -> bool:
+        return match.length <= self.options.in_batch_check_threshold
 
-    def _deprioritized(self, waiting: Sequence[Req], matched: Sequence[int]) -> list[bool]:
+    def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
+        keys = np.fromiter((-match.length for match in known), np.int64, len(known))
         check = self.options.in_batch_check_threshold
-        deprioritize = self.options.in_batch_deprioritize_threshold
-        firsts: RadixTree[None] = RadixTree(make_root=lambda: None)
-        behind = [False] * len(waiting)
-        for index, (req, length) in enumerate(zip(waiting, matched, strict=True)):
-            if length > check:
+        stems: set[tuple[str, bytes]] = set()
+        for index in np.flatnonzero(keys >= -check).tolist():
+            stem = known[index].stem or self._stem(waiting[index], known[index])
+            if stem is None:
                 continue
-            key = req.matchable_key()
-            path = firsts.find(key.tokens, key.namespace)
-            if path.length >= deprioritize:
-                behind[index] = True
-            elif path.length < len(key):
-                firsts.extend(path, key.tokens, None)
-        return behind
+            if stem in stems:
+                keys[index] = 1
+            stems.add(stem)
+        order: list[int] = np.argsort(keys, kind="stable").tolist()
+        return order
+
+    def _stem(self, req: Req, match: _Match) -> tuple[str, bytes] | None:
+        """What a request shares with others of its group; None where it is too short to share enough."""
+        shared = self.options.in_batch_deprioritize_threshold
+        key = req.matchable_key()
+        if len(key) < shared:
+            return None
+        match.stem = (key.namespace, key.tokens[:shared].tobytes())
+        return match.stem
 
 
 class DfsWeightPolicy(_CacheAwarePolicy):
@@ -101,11 +146,12 @@ class DfsWeightPolicy(_CacheAwarePolicy):
     Requests that end at a node come after those below it, as in SGLang; requests without a match come last.
     """
 
-    def _rank(self, waiting: Sequence[Req], matched: Sequence[int]) -> list[int]:
+    def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
         tree: RadixTree[list[int]] = RadixTree(self.ctx.cache.page_size, make_root=list, split=_split)
         unmatched: list[int] = []
-        for index, (req, length) in enumerate(zip(waiting, matched, strict=True)):
-            key = req.key(length)
+        for index, (req, match) in enumerate(zip(waiting, known, strict=True)):
+            # A match that stands in from an earlier step may be longer than what can be matched now.
+            key = req.key(min(match.length, req.seq_len - 1))
             node = tree.insert(key.tokens, [], key.namespace)
             (unmatched if node is None else node.data).append(index)
         order: list[int] = []

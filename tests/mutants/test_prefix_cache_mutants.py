@@ -387,7 +387,22 @@ class FindsAfterAll(NoCache):
         return PrefixMatch(np.arange(len(key), dtype=np.int64), super().match(key).handle)
 
 
+class LooksAtTokensNotPages(Radix):
+    def matched_length(self, key):
+        found = super().matched_length(key)
+        return found + (found < len(key) and found > 0)
+
+
+class LooksAndLocks(Radix):
+    def matched_length(self, key):
+        found = self.match(key)
+        self.lock(found.handle)
+        return len(found)
+
+
 CAUGHT = {
+    LooksAtTokensNotPages: "test_a_look_tells_what_a_match_finds",
+    LooksAndLocks: "test_a_look_tells_what_a_match_finds",
     ForgetsDuplicates: "test_duplicates_are_freed_and_answered_with_the_cached_slots",
     FreesDuplicatesTwice: "test_duplicates_are_freed_and_answered_with_the_cached_slots",
     AnswersWithTheGivenSlots: "test_duplicates_are_freed_and_answered_with_the_cached_slots",

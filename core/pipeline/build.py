@@ -31,10 +31,13 @@ from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.probe import PoolProbe
+from pegboard.core.pipeline.profiler import Profiler
+from pegboard.core.pipeline.report import StepReport
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
 from pegboard.core.pipeline.source import prepare_model
+from pegboard.core.pipeline.time_stats import log_finished
 from pegboard.core.pipeline.view import SchedulerView
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.version import __version__
@@ -235,6 +238,9 @@ class _Parts:
             after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         )
         overlap = config.loop == "overlap"
+        finished = hooks.freeze("requests_finished")
+        if self.config.log_requests:
+            finished = (*finished, log_finished)
         scheduler = Scheduler(
             config,
             memory,
@@ -247,16 +253,19 @@ class _Parts:
             eos_ids=self.spec.eos_token_ids,
             num_layers=len(self.spec.layers),
             gates=GateKeeper(gates, time.monotonic) if gates else None,
+            report=StepReport(config.decode_log_interval, total_tokens=allocator.total_tokens),
             executor=ThreadExecutor(worker.launch, worker.again, worker.healthy)
             if overlap
             else InlineExecutor(worker.run, worker.again, worker.healthy),
             hooks=StepHooks(
                 batch_scheduled=hooks.freeze("batch_scheduled"),
                 batch_committed=hooks.freeze("batch_committed"),
-                requests_finished=hooks.freeze("requests_finished"),
+                requests_finished=finished,
                 idle=(hooks.call.idle,),
             ),
         )
+        profiler = Profiler(self.config.server.profile_dir, scheduler.set_on_step)
+        scheduler.controls.update(profiler.controls())
         return scheduler, worker
 
     def info(self, scheduler: Scheduler) -> ModelInfo:

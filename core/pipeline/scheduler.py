@@ -35,6 +35,7 @@ from pegboard.core.pipeline.results import NOBODYS
 
 if TYPE_CHECKING:
     from pegboard.core.config import SchedulerSection
+    from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.req import Req
@@ -134,8 +135,13 @@ class Scheduler:
         self._late: list[Req] = []
         """Requests that ended while some layers of their prefill were still to come; released when it is through."""
         self._was_idle = True
+        self._cached_told = 0
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
+
+    def set_on_step(self, call: Callable[[], None] | None) -> None:
+        """Call this after every step from now on; None: nothing."""
+        self.on_step = call
 
     # ---- queues, to be read ---------------------------------------------------------------------------------------
 
@@ -361,7 +367,7 @@ class Scheduler:
         if self._batch_committed:
             self._batch_committed(batch)
         if self.report is not None:
-            self._tell(batch)
+            self._tell(self.report, batch)
         if finished:
             self._finished(finished)
 
@@ -470,10 +476,30 @@ class Scheduler:
         if error := self.memory.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
+        if self.report is not None:
+            self.report.rest()
         self._idle_hooks()
 
-    def _tell(self, batch: Any) -> None:
-        """Log lines of prefills and, now and then, of decodes."""
+    def _tell(self, report: StepReport, batch: ScheduleBatch) -> None:
+        """Log lines: of every prefill, and now and then of decodes."""
+        if not batch.forward_mode.is_decode:
+            if report.talks:
+                told, self._cached_told = self._cached_told, self.counters.cached_tokens
+                report.prefill(
+                    requests=len(batch.reqs) - batch.decoding,
+                    new_tokens=batch.num_tokens - batch.decoding,
+                    cached_tokens=self.counters.cached_tokens - told,
+                    running=len(self.running),
+                    queued=len(self.waiting),
+                    used_tokens=self._used_tokens,
+                )
+        elif report.decode_due(self.counters.generated_tokens):
+            report.decode(running=len(self.running), queued=len(self.waiting), used_tokens=self._used_tokens)
+
+    @property
+    def _used_tokens(self) -> int:
+        """Tokens in pages that nobody else could have: held by requests, or locked in the cache."""
+        return self.memory.held_tokens + self.memory.cache.locked_tokens
 
 
 def _outcome(pending: Pending) -> tuple[BatchResult | None, Exception | None]:

@@ -111,7 +111,7 @@ class LpmPolicy(_CacheAwarePolicy):
     """
 
     def _may_grow(self, match: _Match) -> bool:
-        return match.length <= self.options.in_batch_check_threshold
+        return bool(match.length <= self.options.in_batch_check_threshold)
 
     def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
         keys = np.fromiter((-match.length for match in known), np.int64, len(known))

@@ -92,7 +92,9 @@ class AdmissionGate(abc.ABC):
 
     @abc.abstractmethod
     def enter(self, req: Req) -> Verdict:
-        """The request has come to the gate. OPEN lets it go on at once."""
+        """The request has come to the gate. OPEN lets it go on at once. What it says in its `params` may be anything: a
+        gate that cannot make sense of it fails the request with a status from 400 to 499, and does not raise.
+        """
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         """News of requests that this gate blocks, by rid; of those left out the last verdict stands. Once per step."""
@@ -101,7 +103,8 @@ class AdmissionGate(abc.ABC):
     def cancel(self, req: Req) -> None:  # noqa: B027 - optional: most gates keep nothing of a request
         """The request has ended before it went through: it was aborted, its time ran out, or another gate failed it.
 
-        Also called for one that this gate has let through and a later gate has not.
+        Also called for one that this gate has let through and a later gate has not, and for one that it has failed
+        itself. Of a request that it keeps nothing of it must not mind.
         """
 
     def finished(self, req: Req) -> bool:
@@ -115,4 +118,4 @@ class AdmissionGate(abc.ABC):
         return ()
 
     def drop(self, req: Req) -> None:  # noqa: B027 - optional: only a gate that holds needs it
-        """A request that is held has to go at once: it was aborted."""
+        """A request that is held has to go at once: it was aborted, or `released` has raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
@@ -39,6 +39,8 @@ class _Post:
     blocked: dict[str, Req] = field(default_factory=dict)
     held: dict[str, Req] = field(default_factory=dict)
     failures: int = 0
+    known: set[str] = field(default_factory=set)
+    """Calls that have raised before, whose traceback is in the log."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ class GateKeeper:
     """Leads requests through the gates in the config's order, and ends the wait of those whose time is up.
 
     False while no request is blocked or held, so that a step costs one look. Every call of a gate is guarded: what
-    raises fails the request in question with status 500 and the gate's name, and is logged.
+    raises, or answers with something that is no verdict, fails the request in question with status 500 and the gate's
+    name. The log has the traceback of the first time, and a line of each.
     """
 
     def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
@@ -106,7 +109,7 @@ class GateKeeper:
             return None
         posts = []
         for post in self._posts:
-            concerned, failure = self._ask(post, post.gate.concerns, req)
+            concerned, failure = self._ask(post, "concerns", post.gate.concerns, req)
             if failure is not None:
                 return failure
             if concerned:
@@ -139,7 +142,7 @@ class GateKeeper:
         if visit is None:
             return False
         for post in visit.posts:
-            holds, failure = self._ask(post, post.gate.finished, req)
+            holds, failure = self._ask(post, "finished", post.gate.finished, req)
             if holds and failure is None:
                 post.held[req.rid] = req
                 visit.holders.add(post.name)
@@ -157,7 +160,7 @@ class GateKeeper:
         self._busy -= 1
         for post in visit.posts:
             if post.held.pop(req.rid, None) is not None:
-                self._ask(post, post.gate.drop, req)
+                self._ask(post, "drop", post.gate.drop, req)
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
@@ -165,8 +168,7 @@ class GateKeeper:
         """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
         while visit.passed < len(visit.posts):
             post = visit.posts[visit.passed]
-            answer, failure = self._ask(post, post.gate.enter, req)
-            visit.verdict = verdict = failure or answer or Verdict(GateState.OPEN)
+            visit.verdict = verdict = self._enter(post, req)
             if verdict.state is GateState.BLOCKED:
                 self._block(req, post, visit)
                 return verdict
@@ -177,6 +179,12 @@ class GateKeeper:
             visit.passed += 1
         return visit.verdict
 
+    def _enter(self, post: _Post, req: Req) -> Verdict:
+        try:
+            return _checked(post.gate.enter(req))
+        except Exception as error:
+            return self._raised(post, "enter", error, req.rid)
+
     def _block(self, req: Req, post: _Post, visit: _Visit) -> None:
         if req.status is not ReqStatus.BLOCKED:
             req.move_to(ReqStatus.BLOCKED)
@@ -185,22 +193,18 @@ class GateKeeper:
         post.blocked[req.rid] = req
         visit.since = self._clock()
 
-    def _unblock(self, req: Req, post: _Post) -> None:
-        post.blocked.pop(req.rid, None)
-
     def _leave(self, req: Req, visit: _Visit) -> None:
         """Tell every gate that knows a request which is not going to run."""
         if req.status is ReqStatus.BLOCKED:
             self._busy -= 1
         for post in visit.posts[: visit.passed + 1]:
-            self._unblock(req, post)
-            self._ask(post, post.gate.cancel, req)
+            post.blocked.pop(req.rid, None)
+            self._ask(post, "cancel", post.gate.cancel, req)
 
     def _look(self, post: _Post, news: GateNews) -> None:
         waiting = list(post.blocked.values())
         try:
-            answers = post.gate.poll(waiting)
-            verdicts = {rid: answers[rid] for rid in answers}
+            verdicts = dict(post.gate.poll(waiting))
         except Exception as error:
             # Whom it is about nobody can tell, so it is about all of them.
             failure = self._raised(post, "poll", error)
@@ -208,9 +212,8 @@ class GateKeeper:
         now = self._clock()
         for req in waiting:
             visit = self._visits[req.rid]
-            verdict = verdicts.get(req.rid)
-            if verdict is not None:
-                visit.verdict = verdict
+            if req.rid in verdicts:
+                visit.verdict = self._examined(post, req, verdicts[req.rid])
             if visit.verdict.state is GateState.OPEN:
                 self._pass(req, post, visit, news)
             elif visit.verdict.state is GateState.FAILED:
@@ -218,8 +221,14 @@ class GateKeeper:
             elif post.timeout is not None and now - visit.since >= post.timeout:
                 self._fail(req, visit, _late(post, visit, now), news)
 
+    def _examined(self, post: _Post, req: Req, verdict: object) -> Verdict:
+        try:
+            return _checked(verdict)
+        except Exception as error:
+            return self._raised(post, "poll", error, req.rid)
+
     def _pass(self, req: Req, post: _Post, visit: _Visit, news: GateNews) -> None:
-        self._unblock(req, post)
+        del post.blocked[req.rid]
         visit.passed += 1
         verdict = self._lead(req, visit)
         if verdict.state is GateState.FAILED:
@@ -236,14 +245,15 @@ class GateKeeper:
 
     def _release(self, post: _Post, news: GateNews) -> None:
         try:
-            free = list(post.gate.released())
+            free = [rid for rid in dict.fromkeys(post.gate.released()) if rid in post.held]
         except Exception as error:
             self._raised(post, "released", error)
+            # It will never name them, and KV that nobody frees is lost. So they go, and it is told.
             free = list(post.held)
+            for req in post.held.values():
+                self._ask(post, "drop", post.gate.drop, req)
         for rid in free:
-            req = post.held.pop(rid, None)
-            if req is None:
-                continue
+            req = post.held.pop(rid)
             visit = self._visits[rid]
             visit.holders.discard(post.name)
             if not visit.holders:
@@ -253,18 +263,36 @@ class GateKeeper:
 
     # ---- guards ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, post: _Post, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
+    def _ask(self, post: _Post, what: str, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
         """A gate's answer about one request, or the failure that its exception makes of it."""
         try:
             return call(req), None
         except Exception as error:
-            return None, self._raised(post, getattr(call, "__name__", "call"), error, req.rid)
+            return None, self._raised(post, what, error, req.rid)
 
     def _raised(self, post: _Post, what: str, error: Exception, rid: str = "") -> Verdict:
         post.failures += 1
-        logger.error("the gate %r raised in %s%s", post.name, what, f" of {rid}" if rid else "", exc_info=error)
-        text = f"the gate {post.name!r} failed: {type(error).__name__}: {error}"
-        return Verdict.failed(text, status=500, code="gate_failed")
+        trace = None if what in post.known else error
+        post.known.add(what)
+        whose = f" of {rid}" if rid else ""
+        told = f"{type(error).__name__}: {error}"
+        logger.error("the gate %r failed in %s%s: %s", post.name, what, whose, told, exc_info=trace)
+        return Verdict.failed(f"the gate {post.name!r} failed: {told}", status=500, code="gate_failed")
+
+
+def _checked(verdict: object) -> Verdict:
+    """The verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
+        raise TypeError(f"it answered {verdict!r}, which is no verdict")
+    if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
+        raise TypeError(f"reason, code and param of a verdict are strings, not {verdict!r}")
+    if verdict.state is GateState.FAILED and not (isinstance(verdict.status, int) and 400 <= verdict.status <= 599):
+        raise TypeError(f"the status of a failure is from 400 to 599, not {verdict.status!r}")
+    progress = verdict.progress
+    if progress is None or (type(progress) is float and 0.0 <= progress <= 1.0):
+        return verdict
+    # A share that is none (or a NaN) is not worth a request: it counts as unknown. Others become plain, to be sent.
+    return replace(verdict, progress=float(progress) if 0.0 <= progress <= 1.0 else None)
 
 
 def _late(post: _Post, visit: _Visit, now: float) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,10 @@ from pegboard.core.testing.suite import ContractSuite, capability, lacks
 _NAMES = itertools.count()
 PATIENCE = 200
 """How often a gate is polled, a hundredth of a second apart, before it counts as one that never opens."""
+
+
+NONSENSE: tuple[Any, ...] = (None, True, 7, -1.5, "", "nonsense", [], ["nonsense", 3], {}, {"nonsense": {"x": []}})
+"""What a request may say to a gate: any plain value at all."""
 
 
 class ManualClock:
@@ -45,6 +49,9 @@ class AdmissionGateContract(ContractSuite):
     """
 
     contract = "admission_gate"
+
+    param: ClassVar[str] = ""
+    """Where in a request's `params` the gate looks: by default under the provider's name."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -100,6 +107,18 @@ class AdmissionGateContract(ContractSuite):
         req = gated_request()
         assert gate.concerns(req) is False
         self.assert_forgotten(gate, req)
+
+    def test_nonsense_is_taken_or_refused(self, gate: AdmissionGate) -> None:
+        for said in NONSENSE:
+            req = gated_request({self.param or self.subject.name: said})
+            if not gate.concerns(req):
+                continue
+            verdict = gate.enter(req)
+            if verdict.state is GateState.FAILED:
+                assert 400 <= verdict.status <= 499, f"{said!r} is the client's mistake, not the server's"
+                assert verdict.reason.strip(), "people read the reason"
+            gate.cancel(req)
+            self.assert_forgotten(gate, req)
 
     def test_a_blocked_request_is_told_why(self, gate: AdmissionGate) -> None:
         _, verdict = self.blocked(gate)

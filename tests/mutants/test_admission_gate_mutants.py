@@ -17,6 +17,8 @@ from pegboard.plugins.gate_drill.options import DrillGateOptions
 class GateSuite(AdmissionGateContract):
     """The suite as an author of such a gate would have it."""
 
+    param = "drill"
+
     def blocked_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"act": "delay", "delay": 0.5}})
 
@@ -32,6 +34,24 @@ class ConcernsEverybody(DrillGate):
 class ConcernsNobody(DrillGate):
     def concerns(self, req):
         return False
+
+
+class TrustsTheRequest(DrillGate):
+    def enter(self, req):
+        return super().enter(req) if req.params["drill"].get("act") else OPEN
+
+
+class BlamesItself(DrillGate):
+    def enter(self, req):
+        verdict = super().enter(req)
+        return replace(verdict, status=500) if verdict.status else verdict
+
+
+class KeepsWhatItRefused(DrillGate):
+    def enter(self, req):
+        verdict = super().enter(req)
+        self._until[req.rid] = 0.0
+        return verdict
 
 
 class SaysNothing(DrillGate):
@@ -145,6 +165,9 @@ def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> M
 MUTANTS = [
     mutant(ConcernsEverybody, "test_a_request_that_asks_for_nothing_does_not_concern_it"),
     mutant(ConcernsNobody, "test_blocked_until_the_way_is_clear"),
+    mutant(TrustsTheRequest, "test_nonsense_is_taken_or_refused"),
+    mutant(BlamesItself, "test_nonsense_is_taken_or_refused"),
+    mutant(KeepsWhatItRefused, "test_nonsense_is_taken_or_refused"),
     mutant(SaysNothing, "test_a_blocked_request_is_told_why"),
     mutant(CountsInPercent, "test_a_blocked_request_is_told_why"),
     mutant(OpensTooEarly, "test_blocked_until_the_way_is_clear"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pegboard.core.commands import config, plugins
+from pegboard.core.commands import config, plugins, simulate
 from pegboard.core.commands.config import Files, Json, Overrides
 from pegboard.core.commands.output import write, write_json
 from pegboard.core.interfaces.errors import PegboardError
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app, name="config")
 app.add_typer(plugins.app, name="plugins")
+app.command()(simulate.simulate)
 
 
 def main() -> None:

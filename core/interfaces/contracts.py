@@ -119,7 +119,11 @@ _ALL = (
         f"{_I}.schedule_policy:SchedulePolicy",
         "orders the waiting queue and picks victims for retraction",
         suite=f"{_S}.schedule_policy:SchedulePolicyContract",
-        capabilities={"cache_aware": "reads the prefix cache to order the queue"},
+        capabilities={
+            "cache_aware": "reads the prefix cache to order the queue",
+            "preempts": "may let a waiting request push out running ones",
+            "aging": "waiting counts, so that nobody is overtaken for ever",
+        },
     ),
     Contract(
         "admission_gate",

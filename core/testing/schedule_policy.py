@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any, NoReturn
 
 import numpy as np
@@ -76,15 +77,18 @@ def queued(
     max_new_tokens: int = 16,
     priority: int = 0,
     space: str = "",
+    arrived: float | None = None,
 ) -> Req:
-    """A waiting request; one that has generated tokens was retracted."""
+    """A waiting request; one that has generated tokens was retracted. `arrived` is when it came, now by default."""
     req = Req(
         f"req-{next(_NAMES)}",
         np.array(prompt, dtype=np.int64),
         SamplingParams(max_new_tokens=max_new_tokens),
         priority=priority,
         namespace=space,
+        arrived=arrived,
     )
+    req.timing.ready = req.timing.queued = req.timing.arrived
     for token in generated:
         req.tokens.append(token)
     if generated:
@@ -93,9 +97,16 @@ def queued(
     return req
 
 
-def active(prompt: Sequence[int], generated: Sequence[int], *, priority: int = 0) -> Req:
+def active(
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    *,
+    max_new_tokens: int = 16,
+    priority: int = 0,
+    arrived: float | None = None,
+) -> Req:
     """A running request."""
-    req = queued(prompt, priority=priority)
+    req = queued(prompt, max_new_tokens=max_new_tokens, priority=priority, arrived=arrived)
     for token in generated:
         req.tokens.append(token)
     req.move_to(ReqStatus.RUNNING)
@@ -104,6 +115,7 @@ def active(prompt: Sequence[int], generated: Sequence[int], *, priority: int = 0
 
 
 _TOKENS = st.lists(st.integers(0, 3), max_size=6)
+_ARRIVALS = st.sampled_from((0.0, 5.0, 30.0, 1000.0))
 _STEMS: tuple[list[int], ...] = ([], [7] * 40, [7] * 40 + [8] * 40, [9] * 64, [5])
 
 
@@ -121,12 +133,13 @@ def _waiting(draw: st.DrawFn) -> Req:
         max_new_tokens=draw(st.integers(1, 5)),
         priority=draw(st.integers(-2, 2)),
         space=draw(st.sampled_from(("", "", "other"))),
+        arrived=draw(_ARRIVALS),
     )
 
 
 @st.composite
 def _running(draw: st.DrawFn) -> Req:
-    return active(draw(_prompts()), draw(_TOKENS), priority=draw(st.integers(-2, 2)))
+    return active(draw(_prompts()), draw(_TOKENS), priority=draw(st.integers(-2, 2)), arrived=draw(_ARRIVALS))
 
 
 def _arriving(draw: random.Random) -> Req:
@@ -145,6 +158,7 @@ def _state(req: Req) -> tuple[Any, ...]:
         *(req.rid, req.status, req.priority, req.namespace, req.sampling, req.input_len, req.seed, req.flags),
         *(tuple(req.tokens.view()), req.blocked_by, req.stream, req.output.finish_reason, req.output.sent_len),
         *(kv.row, kv.prefix_len, kv.committed_len, kv.allocated_len, kv.cache_len, kv.handle),
+        astuple(req.timing),
     )
 
 
@@ -162,11 +176,11 @@ class SchedulePolicyContract(ContractSuite):
 
     contract = "schedule_policy"
 
-    def policy(self, cache: PrefixCache | None = None, seed: int = 0) -> SchedulePolicy:
+    def policy(self, cache: PrefixCache | None = None, seed: int = 0, now: float = 2000.0) -> SchedulePolicy:
         """The policy under test over a read-only cache: one that must not even be read, where it is not cache-aware."""
         if cache is None:
             cache = ReadOnlyCache([7] * 40, [9] * 10, readable="cache_aware" in self.capabilities)
-        policy: SchedulePolicy = self.build(SchedulePolicyContext(cache=cache, seed=seed))
+        policy: SchedulePolicy = self.build(SchedulePolicyContext(cache=cache, seed=seed, clock=lambda: now))
         return policy
 
     def test_empty_queue(self) -> None:
@@ -272,6 +286,112 @@ class SchedulePolicyContract(ContractSuite):
         policy.order(waiting, [])
         policy.victims([active([7] * 50, [1])])
         assert cache.version == 0
+
+    # Preemption.
+
+    def preemptor(self) -> tuple[Req, list[Req]]:
+        """A waiting request and running ones of which it may push out at least one: by default, by its priority.
+        Override this where another measure decides.
+        """
+        running = [active([1, 2, 3], [4, 5]), active([1, 2], [3]), active([9], [9, 9, 9])]
+        return queued([5, 6], priority=1000), running
+
+    @capability("preempts")
+    def test_somebody_makes_way(self) -> None:
+        policy = self.policy()
+        req, running = self.preemptor()
+        assert policy.preempts, "without this the scheduler does not even ask"
+        assert policy.preempt(req, running), "nobody makes way"
+
+    @capability("preempts")
+    @properties(max_examples=80)
+    @given(waiting=_waiting(), running=st.lists(_running(), max_size=8))
+    def test_preempt_names_running_requests(self, waiting: Req, running: list[Req]) -> None:
+        """Each at most once, nobody else, and nothing is changed by the question."""
+        policy = self.policy()
+        before, kept = [_state(req) for req in (waiting, *running)], list(running)
+        named = policy.preempt(waiting, running)
+        assert isinstance(named, list)
+        assert named is not running
+        assert len({id(req) for req in named}) == len(named), "a request is named twice"
+        assert {id(req) for req in named} <= {id(req) for req in kept}, "somebody is named who does not run"
+        assert list(map(id, running)) == list(map(id, kept))
+        assert [_state(req) for req in (waiting, *running)] == before, "a request was changed"
+
+    @capability("preempts")
+    @properties(max_examples=80)
+    @given(waiting=_waiting(), running=st.lists(_running(), min_size=1, max_size=8))
+    def test_whoever_made_way_does_not_push_back(self, waiting: Req, running: list[Req]) -> None:
+        """Or two requests could push each other out for ever, and neither would get on."""
+        policy = self.policy()
+        for victim in policy.preempt(waiting, running):
+            assert not policy.preempt(victim, [waiting])
+
+    @capability("preempts")
+    @properties(max_examples=80)
+    @given(waiting=_waiting(), running=st.lists(_running(), min_size=1, max_size=8))
+    def test_only_the_less_urgent_make_way(self, waiting: Req, running: list[Req]) -> None:
+        """Whoever was pushed out stands behind the other in the queue, or it would be next again at once."""
+        policy = self.policy()
+        for victim in policy.preempt(waiting, running):
+            victim.move_to(ReqStatus.RETRACTED)
+            order = policy.order([victim, waiting], [])
+            assert order[0] is waiting, f"{victim} made way for {waiting}, but comes before it"
+
+    @capability("preempts")
+    def test_preemption_comes_to_rest(self) -> None:
+        """Eight requests for two places, over hours of a simulated clock: each pair changes places once at most."""
+        draw, now = random.Random(3), [0.0]
+        cache = ReadOnlyCache(readable="cache_aware" in self.capabilities)
+        policy: SchedulePolicy = self.build(SchedulePolicyContext(cache=cache, clock=lambda: now[0]))
+        waiting = [
+            queued([1] * draw.randrange(1, 9), max_new_tokens=9000, priority=draw.randrange(3), arrived=draw.random())
+            for _ in range(8)
+        ]
+        running: list[Req] = []
+        changes = 0
+        for _ in range(400):
+            now[0] += 60.0
+            for req in policy.order(waiting, running):
+                if len(running) == 2:
+                    out = policy.preempt(req, running)[:1]
+                    if not out:
+                        break
+                    changes += 1
+                    running.remove(out[0])
+                    waiting.insert(0, out[0])
+                    out[0].move_to(ReqStatus.RETRACTED)
+                    out[0].timing.queued = now[0]
+                waiting.remove(req)
+                running.append(req)
+                req.move_to(ReqStatus.RUNNING)
+            for req in running:
+                req.tokens.append(1)
+        assert changes <= 8 * 7 // 2, f"{changes} times a request was pushed out: they take turns"
+
+    @capability("aging")
+    def test_nobody_is_overtaken_for_ever(self) -> None:
+        """The least urgent of all comes first at last, however urgent those are that arrive after it."""
+        late = 1e7
+        policy = self.policy(now=late)
+        old = queued([1] * 50, max_new_tokens=100_000, priority=-3, arrived=1.0)
+        newcomers = [queued([1], max_new_tokens=1, priority=3, arrived=late) for _ in range(3)]
+        assert policy.order([*newcomers, old], [])[0] is old, "it has waited for months and is overtaken still"
+
+    @lacks("preempts")
+    def test_nobody_makes_way(self) -> None:
+        policy = self.policy()
+        req, running = self.preemptor()
+        assert not policy.preempts
+        assert policy.preempt(req, running) == []
+
+    def test_stats_are_numbers(self) -> None:
+        policy = self.policy()
+        policy.order([queued([1, 2]), queued([3])], [])
+        stats: dict[Any, Any] = policy.stats()
+        for name, value in stats.items():
+            assert isinstance(name, str), f"the name {name!r} is no string"
+            assert isinstance(value, int | float), f"{name} is no number: {value!r}"
 
     @capability("cache_aware")
     def test_reads_the_cache(self) -> None:

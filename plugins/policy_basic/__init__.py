@@ -3,11 +3,13 @@
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
 _MODULE = "pegboard.plugins.policy_basic.policies"
+_URGENCY = "pegboard.plugins.policy_basic.urgency"
+_OPTIONS = "pegboard.plugins.policy_basic.options"
 
 plugin = Plugin(
     name="policy_basic",
     version="0.1.0",
-    summary="fcfs, lof, random and priority",
+    summary="fcfs, lof, random, priority and srtf",
     providers=(
         Provider(
             contract="schedule_policy",
@@ -31,8 +33,18 @@ plugin = Plugin(
         Provider(
             contract="schedule_policy",
             name="priority",
-            factory=f"{_MODULE}:PriorityPolicy",
-            summary="by the request's priority, then by arrival",
+            factory=f"{_URGENCY}:PriorityPolicy",
+            summary="by the request's priority and how long it has waited, with preemption",
+            config=f"{_OPTIONS}:PriorityOptions",
+            provides=frozenset({"aging", "preempts"}),
+        ),
+        Provider(
+            contract="schedule_policy",
+            name="srtf",
+            factory=f"{_URGENCY}:SrtfPolicy",
+            summary="shortest remaining time first",
+            config=f"{_OPTIONS}:SrtfOptions",
+            provides=frozenset({"aging"}),
         ),
     ),
 )

@@ -41,13 +41,3 @@ class RandomPolicy(SchedulePolicy):
         shuffled = list(waiting)
         self._random.shuffle(shuffled)
         return shuffled
-
-
-class PriorityPolicy(SchedulePolicy):
-    """Larger `priority` first, then by arrival; the smallest priority is retracted first."""
-
-    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
-        return sorted(waiting, key=lambda req: -req.priority)
-
-    def victims(self, running: Sequence[Req]) -> list[Req]:
-        return sorted(super().victims(running), key=lambda req: req.priority)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.schedule_policy import SchedulePolicyContract
-from pegboard.plugins.policy_basic.policies import FcfsPolicy, PriorityPolicy, RandomPolicy
+from pegboard.plugins.policy_basic.policies import FcfsPolicy, RandomPolicy
+from pegboard.plugins.policy_basic.urgency import PriorityPolicy, SrtfPolicy
 from pegboard.plugins.policy_cache_aware.policies import DfsWeightPolicy, LpmPolicy
 
 
@@ -72,10 +75,10 @@ class PopsVictims(FcfsPolicy):
 
 
 class LocksWhatItMatches(LpmPolicy):
-    def _matched(self, req: Req) -> int:
-        match = self.ctx.cache.match(req.matchable_key())
-        self.ctx.cache.lock(match.handle)
-        return len(match)
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
+        for req in waiting:
+            self.ctx.cache.lock(self.ctx.cache.match(req.matchable_key()).handle)
+        return super().order(waiting, running)
 
 
 class MatchesOnce(LpmPolicy):
@@ -107,6 +110,71 @@ class ChokesOnNothing(LpmPolicy):
         return super().order(waiting, running) if longest else list(waiting)
 
 
+class PushesOutItself(PriorityPolicy):
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return [*super().preempt(req, running), req]
+
+
+class PushesOutTwice(PriorityPolicy):
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return super().preempt(req, running) * 2
+
+
+class RetractsByItself(PriorityPolicy):
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        named = super().preempt(req, running)
+        for one in named:
+            one.move_to(ReqStatus.RETRACTED)
+        return named
+
+
+class NeverPreempts(PriorityPolicy):
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return []
+
+
+class PushesOutThoseBefore(PriorityPolicy):
+    """Compares plain priorities although the queue is ordered by aged ones."""
+
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return [one for one in running if one.priority < req.priority]
+
+
+class PushesOutEquals(PriorityPolicy):
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return [one for one in running if one.priority <= req.priority]
+
+
+class TakesTurns(PriorityPolicy):
+    """Among equals whoever has run longest gives way."""
+
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        equals = [one for one in running if one.priority == req.priority and one.output_len > req.output_len]
+        return super().preempt(req, running) or equals
+
+
+class PreemptsUndeclared(FcfsPolicy):
+    preempts = True
+
+    def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
+        return [one for one in running if one.priority < req.priority]
+
+
+class ForgetsWhoWaited(PriorityPolicy):
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
+        return sorted(waiting, key=lambda req: -req.priority)
+
+
+class AgesBackwards(SrtfPolicy):
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
+        return sorted(waiting, key=lambda req: req.remaining_tokens - req.timing.arrived)
+
+
+class TellsNoNumbers(FcfsPolicy):
+    def stats(self) -> dict[str, Any]:
+        return {"steps": None}
+
+
 def mutant(factory: type, caught_by: str) -> Mutant:
     return Mutant(factory, suite=SchedulePolicyContract, caught_by=caught_by)
 
@@ -128,6 +196,17 @@ MUTANTS = [
     mutant(AnswersFromMemory, "test_the_queue_changes_between_calls"),
     mutant(PeeksAtTheCache, "test_does_not_read_the_cache"),
     mutant(ChokesOnNothing, "test_empty_queue"),
+    mutant(PushesOutItself, "test_preempt_names_running_requests"),
+    mutant(PushesOutTwice, "test_preempt_names_running_requests"),
+    mutant(RetractsByItself, "test_preempt_names_running_requests"),
+    mutant(NeverPreempts, "test_somebody_makes_way"),
+    mutant(PushesOutThoseBefore, "test_only_the_less_urgent_make_way"),
+    mutant(PushesOutEquals, "test_whoever_made_way_does_not_push_back"),
+    mutant(TakesTurns, "test_preemption_comes_to_rest"),
+    mutant(PreemptsUndeclared, "test_nobody_makes_way"),
+    mutant(ForgetsWhoWaited, "test_nobody_is_overtaken_for_ever"),
+    mutant(AgesBackwards, "test_nobody_is_overtaken_for_ever"),
+    mutant(TellsNoNumbers, "test_stats_are_numbers"),
 ]
 
 

@@ -19,3 +19,19 @@ class TestRandom(SchedulePolicyContract):
 
 class TestPriority(SchedulePolicyContract):
     provider = "priority"
+
+
+class TestPriorityWithoutAging(SchedulePolicyContract):
+    provider = "priority"
+    options = {"aging": None, "preempt_threshold": 1}
+    expected_failures = {"test_nobody_is_overtaken_for_ever": "aging is off"}
+
+
+class TestPriorityWithoutPreemption(SchedulePolicyContract):
+    provider = "priority"
+    options = {"preempt": False}
+    expected_failures = {"test_somebody_makes_way": "preemption is off"}
+
+
+class TestSrtf(SchedulePolicyContract):
+    provider = "srtf"

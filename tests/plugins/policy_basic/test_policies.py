@@ -10,7 +10,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.testing.schedule_policy import ReadOnlyCache, active, queued
-from pegboard.plugins.policy_basic.policies import FcfsPolicy, LofPolicy, PriorityPolicy, RandomPolicy
+from pegboard.plugins.policy_basic.policies import FcfsPolicy, LofPolicy, RandomPolicy
 
 
 def make(cls: type[SchedulePolicy], seed: int = 0) -> SchedulePolicy:
@@ -49,21 +49,6 @@ def test_random_lets_everyone_be_first(first: int) -> None:
     waiting = [queued([1]) for _ in range(4)]
     policy = make(RandomPolicy)
     assert waiting[first] in [policy.order(waiting, [])[0] for _ in range(64)]
-
-
-def test_priority_then_arrival() -> None:
-    waiting = [queued([1], priority=p) for p in (0, 5, -1, 5, 0)]
-    assert where(waiting, make(PriorityPolicy).order(waiting, [])) == [1, 3, 0, 4, 2]
-
-
-def test_priority_gives_up_the_least_urgent_first_and_then_the_least_work() -> None:
-    running = [
-        active([1], [1] * 9, priority=0),
-        active([1], [1], priority=3),
-        active([1], [1] * 2, priority=0),
-        active([1, 2], [1] * 2, priority=0),
-    ]
-    assert where(running, make(PriorityPolicy).victims(running)) == [3, 2, 0, 1]
 
 
 def test_default_victims_lose_the_least_work() -> None:

@@ -401,8 +401,6 @@ class Scheduler:
             # A part of a split prefill: all of it is computed again, in one go.
             step = step.whole
             self.planner.end_split(step)
-        if behind is not None and behind.final and behind.batch is not step.batch:
-            self.planner.rewind(behind)
         for part, result, why in self._recovery.parts(step, error):
             if result is not None:
                 self._commit(part, result)
@@ -411,6 +409,9 @@ class Scheduler:
             for req in part.batch.reqs:
                 if not req.finished:
                     self._end(req, reason, keep=False)
+        # Only now: a request whose chunk failed may have its next one in the step behind, and has to be tried first.
+        if behind is not None and behind.final and behind.batch is not step.batch:
+            self.planner.rewind(behind)
         self.running.rewind()
 
     # ---- the end of requests --------------------------------------------------------------------------------------

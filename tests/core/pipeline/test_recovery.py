@@ -1,0 +1,55 @@
+"""Failed passes with another step under way behind them: whoever is to blame goes, and nobody else goes around."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.pipeline.harness import Harness, oracle
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("company", [False, True])
+def test_a_prompt_in_chunks_that_fails_is_not_tried_for_ever(loop: str, mixed: bool, company: bool) -> None:
+    """Its next chunk is under way when the one before fails; both are its own, and it is alone to blame."""
+    bad = 250
+    harness = Harness(loop=loop, chunk=16, mixed_chunk=mixed)
+    harness.model.fail_on = lambda work: bad in work.input_ids
+    if company:
+        harness.submit("other", [1, 2, 3], 20, sampling={"ignore_eos": True})
+        harness.step()
+    harness.submit("bad", [bad, *range(60)], 5)
+    harness.submit("next", list(range(100, 140)), 5)
+    harness.run(limit=100)
+    assert harness.finish("bad")["status"] == 500
+    assert harness.tokens("next") == oracle(list(range(100, 140)), 5)
+    if company:
+        assert harness.tokens("other") == oracle([1, 2, 3], 20, ignore_eos=True)
+    assert harness.scheduler.counters.failed_batches == 1
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_chunk_that_fails_once_costs_nobody_a_token(mixed: bool) -> None:
+    """Also where the last chunk is under way behind it, so that its request counts as running already."""
+    for failing in range(1, 8):
+        harness = Harness(loop="overlap", chunk=16, mixed_chunk=mixed)
+        failed: set[int] = set()
+
+        def fails(work: object, failing: int = failing, failed: set[int] = failed) -> bool:
+            bid: int = work.bid  # type: ignore[attr-defined]
+            again = bid in failed
+            if bid == failing:
+                failed.add(bid)
+            return bid == failing and not again
+
+        harness.model.fail_on = fails
+        prompts = {"a": list(range(40)), "b": list(range(50, 90)), "c": [5, 6, 7]}
+        for rid, prompt in prompts.items():
+            harness.submit(rid, prompt, 6, sampling={"ignore_eos": True})
+        harness.run(limit=200)
+        # A request that is alone in a batch that fails is to blame for it.
+        ends = {rid: harness.finish(rid)["type"] for rid in prompts}
+        assert list(ends.values()).count("abort") <= 1
+        for rid, prompt in prompts.items():
+            expected = oracle(prompt, 6, ignore_eos=True)
+            assert harness.tokens(rid) == (expected if ends[rid] == "length" else expected[: len(harness.tokens(rid))])

@@ -40,7 +40,7 @@ class Ask:
 
 
 class Workload(abc.ABC):
-    """Requests whose times are known from the start (`arrivals`), in order of time; others follow from their answers."""
+    """Requests whose times are known from the start, in order of time; others follow from their answers."""
 
     parameters: Mapping[str, float] = {}
     """Defaults of what ``name:key=value,...`` may set."""
@@ -67,7 +67,7 @@ class Workload(abc.ABC):
 
     def _length(self, mean: float, spread: float) -> int:
         """Uniform between (1 - spread) and (1 + spread) times the mean; one at least."""
-        return max(1, int(round(mean * self.random.uniform(1 - spread, 1 + spread))))
+        return max(1, round(mean * self.random.uniform(1 - spread, 1 + spread)))
 
     def _limit(self, output_len: int) -> int:
         """Clients ask for more than they get."""
@@ -114,7 +114,8 @@ class Chat(Workload):
 
     summary = "conversations; a turn comes some time after the answer before it, and contains everything so far"
     parameters = {
-        "turns": 5, "system": 512, "question": 64, "output": 192, "think": 10.0, "spread": 0.5, "systems": 4, "limit": 0,
+        "turns": 5, "system": 512, "question": 64, "output": 192, "think": 10.0, "spread": 0.5, "systems": 4,
+        "limit": 0,
     }  # fmt: skip
 
     def arrivals(self) -> Iterator[Ask]:

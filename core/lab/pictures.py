@@ -29,7 +29,7 @@ def draw(outcomes: Sequence[Outcome], summaries: Sequence[dict[str, Any]], path:
     _hit_rates(axes[0][1], summaries)
     _queue(axes[1][0], outcomes)
     _memory(axes[1][1], outcomes)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
 
 
 def _ttft(ax: Any, outcomes: Sequence[Outcome]) -> None:
@@ -45,11 +45,11 @@ def _ttft(ax: Any, outcomes: Sequence[Outcome]) -> None:
 def _hit_rates(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
     labels = [one["label"] for one in summaries]
     bars = ax.bar(labels, [one["hit_rate"] for one in summaries], color=[f"C{i}" for i in range(len(labels))])
-    ax.bar_label(bars, fmt="{:.1%}")
+    ax.bar_label(bars, fmt="{:.1%}", label_type="center")
     optimal = next((one["optimal_hit_rate"] for one in summaries if one["optimal_hit_rate"] is not None), None)
     if optimal is not None:
         ax.axhline(optimal, color="black", linestyle="--", label=f"optimal {optimal:.1%}")
-        ax.legend()
+        ax.legend(loc="lower right")
     ax.set(title="Cache hit rate", ylabel="share of prompt tokens", ylim=(0, 1))
 
 

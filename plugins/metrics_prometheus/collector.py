@@ -1,0 +1,214 @@
+"""What the scheduler tells Prometheus: its own counters, and histograms that the step hooks fill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pegboard.plugins.metrics_prometheus.histogram import Histogram
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.req import Req
+
+V = TypeVar("V")
+_Values: TypeAlias = V | Mapping[str, V]
+
+PREFIX = "pegboard_"
+
+WINDOW_S = 1.0
+"""Generation throughput is told of windows of at least this length."""
+
+FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 160, 320)
+INTER_TOKEN = (
+    0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2,
+    0.3, 0.5, 1, 2, 5,
+)  # fmt: skip
+END_TO_END = (0.05, 0.1, 0.2, 0.4, 0.8, 1, 2, 5, 10, 20, 40, 60, 100, 200, 400, 800, 1600)
+QUEUE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+LENGTH = tuple(1 << power for power in range(21))
+SHARE = tuple(tenth / 10 for tenth in range(11))
+MODES = ("prefill", "mixed", "decode")
+
+_COUNTERS = (
+    ("requests_accepted", "accepted", "Requests that were taken."),
+    ("requests_rejected", "rejected", "Requests that were refused by the scheduler: full queue, too long, bad."),
+    ("requests_aborted", "aborted", "Requests that ended otherwise than by their own end, failed ones included."),
+    ("retractions", "retractions", "Times a running request was put back into the queue, preemptions included."),
+    ("preemptions", "preemptions", "Times a running request gave way to a more urgent one."),
+    ("failed_batches", "failed_batches", "Forward passes that raised."),
+    ("book_errors", "book_errors", "Times the idle check found memory unaccounted for; always a bug."),
+    ("plugin_failures", "plugin_failures", "Calls into plugins that raised."),
+    ("prefill_steps", "prefill_steps", "Steps that computed prompts."),
+    ("decode_steps", "decode_steps", "Steps that only decoded."),
+    ("computed_prompt_tokens", "prompt_tokens", "Tokens computed in prefills, again after a retraction."),
+    ("cached_tokens", "cached_tokens", "Prompt tokens that were found in the prefix cache."),
+    ("generation_tokens", "generated_tokens", "Tokens generated."),
+)
+"""Metric without prefix and `_total`, the scheduler's figure, help."""
+
+_GAUGES = (
+    ("num_requests_running", "running_requests", "Requests whose tokens are being computed."),
+    ("num_requests_waiting", "waiting_requests", "Requests in the queue."),
+    ("num_requests_blocked", "blocked_requests", "Requests that an admission gate holds back."),
+    ("num_requests_held", "held_requests", "Requests that have finished and whose KV is still in use."),
+    ("max_total_num_tokens", "total_tokens", "Tokens that the KV pool holds."),
+    ("num_free_tokens", "free_tokens", "Tokens of the KV pool that nobody has."),
+    ("new_token_ratio", "new_token_ratio", "Share of the remaining output that admission reserves memory for."),
+)
+
+_STAGES = (("schedule", "schedule_time"), ("forward", "forward_time"), ("results", "results_time"))
+
+
+class SchedulerCollector(Collector):
+    """Takes batches and ended requests from hooks, and makes metrics of them when it is asked.
+
+    `stats` gives the scheduler's own figures; `clock` is the one that requests and batches are stamped by.
+    """
+
+    def __init__(
+        self, model_name: str, stats: Callable[[], Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._model = model_name
+        self._stats = stats
+        self._clock = clock
+        self._first_token = Histogram(FIRST_TOKEN)
+        self._inter_token = Histogram(INTER_TOKEN)
+        self._end_to_end = Histogram(END_TO_END)
+        self._queue = Histogram(QUEUE)
+        self._prompt_len = Histogram(LENGTH)
+        self._output_len = Histogram(LENGTH)
+        self._cached_share = Histogram(SHARE)
+        self._steps = {mode: Histogram(STEP) for mode in MODES}
+        self._finished = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self._window = 0.0
+        self._tokens = 0
+        self._throughput = 0.0
+
+    # ---- hooks ----------------------------------------------------------------------------------------------------
+
+    def batch_committed(self, batch: ScheduleBatch) -> None:
+        """Per step; for a decode of any size a dozen numpy calls at most."""
+        if not batch.reqs:
+            return
+        now = batch.committed_at
+        decode = batch.forward_mode.is_decode
+        mode = "decode" if decode else "mixed" if batch.decoding else "prefill"
+        self._steps[mode].observe(now - batch.planned_at)
+        if batch.intervals is not None:
+            self._inter_token.observe_many(batch.intervals)
+            self._tokens += batch.intervals.shape[0]
+        if now - self._window >= WINDOW_S:
+            self._throughput = self._tokens / (now - self._window)
+            self._window, self._tokens = now, 0
+        if not decode:
+            self._note_first_tokens(batch)
+
+    def _note_first_tokens(self, batch: ScheduleBatch) -> None:
+        for req in batch.reqs[: len(batch.reqs) - batch.decoding]:
+            # Of a retracted request, which is prefilled again, this is not the first.
+            if req.output_len == 1 and req.rid not in batch.partial:
+                times = req.timing
+                self._first_token.observe(times.first_token - times.arrived)
+                self._queue.observe(max(0.0, times.first_scheduled - (times.ready or times.arrived)))
+
+    def requests_finished(self, reqs: Sequence[Req]) -> None:
+        for req in reqs:
+            reason = req.output.finish_reason
+            kind = "abort" if reason is None else reason.type.value
+            if kind == "abort":
+                if reason is not None and reason.status >= 500:
+                    kind = "error"
+                self._finished[kind] += 1
+                continue
+            self._finished[kind] = self._finished.get(kind, 0) + 1
+            self._end_to_end.observe(req.timing.finished - req.timing.arrived)
+            self._prompt_len.observe(req.input_len)
+            self._output_len.observe(req.output_len)
+            self._cached_share.observe(min(1.0, req.output.cached_tokens / max(1, req.input_len)))
+
+    # ---- asked by the registry ------------------------------------------------------------------------------------
+
+    def describe(self) -> list[Metric]:
+        """Nothing in advance, so that registering it asks the scheduler nothing."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for name, key, text in _COUNTERS:
+            yield self._counter(name, text, stats.get(key, 0))
+        prompt = stats.get("prompt_tokens", 0) + stats.get("cached_tokens", 0)
+        yield self._counter("prompt_tokens", "Tokens of scheduled prompts, computed or found in the cache.", prompt)
+        yield self._counter("requests_finished", "Requests that ended, by reason.", self._finished, "reason")
+        stages = {stage: stats.get(key, 0.0) for stage, key in _STAGES}
+        yield self._counter("stage_seconds", "Time of the scheduler's loop, by stage.", stages, "stage")
+        for name, key, text in _GAUGES:
+            yield self._gauge(name, text, stats.get(key, 0))
+        yield from self._shares(stats)
+        policy = stats.get("policy", {})
+        yield self._gauge("policy", "What the schedule policy says of itself.", policy, "figure")
+        yield from self._histograms()
+
+    def _shares(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        total = max(1, stats.get("total_tokens", 0))
+        used = (stats.get("held_tokens", 0) + stats.get("locked_tokens", 0)) / total
+        yield self._gauge("token_usage", "Share of the KV pool that running requests use, cached parts included.", used)
+        cached = stats.get("cached_tokens_now", 0) / total
+        yield self._gauge("cache_usage", "Share of the KV pool that the prefix cache keeps, in use or not.", cached)
+        yield self._gauge(
+            "gen_throughput", "Tokens generated per second, over the last second or so.", self.throughput()
+        )
+
+    def throughput(self) -> float:
+        """Tokens per second of the last window that is complete; 0 where nothing has come for longer than that."""
+        return self._throughput if self._clock() - self._window < 2 * WINDOW_S else 0.0
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From a request's arrival to its first token.", self._first_token),
+            ("inter_token_latency_seconds", "From one token of a request to its next.", self._inter_token),
+            ("e2e_request_latency_seconds", "From a request's arrival to its last token.", self._end_to_end),
+            ("queue_time_seconds", "From a request's entry into the queue to its first step.", self._queue),
+            ("prompt_tokens_histogram", "Prompt lengths of requests that ended well.", self._prompt_len),
+            ("generation_tokens_histogram", "Output lengths of requests that ended well.", self._output_len),
+            ("cached_share", "Share of a request's prompt that was found in the cache.", self._cached_share),
+        ):
+            yield self._histogram(name, text, histogram)
+        yield self._histogram("step_seconds", "From planning a batch to taking its results.", self._steps, "mode")
+
+    # ---- families -------------------------------------------------------------------------------------------------
+
+    def _counter(self, name: str, text: str, values: _Values[float], label: str = "") -> Metric:
+        family = CounterMetricFamily(PREFIX + name, text, labels=_names(label))
+        for labels, value in self._series(values):
+            family.add_metric(labels, value)
+        return family
+
+    def _gauge(self, name: str, text: str, values: _Values[float], label: str = "") -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=_names(label))
+        for labels, value in self._series(values):
+            family.add_metric(labels, value)
+        return family
+
+    def _histogram(self, name: str, text: str, values: _Values[Histogram], label: str = "") -> Metric:
+        family = HistogramMetricFamily(PREFIX + name, text, labels=_names(label))
+        for labels, value in self._series(values):
+            family.add_metric(labels, value.buckets(), value.total)
+        return family
+
+    def _series(self, values: _Values[V]) -> Iterator[tuple[list[str], V]]:
+        """Label values and value of each series; one value alone has no label of its own."""
+        if isinstance(values, Mapping):
+            yield from (([self._model, str(name)], value) for name, value in values.items())
+        else:
+            yield [self._model], values
+
+
+def _names(label: str) -> list[str]:
+    return ["model_name", label] if label else ["model_name"]

@@ -1,0 +1,84 @@
+"""HTTP requests, counted in the API process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+UNKNOWN = "unknown"
+"""The label of paths that no route has: whoever tries them must not decide how many series there are."""
+
+
+class HttpMetrics:
+    """Counts what an application answers. The application's state holds it, for the route that shows it."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(namespace="pegboard_api", registry=self._registry)
+        self.requests = Counter(
+            "pegboard_http_requests",
+            "HTTP requests by route and status; 499 where the client left before an answer.",
+            ("route", "status"),
+            registry=self._registry,
+        )
+        self.in_flight = Gauge(
+            "pegboard_http_requests_in_flight", "HTTP requests that are being answered.", registry=self._registry
+        )
+
+    def watch(self, app: FastAPI) -> None:
+        """Count what this application answers from now on; it must not have answered anything yet."""
+        app.state.pegboard_http_metrics = self
+        app.add_middleware(_Counting, metrics=self)
+
+    @staticmethod
+    def of(app: Any) -> HttpMetrics | None:
+        """The one that watches this application."""
+        return getattr(app.state, "pegboard_http_metrics", None)
+
+    def render(self) -> str:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
+
+
+class _Counting:
+    """ASGI middleware around everything that answers."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            status = CLIENT_CLOSED_REQUEST
+            raise
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.requests.labels(_route(scope), str(status)).inc()
+
+
+def _route(scope: Scope) -> str:
+    """The route's own path, with the names of its parameters in place of their values."""
+    return str(getattr(scope.get("route"), "path", UNKNOWN))

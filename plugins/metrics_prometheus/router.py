@@ -1,0 +1,61 @@
+"""GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import api_router
+from pegboard.plugins.metrics_prometheus.hooks import RENDER
+from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
+"""How long the scheduler may take to answer. It does so between two steps."""
+
+_UP = "# HELP pegboard_up Whether the scheduler answered.\n# TYPE pegboard_up gauge\npegboard_up {:d}\n"
+
+
+class MetricsRouter(ApiRouter):
+    """What the scheduler counts and what the HTTP server counts, as one page.
+
+    Scrapes that come while the scheduler is being asked wait for the same answer, so that it is never asked twice at
+    once, however many scrape and however long it takes.
+    """
+
+    def __init__(self, options: Any, ctx: ApiContext) -> None:
+        super().__init__(options, ctx)
+        self._asking: asyncio.Task[str | None] | None = None
+
+    def routes(self) -> APIRouter:
+        router = api_router(tags=["metrics"])
+        router.get("/metrics", summary="Metrics in Prometheus' text format")(self.metrics)
+        return router
+
+    async def metrics(self, request: Request) -> Response:
+        scheduler = await self._scheduler()
+        http = HttpMetrics.of(request.app)
+        parts = [_UP.format(scheduler is not None), scheduler or "", "" if http is None else http.render()]
+        return Response("".join(parts), media_type=CONTENT_TYPE_LATEST)
+
+    async def _scheduler(self) -> str | None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(), name="metrics of the scheduler")
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE_S)
+        except TimeoutError:
+            return None
+
+    async def _ask(self) -> str | None:
+        try:
+            return str((await self.client.control(RENDER))["text"])
+        except (InvalidRequest, KeyError) as error:
+            logger.debug("no metrics of the scheduler: %s", error)
+            return None

@@ -1,0 +1,9 @@
+"""The suite of ApiRouter on the metrics route."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.api_router import ApiRouterContract
+
+
+class TestMetrics(ApiRouterContract):
+    provider = "metrics"

@@ -32,6 +32,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.lazy import import_name
+from pegboard.core.logs import configure_logging
 from pegboard.core.threads import yield_when_waiting
 from pegboard.core.wire import SchedulerWire
 
@@ -126,7 +127,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         from pegboard.core.compose import ResolvedConfig
 
         resolved = ResolvedConfig.from_json(orders.config)
-        _configure_logging(resolved.engine.log_level)
+        configure_logging("scheduler", resolved.engine.log_level, resolved.engine.log_format)
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
@@ -144,12 +145,6 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
     run(wire, built.scheduler, Watchdog(resolved.engine.scheduler.watchdog_timeout))
     built.hooks.call.shutdown()
     return 0
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s scheduler %(levelname)s %(message)s", datefmt="%H:%M:%S"
-    )
 
 
 def _die_with_parent() -> None:

@@ -26,6 +26,7 @@ from pegboard.core.http_protocol import BoundedHttpProtocol
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.logs import configure_logging
 from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
@@ -53,9 +54,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     `builder` is the lazy name of what builds the scheduler in its process.
     """
     engine = resolved.engine
-    logging.basicConfig(
-        level=engine.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", datefmt="%H:%M:%S"
-    )
+    configure_logging("api", engine.log_level, engine.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     listener = listen(engine.server)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.toolkit.radix_tree import RadixNode, RadixTree
+from pegboard.plugins.policy_cache_aware.tree import PrefixTree
 
 
 @dataclass(slots=True)
@@ -31,8 +31,9 @@ class _CacheAwarePolicy(SchedulePolicy):
 
     A newcomer is matched once. After that a match is asked for again only once the cache's version or the request has
     changed, and for at most `rematch_limit` requests per step: first for those whose last match was too short to count,
-    then for the rest by turns. So a step costs about the same however long the queue is, and a match is a few steps
-    behind at most; it decides the order alone, since whoever is admitted is matched again.
+    and with a quarter of them at least for those that were not asked for the longest. So a step costs about the same
+    however long the queue is, and a match is at most ``4 * waiting / rematch_limit`` steps behind; it decides the order
+    alone, since whoever is admitted is matched again.
     """
 
     def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
@@ -41,7 +42,6 @@ class _CacheAwarePolicy(SchedulePolicy):
         """Of those that waited at the last call."""
         self._question: tuple[int, list[Req]] | None = None
         self._answer: list[int] = []
-        self._turn = 0
         self._steps = 0
         self._fallbacks = 0
 
@@ -87,12 +87,11 @@ class _CacheAwarePolicy(SchedulePolicy):
     def _chosen(self, stale: list[int], known: Sequence[_Match], limit: int) -> list[int]:
         """Those of too many that are matched anew in this step."""
         # A quarter is kept for the rest, so that nobody's turn is put off for ever.
-        first = [index for index in stale if self._may_grow(known[index])][: limit - limit // 4]
+        first = [index for index in stale if self._may_grow(known[index])][: limit - max(1, limit // 4)]
         taken = set(first)
         others = [index for index in stale if index not in taken]
-        start = self._turn % len(others)
-        self._turn += limit - len(first)
-        return first + (others[start:] + others[:start])[: limit - len(first)]
+        others.sort(key=lambda index: known[index].version)
+        return first + others[: limit - len(first)]
 
     def _may_grow(self, match: _Match) -> bool:
         """Whether a request with this match is worth another look before others."""
@@ -146,44 +145,10 @@ class DfsWeightPolicy(_CacheAwarePolicy):
     Requests that end at a node come after those below it, as in SGLang; requests without a match come last.
     """
 
+    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+        super().__init__(options, ctx)
+        self._tree = PrefixTree(ctx.cache.page_size)
+
     def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
-        tree: RadixTree[list[int]] = RadixTree(self.ctx.cache.page_size, make_root=list, split=_split)
-        unmatched: list[int] = []
-        for index, (req, match) in enumerate(zip(waiting, known, strict=True)):
-            # A match that stands in from an earlier step may be longer than what can be matched now.
-            key = req.key(min(match.length, req.seq_len - 1))
-            node = tree.insert(key.tokens, [], key.namespace)
-            (unmatched if node is None else node.data).append(index)
-        order: list[int] = []
-        weights = _weights(tree)
-        stack = _lightest_first([node for root in tree.roots().values() for node in root.children.values()], weights)
-        opened: set[RadixNode[list[int]]] = set()
-        while stack:
-            node = stack[-1]
-            if node in opened or node.is_leaf:
-                order += node.data
-                stack.pop()
-            else:
-                opened.add(node)
-                stack += _lightest_first(list(node.children.values()), weights)
-        return order + unmatched
-
-
-def _split(ending: list[int], at: int) -> tuple[list[int], list[int]]:
-    """Requests that end at a node end at its lower half once it is split."""
-    return [], ending
-
-
-def _weights(tree: RadixTree[list[int]]) -> dict[RadixNode[list[int]], int]:
-    """How many requests end at each node or below it."""
-    weights: dict[RadixNode[list[int]], int] = {}
-    for node in reversed(list(tree.nodes())):
-        weights[node] = len(node.data) + sum(weights[child] for child in node.children.values())
-    return weights
-
-
-def _lightest_first(
-    nodes: list[RadixNode[list[int]]], weights: dict[RadixNode[list[int]], int]
-) -> list[RadixNode[list[int]]]:
-    """For a stack, whose end is taken first: the heaviest there, and of equals the one that came first."""
-    return sorted(nodes, key=lambda node: -weights[node])[::-1]
+        self._tree.place(waiting, [match.length for match in known])
+        return self._tree.depth_first(waiting)

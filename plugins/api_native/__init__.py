@@ -11,7 +11,7 @@ plugin = Plugin(
             contract="api",
             name="native",
             factory="pegboard.plugins.api_native.router:NativeRouter",
-            summary="/generate, /health, /model_info, /server_info, /flush_cache and /abort_request",
+            summary="/generate, /health, /model_info, /server_info, /flush_cache, /abort_request and the profiler",
         ),
     ),
 )

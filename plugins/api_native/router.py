@@ -23,6 +23,7 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
+from pegboard.plugins.api_native.profiling import profile_arguments, profile_docs
 from pegboard.plugins.api_native.requests import AbortBody, GenerateBody, engine_requests
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION, Responder, load, model_info
 
@@ -30,7 +31,9 @@ _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature
 
 
 class NativeRouter(ApiRouter):
-    """/generate, /health, /model_info, /server_info, /flush_cache, /abort_request and their older names."""
+    """/generate, /health, /model_info, /server_info, /flush_cache, /abort_request, /start_profile, /stop_profile
+    and older names of some.
+    """
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["native"])
@@ -49,6 +52,9 @@ class NativeRouter(ApiRouter):
         router.post("/flush_cache", summary="Drop all cached prefixes; 400 while requests run")(self.flush_cache)
         abort_docs = body_docs(AbortBody, {"rid": "my-request"})
         router.post("/abort_request", summary="Abort a request, or all", openapi_extra=abort_docs)(self.abort_request)
+        start, stop = "Begin a trace of the scheduler process", "End the trace and write it"
+        router.post("/start_profile", summary=start, openapi_extra=profile_docs())(self.start_profile)
+        router.post("/stop_profile", summary=stop)(self.stop_profile)
         return router
 
     async def generate(self, request: Request) -> Response:
@@ -109,6 +115,13 @@ class NativeRouter(ApiRouter):
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self.client.abort(body.rid, all_requests=body.abort_all)
         return json_response({"success": True})
+
+    async def start_profile(self, request: Request) -> Response:
+        answer = await self.client.control("start_profile", await profile_arguments(request))
+        return json_response({"success": True, **answer})
+
+    async def stop_profile(self) -> Response:
+        return json_response({"success": True, **await self.client.control("stop_profile")})
 
 
 async def _events(

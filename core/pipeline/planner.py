@@ -138,7 +138,8 @@ class Planner:
             max_prefill_tokens=self.config.max_prefill_tokens,
             chunk_size=self.chunk_size,
             decode_tokens=int((running.left > 0).sum()) if mixed else 0,
-            max_new_rows=self.config.max_running_requests - len(running),
+            # Rows are short where gates hold finished requests; the chunked one has its row already.
+            max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
         )
         was_chunked = self.chunked
         if was_chunked is not None and not adder.add_chunked(was_chunked):
@@ -219,6 +220,9 @@ class Planner:
                 self.retract(self.policy.victims(self.running.reqs)[0])
             elif self.chunked is not None:
                 self.retract(self.chunked)
+            elif self.memory.rows.taken > 1:
+                # The rest is with finished requests that a gate holds, and comes back.
+                self.retract(self.running[0])
             else:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
                 self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))

@@ -33,6 +33,10 @@ class ReqToTokenPool:
     def free_rows(self) -> int:
         return len(self._free)
 
+    @property
+    def taken(self) -> int:
+        return self.max_rows - len(self._free)
+
     def alloc(self) -> int:
         """A free row. Raises RuntimeError when there is none: admission has to keep within `free_rows`."""
         if not self._free:

@@ -104,7 +104,7 @@ class ModelledDevice:
         sampling = work.sampling
         if sampling is None:
             return BatchResult(np.empty(0, np.int64))
-        tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, sampling.seeds.shape[0])
+        tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, sampling.seeds.shape)
         ends = np.fromiter((self.ends[number] for number in sampling.seeds.tolist()), np.int64, len(tokens))
         tokens[sampling.steps + 1 >= ends] = EOS
         return BatchResult(tokens)

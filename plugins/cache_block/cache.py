@@ -45,6 +45,11 @@ class BlockCache(PrefixCache):
         self._refs = np.zeros(pages + 1, dtype=np.int64)
         self._locked = 0
 
+    def matched_length(self, key: PrefixKey) -> int:
+        path = self._blocks.find(self._split(key), key.namespace, self._memo(key))
+        self._touch(path)
+        return int(path.shape[0]) * self.page_size
+
     def match(self, key: PrefixKey) -> PrefixMatch:
         path = self._blocks.find(self._split(key), key.namespace, self._memo(key))
         self._touch(path)

@@ -10,7 +10,7 @@ from pegboard.core.interfaces.options import Options
 class CacheAwareOptions(Options):
     """Options of all policies that ask the cache."""
 
-    rematch_limit: int | None = Field(default=64, ge=1)
+    rematch_limit: int | None = Field(default=32, ge=1)
     """Most requests that are matched anew per step once the cache has changed; for the others their last match stands
     in. null: all of them, however long that takes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
 from collections.abc import Callable
@@ -71,6 +72,8 @@ class Profiler:
         made = _make_profile(orders)
         made.start()
         self._profile = made
+        # A process that ends with a trace under way crashes in torch.
+        atexit.register(self.close)
         self._left = orders.num_steps
         self._set_on_step(self._stepped)
         logger.info("profiling into %s", self._file)
@@ -84,7 +87,7 @@ class Profiler:
         return {"path": str(self._file)}
 
     def close(self) -> None:
-        """Write what there is; for the process's end."""
+        """Write what there is. Happens at the process's end by itself."""
         if self.active:
             self._end()
 
@@ -100,6 +103,7 @@ class Profiler:
     def _end(self) -> None:
         profile, self._profile = self._profile, None
         self._set_on_step(None)
+        atexit.unregister(self.close)
         profile.stop()
         profile.export_chrome_trace(str(self._file))
         logger.info("wrote the trace %s", self._file)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,6 +165,18 @@ def test_close_writes_what_there_is(profiler: Profiler) -> None:
     path = profiler.start(QUICK)["path"]
     profiler.close()
     assert Path(path).exists()
+
+
+def test_a_process_may_end_during_a_trace(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pegboard.core.pipeline.profiler import Profiler\n"
+        f"Profiler({str(tmp_path)!r}, lambda on_step: None).start({QUICK!r})\n"
+        "import torch; torch.ones(3) + 1"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [trace] = tmp_path.iterdir()
+    assert "aten::add" in operations(str(trace))
 
 
 def test_its_actions(profiler: Profiler) -> None:

@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
-            line["stack"] = record.stack_info
+            line["stack_info"] = record.stack_info
         return _encode(line)
 
 

@@ -6,12 +6,12 @@ every idle. Simulated requests go through the real scheduler (`tests.e2e.soak`),
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from pegboard.core.engine import Engine
@@ -92,18 +92,20 @@ def test_preemption_in_a_soak(name: str) -> None:
 
 # ---- real requests --------------------------------------------------------------------------------------------------
 
-WAVES = 10
+REQUESTS = 500
+WAVE = 60
+"""Requests of one wave, about."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("loop", "policy", "cache", "page_size", "requests"),
+    ("loop", "policy", "cache", "page_size"),
     [
-        ("overlap", "lpm", "radix", 1, 80),
-        pytest.param("normal", "priority", "radix", 1, 500, marks=pytest.mark.full),
-        pytest.param("overlap", "lpm", "radix", 1, 500, marks=pytest.mark.full),
-        pytest.param("overlap", "priority", "block", 16, 500, marks=pytest.mark.full),
+        ("normal", "priority", "radix", 1),
+        ("overlap", "lpm", "radix", 1),
+        ("overlap", "priority", "block", 16),
     ],
 )
 def test_real_requests(
@@ -111,11 +113,12 @@ def test_real_requests(
     policy: str,
     cache: str,
     page_size: int,
-    requests: int,
     checkpoints: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A third of them aborted, or cut off midway, over HTTP; in waves, and after each the server is idle."""
+    """A third of them aborted, or cut off midway, over HTTP; in waves, and after each the server is idle. What runs
+    with the normal tests is `test_abort_storm`.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config: dict[str, Any] = {
         "model": {
@@ -137,7 +140,7 @@ def test_real_requests(
         },
     }
     with Engine.from_config(config) as engine:
-        cases = make_cases(engine, requests)
+        cases = make_cases(engine, REQUESTS)
     with serving(config) as server:
         storm, states = asyncio.run(waves(server.address, cases))
         log = server.log()
@@ -146,20 +149,19 @@ def test_real_requests(
         assert state["held_tokens"] == state["locked_tokens"] == state["book_errors"] == state["failed_batches"] == 0
         assert state["free_tokens"] + state["cached_tokens_now"] == state["total_tokens"]
         assert state["accepted"] == state["finished"]
-    assert len(states) == WAVES
-    assert states[-1]["accepted"] <= requests, "a request that was cut off early may never have come"
-    assert states[-1]["retractions"] >= requests / 20
+    assert states[-1]["accepted"] <= REQUESTS, "a request that was cut off early may never have come"
+    assert states[-1]["retractions"] >= 5, "the pool was meant to be small"
     assert "Traceback" not in log, log
 
 
 async def waves(address: str, cases: list[Case]) -> tuple[Storm, list[dict[str, Any]]]:
-    """The requests in waves of different sizes; the scheduler's state at the idle after each."""
+    """The requests in waves; the scheduler's state at the idle after each."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     states = []
     async with httpx.AsyncClient(base_url=address, timeout=240, limits=limits) as client:
         storm = Storm(client)
-        cuts = np.sort(np.random.default_rng(1).choice(np.arange(1, len(cases)), size=WAVES - 1, replace=False))
-        for start, stop in zip([0, *cuts], [*cuts, len(cases)], strict=True):
+        cuts = [*range(0, len(cases), WAVE), len(cases)]
+        for start, stop in itertools.pairwise(cuts):
             await storm.run(cases[start:stop])
             states.append(await until_idle(client))
     return storm, states

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LONG_TEXT = 4096
 """Characters from which on a prompt is tokenised in a thread, so that others' tokens keep flowing."""
 
+ABORTED_BY_CLIENT = 499
+
 
 class _Stream(OutputStream):
     """Outputs of one request. What its reader has not taken yet is merged, so it holds one output at most."""
@@ -50,10 +52,9 @@ class _Stream(OutputStream):
         self._wake = asyncio.Event()
 
     def deliver(self, output: TokenOutput) -> None:
-        reason = output.finish_reason
-        if reason is not None and reason.get("type") == "abort" and reason.get("status", 0) >= 500:
-            message = str(reason.get("message") or "the engine failed this request")
-            self.fail(InvalidRequest(message, code="engine_failed", status=int(reason["status"])))
+        error = _failure(output.finish_reason)
+        if error is not None:
+            self.fail(error)
             return
         self._pending = output if self._pending is None else merge(self._pending, output)
         self._wake.set()
@@ -85,6 +86,19 @@ class _Stream(OutputStream):
             self._closed = True
             self._wake.set()
             self._client.forget(self)
+
+
+def _failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
+    """The error that an end is. One that the client asked for is none: what was generated until then is the answer."""
+    if reason is None or reason.get("type") != "abort":
+        return None
+    status = int(reason.get("status", 0))
+    if status < 400 or status == ABORTED_BY_CLIENT:
+        return None
+    message = str(reason.get("message") or "the engine failed this request")
+    return InvalidRequest(
+        message, param=reason.get("param"), code=str(reason.get("code") or "engine_failed"), status=status
+    )
 
 
 class AsyncEngineClient(EngineClient):

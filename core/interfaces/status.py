@@ -37,12 +37,16 @@ class FinishType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """`matched` is the stop token id or stop string that ended it; `message` and `status` belong to an abort."""
+    """`matched` is the stop token id or stop string that ended it; the rest belongs to an abort: `status` (HTTP), and
+    where there are any, a short machine-readable `code` and the field of the request (`param`) that is to blame.
+    """
 
     type: FinishType
     matched: int | str | None = None
     message: str = ""
     status: int = 0
+    code: str = ""
+    param: str = ""
 
     def to_dict(self) -> dict[str, object]:
         out: dict[str, object] = {"type": self.type.value}
@@ -52,6 +56,10 @@ class FinishReason:
             out["message"] = self.message
         if self.status:
             out["status"] = self.status
+        if self.code:
+            out["code"] = self.code
+        if self.param:
+            out["param"] = self.param
         return out
 
 

@@ -286,8 +286,9 @@ def _checked(verdict: object) -> Verdict:
         raise TypeError(f"it answered {verdict!r}, which is no verdict")
     if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
         raise TypeError(f"reason, code and param of a verdict are strings, not {verdict!r}")
-    if verdict.state is GateState.FAILED and not (isinstance(verdict.status, int) and 400 <= verdict.status <= 599):
-        raise TypeError(f"the status of a failure is from 400 to 599, not {verdict.status!r}")
+    status: object = verdict.status
+    if verdict.state is GateState.FAILED and not (isinstance(status, int) and 400 <= status <= 599):
+        raise TypeError(f"the status of a failure is from 400 to 599, not {status!r}")
     progress = verdict.progress
     if progress is None or (type(progress) is float and 0.0 <= progress <= 1.0):
         return verdict
@@ -302,4 +303,6 @@ def _late(post: _Post, visit: _Visit, now: float) -> Verdict:
 
 
 def _reason(verdict: Verdict) -> FinishReason:
-    return FinishReason(FinishType.ABORT, message=verdict.reason, status=verdict.status)
+    return FinishReason(
+        FinishType.ABORT, message=verdict.reason, status=verdict.status, code=verdict.code, param=verdict.param
+    )

@@ -83,6 +83,8 @@ class GenerateBody(RequestModel):
     priority: int = 0
     cache_salt: str = ""
     extra_key: str = ""
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
     input_embeds: Any = None
     image_data: Any = None
     video_data: Any = None
@@ -172,6 +174,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
                     cache_salt=salt,
                     logprobs=logprobs[i],
                     token_ids_logprob=token_ids[i],
+                    params=body.params,
                 )
             )
     return requests, body.batch or total > 1

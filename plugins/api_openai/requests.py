@@ -59,6 +59,8 @@ class CommonBody(RequestModel):
     extra_key: str = ""
     priority: int = 0
     custom_params: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
     response_format: dict[str, Any] = {}
     regex: Any = None
     ebnf: Any = None
@@ -132,6 +134,7 @@ class CommonBody(RequestModel):
                 cache_salt=salt,
                 logprobs=logprobs,
                 add_special_tokens=add_special_tokens,
+                params=self.params,
             )
             for i, prompt in enumerate(prompts)
             for answer in range(self.n)

@@ -249,6 +249,18 @@ def test_failed_requests_raise() -> None:
     play(scene)
 
 
+def test_what_failed_says_what_is_to_blame() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        said = {"type": "abort", "message": "no", "status": 422, "code": "because", "param": "params.x"}
+        await wire.say(tokens("r", "", said))
+        with pytest.raises(InvalidRequest, match="no") as caught:
+            await read(stream)
+        assert (caught.value.status, caught.value.code, caught.value.param) == (422, "because", "params.x")
+
+    play(scene)
+
+
 def test_detaching_fails_everything_and_attaching_begins_again() -> None:
     async def scene(client: AsyncEngineClient, wire: Wire) -> None:
         stream = await submit(client, wire)

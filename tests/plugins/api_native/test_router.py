@@ -71,6 +71,11 @@ def test_lists_are_batches() -> None:
     assert isinstance(answers, list)
 
 
+def test_what_is_said_to_plugins_arrives() -> None:
+    _, client = generate(text=["a", "b"], params={"session": {"id": "x"}})
+    assert [one.params for one in client.requests] == [{"session": {"id": "x"}}] * 2
+
+
 def test_n_answers_have_ids_and_seeds_of_their_own() -> None:
     answers, client = generate(text="a", rid="r", sampling_params={"n": 3, "seed": 7})
     assert [one["meta_info"]["id"] for one in answers] == ["r_0", "r_1", "r_2"]

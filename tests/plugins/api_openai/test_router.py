@@ -146,11 +146,13 @@ def test_parameters_arrive() -> None:
     _, client = chat(
         max_tokens=3, max_completion_tokens=4, stop="END", top_k=5, min_p=0.1, min_tokens=1, stop_token_ids=[9],
         ignore_eos=True, repetition_penalty=1.1, skip_special_tokens=False, rid="mine", cache_salt="s", priority=2,
+        params={"session": {"id": "x"}},
         logit_bias={"7": -1}, frequency_penalty=0.5, presence_penalty=0.25, temperature=0, top_p=0.5, seed=1,
     )  # fmt: skip
     request = client.requests[0]
     sampling = request.sampling
     assert (request.rid, request.cache_salt, request.priority) == ("mine", "s", 2)
+    assert request.params == {"session": {"id": "x"}}
     assert (sampling.max_new_tokens, sampling.min_new_tokens, sampling.stop) == (4, 1, ("END",))
     assert (sampling.top_k, sampling.min_p, sampling.top_p, sampling.temperature) == (5, 0.1, 0.5, 0)
     assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.skip_special_tokens) == ((9,), True, False)

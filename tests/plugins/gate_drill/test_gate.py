@@ -77,7 +77,13 @@ def test_a_gate_that_fails_fails_its_request_only(loop: str) -> None:
     world.submit("bad", act="fail", delay=0.2)
     world.submit("good")
     world.run(1.0)
-    assert world.harness.finish("bad") == {"type": "abort", "message": "failed, as asked", "status": 422}
+    assert world.harness.finish("bad") == {
+        "type": "abort",
+        "message": "failed, as asked",
+        "status": 422,
+        "code": "failed_as_asked",
+        "param": "params.drill",
+    }
     assert world.harness.tokens("good") == oracle([1, 2, 3], 4, ignore_eos=True)
     world.harness.run()
 

@@ -25,6 +25,7 @@ PLAIN_WORDS = {
     "min_new_tokens": "a sampling parameter",
     "none": "an empty list, in a message",
     "priority": "a request's field",
+    "random": "a workload of the lab",
     "torch": "the library",
     "transformers": "the library",
     "triton": "the library",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.lab.report import NOTABLE
 
 if TYPE_CHECKING:
     from pegboard.core.lab.run import Outcome
@@ -26,7 +27,10 @@ def draw(outcomes: Sequence[Outcome], summaries: Sequence[dict[str, Any]], path:
     figure.suptitle(title)
     axes = figure.subplots(2, 2)
     _ttft(axes[0][0], outcomes)
-    _hit_rates(axes[0][1], summaries)
+    if any(one["hit_rate"] >= NOTABLE for one in summaries):
+        _hit_rates(axes[0][1], summaries)
+    else:
+        _longest(axes[0][1], outcomes)
     _queue(axes[1][0], outcomes)
     _memory(axes[1][1], outcomes)
     figure.savefig(path, dpi=80)
@@ -51,6 +55,22 @@ def _hit_rates(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
         ax.axhline(optimal, color="black", linestyle="--", label=f"optimal {optimal:.1%}")
         ax.legend(loc="lower right")
     ax.set(title="Cache hit rate", ylabel="share of prompt tokens", ylim=(0, 1))
+
+
+def _longest(ax: Any, outcomes: Sequence[Outcome]) -> None:
+    """Where nothing is shared there is no hit rate to show; who waited longest says more."""
+    priorities = sorted({record.priority for outcome in outcomes for record in outcome.records})
+    width = 0.8 / len(priorities)
+    for index, priority in enumerate(priorities):
+        longest = [
+            max((r.scheduled - r.arrived for r in outcome.records if r.priority == priority and r.scheduled), default=0)
+            for outcome in outcomes
+        ]
+        places = np.arange(len(outcomes)) + (index - (len(priorities) - 1) / 2) * width
+        ax.bar_label(ax.bar(places, longest, width, label=f"priority {priority}"), fmt="{:.0f}")
+    ax.set_xticks(range(len(outcomes)), [outcome.label for outcome in outcomes])
+    ax.set(title="Longest queue time", ylabel="seconds")
+    ax.legend()
 
 
 def _queue(ax: Any, outcomes: Sequence[Outcome]) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pegboard.core.lab.run import Outcome, Record
 
 PERCENTILES = (50, 95, 99)
+NOTABLE = 0.001
+"""Hit rates below it are first tokens that happen to be equal."""
 
 
 def summarise(outcome: Outcome) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     if outcome.optimal_cached is not None:
         optimal = outcome.optimal_cached / max(1, prompts)
         figures["optimal_hit_rate"] = optimal
-        figures["hit_rate_of_optimal"] = hit_rate / optimal if optimal > 0 else None
+        figures["hit_rate_of_optimal"] = hit_rate / optimal if optimal >= NOTABLE else None
     return figures
 
 

@@ -218,6 +218,20 @@ def test_requests_that_do_not_fit_are_counted() -> None:
     assert figures["finished"] + figures["rejected"] == figures["requests"]
 
 
+def test_equal_first_tokens_by_chance_are_no_hit_rate() -> None:
+    _, figures = simulate("random", requests=300)
+    assert figures["optimal_hit_rate"] < 0.001
+    assert figures["hit_rate_of_optimal"] is None
+
+
+def test_pictures_without_a_hit_rate_show_who_waited(tmp_path: Path) -> None:
+    png = tmp_path / "lab.png"
+    arguments = ["simulate", "random:input=50,output=5,urgent=0.5", "--requests", "20", "--png", str(png)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
 def test_fairness_is_jains_index() -> None:
     def record(group: str, seconds: float) -> Record:
         return Record(group, 0, 0.0, 10, output_len=1, finished=seconds)
@@ -290,7 +304,7 @@ DFS = ("scheduler.policy.use=dfs-weight", "scheduler.policy.fallback_above=0")
 
 
 @pytest.mark.parametrize("aware", [LPM, DFS], ids=["lpm", "dfs-weight"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])
 def test_cache_aware_policies_beat_fcfs_on_hit_rate(aware: tuple[str, ...], seed: int) -> None:
     """A queue of requests of 48 groups, and room for the system prompts of a quarter of them."""
     pool = ("memory.max_total_tokens=16000",)
@@ -303,14 +317,16 @@ def test_cache_aware_policies_beat_fcfs_on_hit_rate(aware: tuple[str, ...], seed
     assert found["duration"] < plain["duration"]
 
 
-def test_nobody_waits_longer_than_the_bound_of_aging() -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nobody_waits_longer_than_the_bound_of_aging(seed: int) -> None:
     """Urgent requests (priority 10) alone keep the engine busy for minutes. Without aging the others wait for all of
     them. With it nobody is overtaken by those who arrive more than 10 points x aging after it, so it starts no later
     than, first come first served, somebody would who came that much later.
     """
-    workload, aging = "random:input=400,output=100,spread=0.5,urgent=0.85", 2.0
+    workload, aging = "random:input=400,output=100,spread=0.5,urgent=0.85", 1.0
     pool = ("memory.max_total_tokens=6000", "scheduler.max_running_requests=16")
-    busy = {"requests": 800, "rate": 16.0}
+    busy = {"requests": 800, "rate": 16.0, "seed": seed}
     cost = CostModel(base=0.02, per_token=0.0002)
     _, plain = simulate(workload, *FCFS, *pool, cost=cost, **busy)  # type: ignore[arg-type]
     bound = plain["max_queue"] + 10 * aging

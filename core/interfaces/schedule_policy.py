@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePolicyContext:
-    """The prefix cache (to be read with `matched_length` or `match`, never changed), the engine's seed for policies that
-    draw lots, and the clock that `Req.timing` is written by.
+    """The prefix cache (to be read with `matched_length` or `match`, never changed), the engine's seed for policies
+    that draw lots, and the clock that `Req.timing` is written by.
     """
 
     cache: PrefixCache

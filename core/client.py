@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.client import EngineClient, GenerateRequest, ModelInfo, OutputChunk, OutputStream
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.wire import ApiWire
 
+logger = logging.getLogger(__name__)
+
 LONG_TEXT = 4096
-"""Characters from which on a prompt is tokenised in a thread, so that others' tokens keep flowing."""
+"""Characters from which on prompts are tokenised in a thread, so that others' tokens keep flowing."""
+PING = 0
+"""The call id of signs of life; nobody waits for their answers."""
 
 ABORTED_BY_CLIENT = 499
 
@@ -114,6 +119,9 @@ class AsyncEngineClient(EngineClient):
         self._intake = Intake(info, tokenizer)
         self._wire: ApiWire | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._broken: asyncio.Future[str] | None = None
+        self.heard = 0
+        """How often something has come over the wire."""
         self._draining = False
         self._streams: dict[str, _Stream] = {}
         self._aborted: set[str] = set()
@@ -131,7 +139,8 @@ class AsyncEngineClient(EngineClient):
         self._info = info
         self._intake = Intake(info, self._tokenizer)
         self._wire = wire
-        self._reader = asyncio.create_task(self._read(wire), name="scheduler outputs")
+        self._broken = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(wire, self._broken), name="scheduler outputs")
 
     def detach(self, message: str) -> None:
         """The scheduler is gone: everything under way fails with 503 and this message. The caller closes the wire."""
@@ -161,10 +170,31 @@ class AsyncEngineClient(EngineClient):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), 1.0)
 
-    async def _read(self, wire: ApiWire) -> None:
-        while True:
-            for message in await wire.receive():
-                self._dispatch(message)
+    async def broken(self) -> str:
+        """Wait until the wire that is attached has become unusable; what the scheduler did, as a predicate. Everything
+        under way has failed then, as after `detach`.
+        """
+        assert self._broken is not None
+        return await asyncio.shield(self._broken)
+
+    def ping(self) -> None:
+        """Ask the scheduler for a sign of life, which `heard` counts."""
+        self._send(ControlRequest(call_id=PING, action="info"))
+
+    async def _read(self, wire: ApiWire, broken: asyncio.Future[str]) -> None:
+        try:
+            while True:
+                messages = await wire.receive()
+                self.heard += 1
+                for message in messages:
+                    self._dispatch(message)
+        except Exception as error:
+            # Outputs are missing from now on, so nothing that is under way could ever end.
+            logger.exception("what the scheduler sent cannot be used")
+            end = f"sent what this process cannot use ({type(error).__name__}: {error}), and was killed"
+            self._reader = None
+            self.detach(f"the engine failed this request: its process {end}")
+            broken.set_result(end)
 
     # ---- what API plugins see -------------------------------------------------------------------------------------
 
@@ -181,26 +211,30 @@ class AsyncEngineClient(EngineClient):
         return self._wire is not None and not self._draining
 
     async def submit(self, request: GenerateRequest) -> OutputStream:
+        return (await self.submit_all([request]))[0]
+
+    async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
+        """Sent as one message, so that the scheduler can run them in one batch."""
         self._check_ready()
-        if isinstance(request.prompt, str) and len(request.prompt) > LONG_TEXT:
-            prepared = await asyncio.to_thread(self._intake.prepare, request)
+        if sum(len(one.prompt) for one in requests if isinstance(one.prompt, str)) > LONG_TEXT:
+            prepared = await asyncio.to_thread(self._prepare, requests)
             self._check_ready()
         else:
-            prepared = self._intake.prepare(request)
-        if prepared.rid in self._streams or prepared.rid in self._aborted:
-            raise InvalidRequest(
-                f"a request with the id {prepared.rid!r} is still running", param="rid", code="duplicate_rid"
-            )
-        stream = _Stream(self, prepared, self._tokenizer)
-        self._streams[stream.rid] = stream
-        self._empty.clear()
-        self._send(prepared)
+            prepared = self._prepare(requests)
+        self._check_ids(prepared)
+        streams = [_Stream(self, one, self._tokenizer) for one in prepared]
+        self._streams.update((stream.rid, stream) for stream in streams)
+        for one in prepared:
+            self._send(one)
+        if streams:
+            self._empty.clear()
         try:
-            await stream.accepted
-        except asyncio.CancelledError:
-            self.forget(stream)
+            await asyncio.gather(*(stream.accepted for stream in streams))
+        except BaseException:
+            for stream in streams:
+                self.forget(stream)
             raise
-        return stream
+        return list[OutputStream](streams)
 
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
         """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``."""
@@ -241,6 +275,18 @@ class AsyncEngineClient(EngineClient):
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
+    def _prepare(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
+        return [self._intake.prepare(request) for request in requests]
+
+    def _check_ids(self, prepared: Sequence[TokenizedRequest]) -> None:
+        taken: set[str] = set()
+        for one in prepared:
+            if one.rid in self._streams or one.rid in self._aborted or one.rid in taken:
+                raise InvalidRequest(
+                    f"a request with the id {one.rid!r} is still running", param="rid", code="duplicate_rid"
+                )
+            taken.add(one.rid)
+
     def _check_ready(self) -> None:
         if self._draining:
             raise _unavailable("the server is shutting down, try another one", "shutting_down")
@@ -267,8 +313,31 @@ class AsyncEngineClient(EngineClient):
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        if self._wire is not None:
-            self._wire.send(_batched(messages))
+        wire = self._wire
+        if wire is None:
+            return
+        try:
+            wire.send(_batched(messages))
+        except Exception:
+            # Nothing of it has left. One of them cannot be encoded, and must not take the others with it.
+            for message in messages:
+                self._send_alone(wire, message)
+
+    def _send_alone(self, wire: ApiWire, message: ToScheduler) -> None:
+        try:
+            wire.send([message])
+        except Exception as error:
+            logger.exception("a %s cannot be sent to the scheduler", type(message).__name__)
+            problem = InvalidRequest(
+                f"this cannot be sent to the engine: {type(error).__name__}: {error}", code="not_sendable", status=500
+            )
+            if isinstance(message, TokenizedRequest) and (stream := self._streams.pop(message.rid, None)) is not None:
+                stream.fail(problem)
+                self._note_end()
+            elif isinstance(message, ControlRequest):
+                call = self._calls.get(message.call_id)
+                if call is not None and not call.done():
+                    call.set_exception(problem)
 
     def _dispatch(self, message: FromScheduler) -> None:
         if isinstance(message, TokenOutputs):
@@ -303,7 +372,13 @@ class AsyncEngineClient(EngineClient):
         if finished:
             del self._streams[output.rid]
             self._note_end()
-        stream.deliver(output)
+        try:
+            stream.deliver(output)
+        except Exception as error:
+            # One request's outputs do not fit together; the others' are as good as ever.
+            logger.exception("the output of %s cannot be delivered", output.rid)
+            stream.fail(InvalidRequest(f"internal error: {type(error).__name__}", code="internal_error", status=500))
+            self.forget(stream)
 
     def _note_end(self) -> None:
         if not self._streams:

@@ -63,6 +63,8 @@ class ServerSection(Section):
     """Seconds that running requests get to finish when the server is asked to stop."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
+    max_connections: PositiveInt = 4096
+    """Most connections at once, and thereby HTTP requests; one more is answered with 503."""
     profile_dir: str | None = None
     """Directory below which traces of `/start_profile` are written; unset: none are made."""
 
@@ -91,7 +93,7 @@ class SchedulerSection(Section):
     max_running_requests: PositiveInt = 256
     """Most requests that run at once."""
     max_queued_requests: PositiveInt | None = None
-    """Most requests that wait; one more is answered with 503. Unset: no limit."""
+    """Most requests that wait; one more is answered with 503. Unset: no limit but that of `server.max_connections`."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
     """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
     max_prefill_tokens: PositiveInt = 16384
@@ -116,7 +118,8 @@ class SchedulerSection(Section):
     conservativeness: Annotated[float, Field(gt=0)] = 1.0
     """Factor on the reserved share: above 1 admits less and retracts less often."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds that one step may take before the scheduler counts as hung."""
+    """Seconds that one step may take before the scheduler counts as hung; it is restarted then. One that is stopped, or
+    hangs elsewhere, is noticed after a quarter more and two seconds."""
     decode_log_interval: Annotated[int, Field(ge=0)] = 40
     """Decode steps per log line about them; 0: none. Prefills get a line each."""
     seed: int = 0

@@ -34,7 +34,7 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.lazy import import_name
 from pegboard.core.logs import configure_logging
 from pegboard.core.threads import yield_when_waiting
-from pegboard.core.wire import SchedulerWire
+from pegboard.core.wire import SchedulerWire, remove_endpoint
 
 if TYPE_CHECKING:
     from pegboard.core.compose import ResolvedConfig
@@ -114,7 +114,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(orders.address,), name="parent-watch", daemon=True).start()
     wire = SchedulerWire(orders.address)
     try:
         return _serve(orders, wire)
@@ -147,10 +147,12 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
     return 0
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(address: str) -> None:
     # Not through sys.stdin: its lock would be held at the interpreter's end.
     while os.read(0, 4096):
         pass
+    # A process that was killed leaves its socket's directory behind.
+    remove_endpoint(address)
     os._exit(1)
 
 

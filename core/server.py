@@ -11,6 +11,7 @@ import errno
 import gc
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ import uvicorn
 from pegboard.core.app import build_app, sample_request
 from pegboard.core.client import AsyncEngineClient
 from pegboard.core.hooks import Hooks
-from pegboard.core.http_protocol import BoundedHttpProtocol
+from pegboard.core.http_protocol import bounded_protocol
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
@@ -31,6 +32,7 @@ from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
 from pegboard.core.supervisor import Supervisor
+from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 LAST_ANSWERS = 5
 """Seconds that connections get to read what was written for them, after the last request has ended."""
 KEEP_ALIVE = 60
+
+OTHER_FILES = 256
+"""Open files that are no connections."""
 
 NamedRouters = list[tuple[str, ApiRouter]]
 
@@ -57,6 +62,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     configure_logging("api", engine.log_level, engine.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    _allow_connections(engine.server.max_connections)
     listener = listen(engine.server)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -65,8 +71,21 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
         listener.close()
 
 
+def _allow_connections(most: int) -> None:
+    """Every connection is an open file, and the usual soft limit, 1024, is there for programs older than this one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < needed:
+            logger.warning("server.max_connections is %d, but only %d files may be open (ulimit -Hn)", most, hard)
+
+
 def listen(server: ServerSection) -> socket.socket:
-    """A bound socket: a taken port is known before a model is loaded. Raises PegboardError saying what to do."""
+    """A listening socket: a taken port is known before a model is loaded, also where two servers start at one time
+    (two that are bound and do not listen yet share a port). Raises PegboardError saying what to do.
+    """
     where = f"{server.host}:{server.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
@@ -76,6 +95,7 @@ def listen(server: ServerSection) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
@@ -105,7 +125,8 @@ class _Server:
             loop.add_signal_handler(number, self._signalled)
         self._hooks.call.configure(config=self._resolved.engine)
         try:
-            client = await self._start_engine()
+            async with WaitingRoom(self._listener):
+                client = await self._start_engine()
             if client is not None:
                 await self._serve(client)
         finally:
@@ -117,6 +138,8 @@ class _Server:
 
     async def _start_engine(self) -> AsyncEngineClient | None:
         """The client of a scheduler that is ready; None where the server was told to stop meanwhile."""
+        if not self._resolved.engine.apis:
+            logger.warning("apis is empty: this server will offer no API (try --set apis='[openai, native]')")
         model = self._resolved.engine.model.path
         _say(f"Loading {model} ...")
         starting = asyncio.ensure_future(self._supervisor.start())
@@ -135,7 +158,7 @@ class _Server:
         server = _QuietServer(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=bounded_protocol(self._resolved.engine.server.max_connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -143,6 +166,7 @@ class _Server:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=LAST_ANSWERS,
+                backlog=BACKLOG,
             )
         )
         gc.collect()

@@ -29,37 +29,54 @@ MAX_RESTARTS = 5
 RESTART_WINDOW = 600.0
 """A scheduler that ends more often than `MAX_RESTARTS` times within so many seconds is given up."""
 STOP_TIMEOUT = 5.0
+MAX_INTERVAL = 5.0
+"""Seconds of silence after which a scheduler is asked for a sign of life, at most."""
+SILENCE_GRACE = 2.0
+"""Seconds that a message may be under way beyond the time that a step may take."""
 _LAST_WORDS = 1.0
 """Seconds that a message may still be on its way when the process has ended."""
 
 
 class SchedulerProcess:
-    """One scheduler process and the API's end of its wire."""
+    """One scheduler process and the API's end of its wire. Whoever makes one stops it, whatever became of `spawn`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, endpoint: Endpoint, wire: ApiWire) -> None:
-        self.wire = wire
-        self.pid = process.pid
-        self._process = process
-        self._endpoint = endpoint
+    def __init__(self) -> None:
+        self._endpoint = Endpoint()
+        try:
+            self.wire = ApiWire(self._endpoint)
+        except BaseException:
+            self._endpoint.close()
+            raise
+        self._spawning: asyncio.Future[asyncio.subprocess.Process] | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._listens = False
 
-    @classmethod
-    async def spawn(cls, config: str, builder: str = BUILDER) -> SchedulerProcess:
-        """Start one. It knows this process through a pipe, and ends when that closes."""
-        endpoint = Endpoint()
-        wire = ApiWire(endpoint)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pegboard.core.scheduler_process", stdin=asyncio.subprocess.PIPE
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def spawn(self, config: str, builder: str = BUILDER) -> None:
+        """Start it. It knows this process through a pipe, and ends when that closes. Raises PegboardError where the
+        operating system refuses.
+        """
+        orders = Orders(address=self._endpoint.address, config=config, builder=builder)
+        self._spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable, "-m", "pegboard.core.scheduler_process", stdin=asyncio.subprocess.PIPE
+            )
         )
-        assert process.stdin is not None
-        orders = Orders(address=endpoint.address, config=config, builder=builder)
-        process.stdin.write(msgspec.json.encode(orders) + b"\n")
-        return cls(process, endpoint, wire)
+        try:
+            # Shielded: one that is cancelled half-way may leave a process that nobody knows.
+            self._process = await asyncio.shield(self._spawning)
+        except OSError as error:
+            raise PegboardError(f"the scheduler process cannot be started: {error}") from None
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
 
     async def ready(self) -> Ready:
         """Wait until it has loaded its model. Raises PegboardError with its own message where it could not."""
         hearing = asyncio.ensure_future(self.wire.receive())
-        ending = asyncio.ensure_future(self._process.wait())
+        ending = asyncio.ensure_future(self.wait())
         try:
             await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not hearing.done():
@@ -74,26 +91,65 @@ class SchedulerProcess:
                 task.cancel()
 
     async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process is not None
         return await self._process.wait()
 
+    async def kill(self) -> None:
+        """End it as it stands: one that is stopped or hung does not hear anything else."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
     async def stop(self) -> None:
-        """Ask it to exit, kill it if it does not, and remove what it leaves. May be called twice."""
-        pipe = self._process.stdin
-        if self._process.returncode is None:
+        """Ask it to exit, kill it if it does not, and remove what it leaves. May be called again, also where an earlier
+        call was cancelled.
+        """
+        if self._process is None and self._spawning is not None:
+            with contextlib.suppress(OSError):
+                self._process = await asyncio.shield(self._spawning)
+        process = self._process
+        if process is not None and process.returncode is None:
             if self._listens:
                 self.wire.send([Shutdown()])
-            elif pipe is not None:
-                pipe.close()
+            elif process.stdin is not None:
+                process.stdin.close()
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT)
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
-        if pipe is not None:
-            pipe.close()
+                await self.kill()
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
         self.wire.close()
         self._endpoint.close()
+
+
+class Silence:
+    """Tells a scheduler that has fallen silent: stopped, or hung where its own watchdog does not see it.
+
+    While nothing comes from it, it is asked for a sign of life; `limit` seconds without an answer are too many. One
+    step may legitimately take `watchdog_timeout`, and its own watchdog, which leaves tracebacks, allows a quarter more;
+    so the limit lies behind that. What counts is time in which this process runs: if it was stopped itself, as part of
+    a job of a terminal perhaps, the scheduler gets its time anew.
+    """
+
+    def __init__(self, watchdog_timeout: float) -> None:
+        self.interval = min(MAX_INTERVAL, watchdog_timeout / 4)
+        self.limit = 1.25 * watchdog_timeout + SILENCE_GRACE
+
+    async def of(self, client: AsyncEngineClient) -> str:
+        """How it ended, for a sentence that begins with the process, once that is certain."""
+        heard, silent = client.heard, 0.0
+        while silent < self.limit:
+            await asyncio.sleep(self.interval)
+            if client.heard != heard:
+                heard, silent = client.heard, 0.0
+                continue
+            if silent == 0.0:
+                client.ping()
+            silent += self.interval
+        return f"did not answer for {self.limit:g} s (stopped or hung), and was killed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +170,7 @@ class Supervisor:
         self._config = resolved.to_json()
         self._builder = builder
         self._backoff = backoff or Backoff()
+        self._silence = Silence(resolved.engine.scheduler.watchdog_timeout)
         self._current: SchedulerProcess | None = None
         self._ends: deque[float] = deque(maxlen=MAX_RESTARTS)
 
@@ -124,22 +181,40 @@ class Supervisor:
 
     async def start(self) -> tuple[ApiWire, Ready]:
         """Start a scheduler and wait until it is ready. Raises PegboardError where it is not going to be."""
-        self._current = await SchedulerProcess.spawn(self._config, self._builder)
+        self._current = current = SchedulerProcess()
         try:
-            return self._current.wire, await self._current.ready()
+            await current.spawn(self._config, self._builder)
+            return current.wire, await current.ready()
         except BaseException:
             await self.stop()
             raise
 
     async def watch(self, client: AsyncEngineClient) -> None:
-        """Restart the scheduler whenever it ends. Raises PegboardError when that helps no more; returns never."""
+        """Restart the scheduler whenever it ends, falls silent, or talks nonsense. Raises PegboardError when that helps
+        no more; returns never.
+        """
         while True:
             assert self._current is not None
-            end = describe_exit(await self._current.wait())
+            end = await self._end(self._current, client)
             logger.error("the scheduler process %s; its requests fail, and it is started again", end)
             client.detach(f"the engine stopped while it served this request: its process {end}")
             await self.stop()
             await self._restart(client, end)
+
+    async def _end(self, current: SchedulerProcess, client: AsyncEngineClient) -> str:
+        """Wait until the process has ended, or must be ended because it is of no use any more. How that came."""
+        ending = asyncio.ensure_future(current.wait())
+        troubles = [asyncio.ensure_future(client.broken()), asyncio.ensure_future(self._silence.of(client))]
+        try:
+            await asyncio.wait({ending, *troubles}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return describe_exit(ending.result())
+            end = next(one.result() for one in troubles if one.done())
+            await current.kill()
+            return end
+        finally:
+            for task in (ending, *troubles):
+                task.cancel()
 
     async def _restart(self, client: AsyncEngineClient, end: str) -> None:
         while True:
@@ -161,9 +236,11 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the scheduler, if there is one."""
-        current, self._current = self._current, None
+        current = self._current
         if current is not None:
+            # Forgotten only afterwards: where this is cancelled, the next call goes on with it.
             await current.stop()
+            self._current = None
 
 
 def describe_exit(code: int) -> str:

@@ -22,6 +22,9 @@ MAX_MESSAGE_BYTES = 512 * 2**20
 _MAX_PATH = 100
 """Unix domain sockets have short paths: 108 bytes on Linux, with the closing zero."""
 
+_PREFIX = "pegboard-"
+_SOCKET = "/wire"
+
 _encoder = msgspec.msgpack.Encoder()
 _to_scheduler: msgspec.msgpack.Decoder[ToScheduler] = msgspec.msgpack.Decoder(ToScheduler)
 _from_scheduler: msgspec.msgpack.Decoder[FromScheduler] = msgspec.msgpack.Decoder(FromScheduler)
@@ -46,18 +49,25 @@ class Endpoint:
     """A private directory (mode 0700) with the path of one socket in it; `close` removes it."""
 
     def __init__(self) -> None:
-        directory = tempfile.mkdtemp(prefix="pegboard-")
-        if len(directory) > _MAX_PATH - len("/wire"):
+        directory = tempfile.mkdtemp(prefix=_PREFIX)
+        if len(directory) > _MAX_PATH - len(_SOCKET):
             Path(directory).rmdir()
-            directory = tempfile.mkdtemp(prefix="pegboard-", dir="/tmp")
+            directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
         self.directory = Path(directory)
 
     @property
     def address(self) -> str:
-        return f"ipc://{self.directory}/wire"
+        return f"ipc://{self.directory}{_SOCKET}"
 
     def close(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def remove_endpoint(address: str) -> None:
+    """What `Endpoint.close` does, for a process that only knows the address. Other addresses are left alone."""
+    directory = Path(address.removeprefix("ipc://").removesuffix(_SOCKET))
+    if directory.name.startswith(_PREFIX) and address == f"ipc://{directory}{_SOCKET}":
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class ApiWire:

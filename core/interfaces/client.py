@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,22 @@ class EngineClient(abc.ABC):
 
         Raises InvalidRequest with an HTTP status and the field's name where anybody on the way refused.
         """
+
+    async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
+        """Submit requests that belong together (a batch, several answers to one prompt); their streams, in order.
+
+        All are accepted, or none: where one is refused the others are aborted, and its InvalidRequest is raised.
+        """
+        tasks = [asyncio.ensure_future(self.submit(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for done in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(done, OutputStream):
+                    await done.aclose()
+            raise
 
     @abc.abstractmethod
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""For API plugins: several requests that one HTTP request stands for (a batch, `n` answers), read together."""
+"""For API plugins: the fields of sampling that bodies share, and several requests that one HTTP request stands for
+(a batch, `n` answers), submitted and read together.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,73 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputChunk, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.toolkit.http import RequestModel
 
 MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
+
+
+class SamplingFields(RequestModel):
+    """What APIs spell alike about sampling. A body adds how it calls the rest, and makes SamplingParams of it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    custom_params: dict[str, Any] = {}
+    """Parameters of logits processors that plugins add, by processor name."""
+
+    def sampling_params(
+        self, *, max_new_tokens: int | None, min_new_tokens: int, answer: int = 0, prefix: str = "", **more: Any
+    ) -> SamplingParams:
+        """For the answer of this number: with a seed, each of several answers gets one of its own. `more` are further
+        fields, which take precedence; `prefix` goes before a field's name in errors.
+        """
+        fields = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "no_stop_trim": self.no_stop_trim,
+            "skip_special_tokens": self.skip_special_tokens,
+            "logit_bias": _bias(self.logit_bias, prefix),
+            "seed": self.seed,
+            "extra": self.custom_params,
+            **more,
+        }
+        if fields["seed"] is not None:
+            fields["seed"] += answer
+        return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+def salt_of(cache_salt: str, extra_key: str) -> str:
+    """One salt of the two names that the field knows for it."""
+    return f"{cache_salt}\0{extra_key}" if extra_key else cache_salt
+
+
+def _bias(bias: dict[str, float], prefix: str) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise InvalidRequest("logit_bias maps token ids to numbers", param=f"{prefix}logit_bias") from None
 
 
 @dataclass(slots=True)
@@ -50,16 +116,7 @@ class Answers:
     @classmethod
     async def submit(cls, client: EngineClient, requests: Sequence[GenerateRequest]) -> Answers:
         """Submit all at once. Where one is refused the others are aborted and its InvalidRequest is raised."""
-        tasks = [asyncio.ensure_future(client.submit(request)) for request in requests]
-        try:
-            return cls(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            for done in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(done, OutputStream):
-                    await done.aclose()
-            raise
+        return cls(await client.submit_all(requests))
 
     async def chunks(self) -> AsyncIterator[tuple[int, OutputChunk]]:
         """(index of the request, what is new of it), as it comes; the matching `Answer` is up to date."""

@@ -8,33 +8,17 @@ from typing import Any
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
 from pegboard.core.toolkit.http import RequestModel, validate_part
 
 
-class SamplingBody(RequestModel):
+class SamplingBody(SamplingFields):
     """`sampling_params` of a request."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    logit_bias: dict[str, float] = {}
-    seed: int | None = None
     sampling_seed: int | None = None
-    custom_params: dict[str, Any] = {}
-    """Parameters of logits processors that plugins add, by processor name."""
     n: int = 1
     stop_regex: Any = None
     json_schema: Any = None
@@ -43,27 +27,14 @@ class SamplingBody(RequestModel):
     structural_tag: Any = None
 
     def params(self, answer: int = 0) -> SamplingParams:
-        """For the answer of this number; with a seed, each of several answers gets one of its own."""
-        seed = self.seed if self.seed is not None else self.sampling_seed
-        return SamplingParams(
+        """For the answer of this number."""
+        return self.sampling_params(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            no_stop_trim=self.no_stop_trim,
-            skip_special_tokens=self.skip_special_tokens,
+            answer=answer,
+            prefix="sampling_params.",
             spaces_between_special_tokens=self.spaces_between_special_tokens,
-            logit_bias=_bias(self.logit_bias),
-            seed=None if seed is None else seed + answer,
-            extra=self.custom_params,
+            seed=self.seed if self.seed is not None else self.sampling_seed,
         )
 
 
@@ -160,7 +131,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     logprobs = _logprobs(body, count)
     token_ids = _token_ids(body, count)
     rids = _rids(body, [sampling.n for sampling in samplings])
-    salt = f"{body.cache_salt}\0{body.extra_key}" if body.extra_key else body.cache_salt
+    salt = salt_of(body.cache_salt, body.extra_key)
     requests: list[GenerateRequest] = []
     for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         for answer in range(sampling.n):
@@ -215,10 +186,3 @@ def _rids(body: GenerateBody, answers: Sequence[int]) -> list[str]:
     if total == 1 or not body.rid:
         return [body.rid] * total
     return [f"{body.rid}_{i}" for i in range(total)]
-
-
-def _bias(bias: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise InvalidRequest("logit_bias maps token ids to numbers", param="sampling_params.logit_bias") from None

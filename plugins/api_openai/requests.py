@@ -8,8 +8,7 @@ from typing import Any
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
 from pegboard.core.toolkit.http import RequestModel
 
 MAX_TOP_LOGPROBS = 20
@@ -30,35 +29,20 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
-class CommonBody(RequestModel):
+class CommonBody(SamplingFields):
     """What chat and text completions share: OpenAI's fields, and the field's usual extras."""
 
     model: str = ""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
     max_tokens: int | None = None
-    stop: str | list[str] = []
-    seed: int | None = None
     n: int = 1
-    logit_bias: dict[str, float] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str = ""
-    top_k: int = -1
-    min_p: float = 0.0
     min_tokens: int = 0
-    repetition_penalty: float = 1.0
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: bool = True
     rid: str = ""
     cache_salt: str = ""
     extra_key: str = ""
     priority: int = 0
-    custom_params: dict[str, Any] = {}
     params: dict[str, Any] = {}
     """What the request says to plugins that act on requests (admission gates), by provider name."""
     response_format: dict[str, Any] = {}
@@ -88,28 +72,6 @@ class CommonBody(RequestModel):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_new_tokens: int | None, answer: int) -> SamplingParams:
-        """For one of `n` answers; with a seed, each gets one of its own."""
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            no_stop_trim=self.no_stop_trim,
-            skip_special_tokens=self.skip_special_tokens,
-            logit_bias=_bias(self.logit_bias),
-            seed=None if self.seed is None else self.seed + answer,
-            extra=self.custom_params,
-        )
-
     def engine_requests(
         self,
         prompts: list[str | list[int]],
@@ -123,11 +85,13 @@ class CommonBody(RequestModel):
         if max_new_tokens is not None and max_new_tokens < 0:
             raise InvalidRequest(f"max_tokens must be at least 0, got {max_new_tokens}", param="max_tokens")
         total = len(prompts) * self.n
-        salt = f"{self.cache_salt}\0{self.extra_key}" if self.extra_key else self.cache_salt
+        salt = salt_of(self.cache_salt, self.extra_key)
         return [
             GenerateRequest(
                 prompt=prompt,
-                sampling=self.sampling(max_new_tokens, answer),
+                sampling=self.sampling_params(
+                    max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, answer=answer
+                ),
                 rid=rid if total == 1 else f"{rid}_{i * self.n + answer}",
                 stream=self.stream,
                 priority=self.priority,
@@ -246,10 +210,3 @@ def _part(where: str, part: Any) -> str:
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
     return str(part["text"])
-
-
-def _bias(bias: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise InvalidRequest("logit_bias maps token ids to numbers", param="logit_bias") from None

@@ -21,13 +21,14 @@ from pegboard.core.interfaces.messages import (
     ControlReply,
     ControlRequest,
     FromScheduler,
+    Rejected,
     TokenizedBatch,
     TokenizedRequest,
     TokenOutput,
     ToScheduler,
 )
 
-DIES, HANGS, RAISES = 7, 8, 9
+DIES, HANGS, RAISES, RAVES = 7, 8, 9, 10
 STEP = 0.002
 
 
@@ -37,6 +38,8 @@ class FakeScheduler:
         self.running: dict[str, tuple[TokenizedRequest, int]] = {}
         self.ended: list[TokenOutput] = []
         self.aborted = 0
+        self.messages = 0
+        """How many messages have brought requests."""
 
     @property
     def idle(self) -> bool:
@@ -50,6 +53,7 @@ class FakeScheduler:
         replies: list[FromScheduler] = []
         for message in messages:
             if isinstance(message, (TokenizedRequest, TokenizedBatch)):
+                self.messages += 1
                 for one in message.requests if isinstance(message, TokenizedBatch) else [message]:
                     self.running[one.rid] = (one, 0)
                     replies.append(Accepted(rid=one.rid))
@@ -59,7 +63,12 @@ class FakeScheduler:
                         self.aborted += 1
                         self.ended.append(TokenOutput(rid=rid, token_ids=[], finish_reason={"type": "abort"}))
             elif isinstance(message, ControlRequest):
-                counters = {"running_requests": len(self.running), "aborted": self.aborted, "pid": os.getpid()}
+                counters = {
+                    "running_requests": len(self.running),
+                    "aborted": self.aborted,
+                    "messages": self.messages,
+                    "pid": os.getpid(),
+                }
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
@@ -73,6 +82,8 @@ class FakeScheduler:
                 os._exit(5)
             if first == HANGS:
                 time.sleep(1000)
+            if first == RAVES:
+                outputs.append(TokenOutput(rid=None, token_ids=[]))  # type: ignore[arg-type] - on purpose
             if first == RAISES:
                 raise RuntimeError("the scheduler has a bug")
             done += 1
@@ -89,7 +100,21 @@ class FakeScheduler:
         return outputs
 
 
-def build(resolved: Any) -> Any:
+class FullScheduler(FakeScheduler):
+    """Whose queue is full."""
+
+    def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
+        replies = super().receive(messages)
+        self.running.clear()
+        return [
+            Rejected(rid=one.rid, status=503, code="queue_full", message="3 requests are waiting, try again later")
+            if isinstance(one, Accepted)
+            else one
+            for one in replies
+        ]
+
+
+def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     from pegboard.core.toolkit.tokenizer import Tokenizer
 
     path = Path(resolved.engine.model.path)
@@ -99,7 +124,7 @@ def build(resolved: Any) -> Any:
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
     return SimpleNamespace(
-        scheduler=FakeScheduler(token), info=info, directory=path, hooks=Hooks.load(resolved.registry), view=None
+        scheduler=kind(token), info=info, directory=path, hooks=Hooks.load(resolved.registry), view=None
     )
 
 
@@ -113,3 +138,14 @@ def build_badly(resolved: Any) -> Any:
 
 def build_and_die(resolved: Any) -> Any:
     os._exit(3)
+
+
+def build_full(resolved: Any) -> Any:
+    return build(resolved, FullScheduler)
+
+
+def build_when_told(resolved: Any) -> Any:
+    go = Path(os.environ["TMPDIR"], "go")
+    while not go.exists():
+        time.sleep(0.02)
+    return build(resolved)

@@ -27,6 +27,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.redact import redact
 from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.wire import decode_from_scheduler, encode
 
 END = {"type": "length"}
 
@@ -39,10 +40,20 @@ class Wire:
         self._incoming: asyncio.Queue[list[FromScheduler]] = asyncio.Queue()
 
     def send(self, messages: Iterable[ToScheduler]) -> None:
+        messages = list(messages)
+        for message in messages:
+            encode(message)
         self.sent.extend(messages)
 
     async def receive(self) -> list[FromScheduler]:
-        return await self._incoming.get()
+        got = await self._incoming.get()
+        if not got:
+            decode_from_scheduler(b"nonsense")
+        return got
+
+    async def rave(self) -> None:
+        self._incoming.put_nowait([])
+        await settle()
 
     async def say(self, *messages: FromScheduler) -> None:
         """Let the client read these, and act on them."""
@@ -277,6 +288,117 @@ def test_detaching_fails_everything_and_attaching_begins_again() -> None:
         client.attach(second, client.info)  # type: ignore[arg-type]
         assert client.ready
         await submit(client, second, "r")
+
+    play(scene)
+
+
+def test_what_cannot_be_decoded_fails_everything() -> None:
+    """Nothing hangs, and the supervisor hears of it."""
+
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        stream = await submit(client, wire)
+        pending = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="p")))
+        calling = asyncio.ensure_future(client.server_info())
+        broken = asyncio.ensure_future(client.broken())
+        await settle()
+        assert not broken.done()
+        await wire.rave()
+        assert "cannot use (ValidationError" in await broken
+        assert not client.ready
+        for work in (read(stream), pending, calling, client.submit(GenerateRequest(prompt="Hi"))):
+            with pytest.raises(InvalidRequest) as caught:
+                await work
+            assert caught.value.status == 503
+        client.detach("its process was killed")
+        second = Wire()
+        client.attach(second, client.info)  # type: ignore[arg-type]
+        again = asyncio.ensure_future(client.broken())
+        await submit(client, second, "r")
+        assert not again.done()
+        again.cancel()
+
+    play(scene)
+
+
+def test_what_cannot_be_delivered_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        good, bad = await submit(client, wire, "good"), await submit(client, wire, "bad")
+
+        def deliver(self: Any, output: TokenOutput) -> None:
+            if output.rid == "bad":
+                raise KeyError("a bug")
+            original(self, output)
+
+        original = type(good).deliver  # type: ignore[attr-defined]
+        monkeypatch.setattr(type(good), "deliver", deliver)
+        await wire.say(tokens("bad", "x"), tokens("good", "y", END))
+        with pytest.raises(InvalidRequest, match="KeyError") as caught:
+            await read(bad)
+        assert caught.value.status == 500
+        assert [chunk.text for chunk in await read(good)] == ["y"]
+        assert wire.sent[-1] == AbortRequest(rid="bad")
+        await wire.say(tokens("bad", "", {"type": "abort", "status": 499}))
+        await submit(client, wire, "bad")
+
+    play(scene)
+
+
+def test_what_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        good = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="good")))
+        bad = asyncio.ensure_future(client.control("set", {"value": object()}))
+        await settle()
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await bad
+        await wire.say(Accepted(rid="good"))
+        await good
+        monkeypatch.setattr("pegboard.core.pipeline.intake._check_plain", lambda *_: None)
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await client.submit(GenerateRequest(prompt="Hi", rid="huge", params={"n": 2**70}))
+        await submit(client, wire, "huge")
+
+    play(scene)
+
+
+def test_a_batch_is_all_or_nothing() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        def batch(*rids: str, prompt: str = "Hi") -> list[GenerateRequest]:
+            return [GenerateRequest(prompt=prompt, rid=rid) for rid in rids]
+
+        with pytest.raises(InvalidRequest):
+            await client.submit_all([*batch("a", "b"), GenerateRequest(prompt="")])
+        with pytest.raises(InvalidRequest) as caught:
+            await client.submit_all(batch("a", "a"))
+        assert caught.value.code == "duplicate_rid"
+        assert wire.sent == []
+        # Long texts are tokenised elsewhere, and travel together nevertheless.
+        task = asyncio.ensure_future(client.submit_all(batch("a", "b", "c", prompt="x" * (LONG_TEXT // 2))))
+        while not wire.sent:
+            await asyncio.sleep(0.001)
+        [message] = wire.sent
+        assert isinstance(message, TokenizedBatch)
+        await wire.say(Accepted(rid="a"), Rejected(rid="b", status=503, code="queue_full", message="later"))
+        with pytest.raises(InvalidRequest, match="later"):
+            await task
+        await settle()
+        assert wire.sent[1:] == [AbortRequest(rid="a"), AbortRequest(rid="c")]
+        assert await client.submit_all([]) == []
+        await client.drain(0)
+
+    play(scene)
+
+
+def test_signs_of_life() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        client.ping()
+        await settle()
+        [ping] = wire.sent
+        assert isinstance(ping, ControlRequest)
+        heard = client.heard
+        await wire.say(ControlReply(call_id=ping.call_id, ok=True))
+        assert client.heard == heard + 1
+        client.detach("gone")
+        client.ping()
 
     play(scene)
 

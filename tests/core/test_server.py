@@ -18,6 +18,9 @@ import httpx
 import psutil
 import pytest
 
+from pegboard.core.config import ServerSection
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.server import listen
 from pegboard.core.testing.checkpoints import write_tiny_tokenizer
 
 FAKES = Path(__file__).parent
@@ -38,9 +41,12 @@ LONG = {"max_new_tokens": 50_000}
 class Server:
     """A server process of its own."""
 
-    def __init__(self, model: Path, log: Path, builder: str = "build", **server: Any) -> None:
+    def __init__(
+        self, model: Path, log: Path, builder: str = "build", apis: Any = ("openai", "native"), **server: Any
+    ) -> None:
         config = {
             "model": {"path": str(model)},
+            "apis": apis,
             "server": {"port": 0, "max_body_bytes": 100_000, "shutdown_timeout": 30, **server},
             "scheduler": {"watchdog_timeout": 1.0},
         }
@@ -105,6 +111,13 @@ def running(model: Path, directory: Path, **options: Any) -> Iterator[Server]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def full(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One whose scheduler takes nothing more."""
+    with running(model, tmp_path_factory.mktemp("full"), builder="build_full") as one:
+        yield one.started()
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +246,28 @@ def test_a_scheduler_that_ends_is_restarted(own_server: Server, token: int, word
     assert own_server.generate(sampling_params={"max_new_tokens": 2}).json()["text"] == "aa"
 
 
+def test_a_scheduler_that_is_stopped_is_noticed(own_server: Server) -> None:
+    """Its watchdog cannot see that: it is stopped as well."""
+    first = own_server.counters()["pid"]
+    os.kill(first, signal.SIGSTOP)
+    answer = own_server.generate()
+    assert answer.status_code == 503
+    assert "did not answer for 3.25 s (stopped or hung), and was killed" in answer.json()["error"]["message"]
+    assert not psutil.pid_exists(first)
+    wait_for(lambda: own_server.client.get("/health_generate").status_code == 200)
+    assert own_server.counters()["pid"] != first
+
+
+def test_a_scheduler_that_raves_is_replaced(own_server: Server) -> None:
+    first = own_server.counters()["pid"]
+    answer = own_server.client.post("/generate", json={"input_ids": [10]})
+    assert answer.status_code == 503
+    assert "sent what this process cannot use (ValidationError" in answer.json()["error"]["message"]
+    wait_for(lambda: own_server.client.get("/health_generate").status_code == 200)
+    assert own_server.counters()["pid"] != first
+    assert not psutil.pid_exists(first)
+
+
 def test_sigterm_drains(own_server: Server) -> None:
     child = own_server.counters()["pid"]
     body = {"text": "hi", "stream": True, "sampling_params": {"max_new_tokens": 1000}}
@@ -270,6 +305,7 @@ def test_scheduler_does_not_outlive_the_api_process(own_server: Server) -> None:
     own_server.process.kill()
     own_server.process.wait()
     child.wait(PATIENCE)
+    assert list(own_server.log_file.parent.glob("pegboard-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -293,6 +329,84 @@ def test_taken_port(server: Server, model: Path, tmp_path: Path) -> None:
         assert second.process.wait(PATIENCE) == 1
         assert f"cannot listen on 127.0.0.1:{port}" in second.log
         assert f"--set server.port={port + 1}" in second.log
+
+
+def test_a_port_is_taken_before_anything_is_loaded(model: Path, tmp_path: Path) -> None:
+    """Two that are bound share a port; so they listen at once, and who connects meanwhile is told."""
+    with running(model, tmp_path, builder="build_when_told", port=0) as server:
+        wait_for(lambda: "Loading" in server.log)
+        listening = [c.laddr for c in psutil.Process(server.process.pid).net_connections("inet")]
+        port = listening[0].port
+        with pytest.raises(PegboardError, match="stop what uses it"):
+            listen(ServerSection(port=port))
+        answer = httpx.post(f"http://127.0.0.1:{port}/generate", json={"text": "x" * 50_000}, timeout=PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        (tmp_path / "go").touch()
+        server.started()
+        assert server.url.endswith(f":{port}")
+        assert server.generate(sampling_params={"max_new_tokens": 2}).status_code == 200
+        assert server.stop() == 0
+
+
+def test_a_server_without_apis_says_so(model: Path, tmp_path: Path) -> None:
+    with running(model, tmp_path, apis=[]) as server:
+        server.started()
+        assert "apis is empty" in server.log
+        assert server.client.get("/health").status_code == 404
+
+
+def test_connections_are_bounded(model: Path, tmp_path: Path) -> None:
+    with running(model, tmp_path, max_connections=2) as server, contextlib.ExitStack() as stack:
+        server.started()
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        taken = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE)) for _ in range(2)]
+        for connection in taken:
+            # The answer shows that the server knows of this one.
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in connection.recv(1000)
+        refused = server.generate()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
+        assert refused.headers["connection"] == "close"
+        silent = stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+        assert silent.recv(1) == b"", "it takes a connection for ever"
+        assert "server.max_connections" in server.log
+        taken[0].close()
+        wait_for(lambda: server.generate(sampling_params={"max_new_tokens": 2}).status_code == 200)
+
+
+QUESTIONS = [
+    ("/generate", {"text": "hi"}),
+    ("/generate", {"text": ["hi", "ho"]}),
+    ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/completions", {"prompt": ["hi", "ho"]}),
+    ("/v1/completions", {"prompt": "hi", "n": 3}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), QUESTIONS)
+def test_a_full_queue_is_a_503(full: Server, path: str, body: dict[str, Any], stream: bool) -> None:
+    """Of a stream too: its headers go only when the scheduler has accepted it."""
+    answer = full.client.post(path, json={**body, "stream": stream})
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["code"] == "queue_full"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": ["hi"] * 20, "sampling_params": {"max_new_tokens": 2}}),
+        ("/generate", {"text": ["hi " * 500] * 20, "sampling_params": {"max_new_tokens": 2}}),
+        ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 2, "n": 20}}),
+        ("/v1/completions", {"prompt": ["hi " * 3000] * 2, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "hi", "n": 20, "max_tokens": 2}),
+    ],
+)
+def test_a_batch_is_one_message(server: Server, path: str, body: dict[str, Any]) -> None:
+    before = server.counters()["messages"]
+    assert server.client.post(path, json=body).status_code == 200
+    assert server.counters()["messages"] == before + 1
 
 
 def test_stopped_while_loading(model: Path, tmp_path: Path) -> None:

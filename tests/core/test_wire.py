@@ -35,6 +35,7 @@ from pegboard.core.wire import (
     decode_from_scheduler,
     decode_to_scheduler,
     encode,
+    remove_endpoint,
 )
 
 REQUEST = TokenizedRequest(
@@ -83,6 +84,17 @@ def test_endpoint_is_private_and_goes() -> None:
     endpoint.close()
     assert not directory.exists()
     endpoint.close()
+
+
+def test_an_endpoint_is_removed_by_its_address(tmp_path: Path) -> None:
+    endpoint = Endpoint()
+    remove_endpoint(endpoint.address)
+    assert not endpoint.directory.exists()
+    other = tmp_path / "precious"
+    other.mkdir()
+    for address in (f"ipc://{other}/wire", f"ipc://{tmp_path}/precious", f"ipc://{other}/pegboard-x", "tcp://x:1"):
+        remove_endpoint(address)
+    assert other.is_dir()
 
 
 def test_endpoint_path_is_short_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.memory import MemoryManager
@@ -101,7 +102,8 @@ class PrefillAdder:
         self.items: list[PrefillItem] = []
         self._memory = memory
         self._page = memory.page_size
-        self._rem_input = max_prefill_tokens - decode_tokens
+        # However many decodes are mixed in, somebody may join them.
+        self._rem_input = max(1, max_prefill_tokens - decode_tokens)
         # However many decodes are mixed in, a chunk gets on by at least one page.
         self._rem_chunk = None if chunk_size is None else max(self._page, chunk_size - decode_tokens)
         self._max_new_rows = max_new_rows
@@ -152,16 +154,23 @@ class PrefillAdder:
     def rows_full(self) -> bool:
         return len(self.items) >= self._max_new_rows
 
-    def makes_way(self, victims: Sequence[Req], req: Req) -> int:
-        """How many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough.
+    def could_take(self, req: Req, *, has_chunked: bool) -> bool:
+        """Whether this prefill's own budgets admit the request, if memory does and nothing of it is cached."""
+        take = self._chunk(req.seq_len)
+        if take <= 0 or (take < req.seq_len and has_chunked):
+            return False
+        return not self.items or take <= self._rem_input
 
-        What a victim shares with the cache may be locked by others too, so only what came after it counts.
-        """
-        room = self.rem_total
-        need = self._pages(req.seq_len + self._growth(req))
-        for count, victim in enumerate(victims, start=1):
-            room += victim.kv.allocated_len - victim.kv.prefix_len + self._share(victim)
-            if room >= need:
+    def makes_way(self, victims: Sequence[Req], req: Req) -> int:
+        """How many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough."""
+        share = 0
+        for count, free in enumerate(self._memory.available_without(victims), start=1):
+            share += self._share(victims[count - 1])
+            if req.sampling.ignore_eos:
+                fits = self._survives(req, req.seq_len, free, {id(one) for one in victims[:count]})
+            else:
+                fits = free - self._reserved + share >= self._pages(req.seq_len + self._growth(req))
+            if fits:
                 return count
         return 0
 
@@ -203,21 +212,23 @@ class PrefillAdder:
 
     def _affordable(self, req: Req, left: int) -> bool:
         if req.sampling.ignore_eos:
-            return self._survives(req, left)
+            return self._survives(req, left, self._memory.available_tokens)
         return self._pages(left + self._growth(req)) <= self.rem_total
 
-    def _survives(self, req: Req, left: int) -> bool:
-        """Whether memory suffices from now on until everybody has ended, with `req` among them. After SGLang's
-        add_one_req_ignore_eos.
+    def _survives(self, req: Req, left: int, free: int, gone: AbstractSet[int] = frozenset()) -> bool:
+        """Whether `free` tokens suffice from now on until everybody has ended, with `req` among them, and without the
+        running requests whose `id` is in `gone`. After SGLang's add_one_req_ignore_eos.
 
         Requests end in the order of what they have left: exactly all of it where end-of-sequence tokens are ignored,
         and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
         its own memory is free again.
         """
         items = [item.req for item in self.items]
-        ratios = [1.0 if one.sampling.ignore_eos else self._ratio for one in (*self._running.reqs, *items)]
-        lefts = np.concatenate([self._running.left, [one.remaining_tokens for one in items]])
-        owned = [one.seq_len - one.kv.prefix_len for one in (*self._running.reqs, *items)]
+        stay = np.fromiter((id(one) not in gone for one in self._running.reqs), np.bool_, len(self._running))
+        staying = [one for one, stays in zip(self._running.reqs, stay.tolist(), strict=True) if stays]
+        ratios = [1.0 if one.sampling.ignore_eos else self._ratio for one in (*staying, *items)]
+        lefts = np.concatenate([self._running.left[stay], [one.remaining_tokens for one in items]])
+        owned = [one.seq_len - one.kv.prefix_len for one in (*staying, *items)]
         lasting = np.append(np.ceil(lefts * ratios), req.remaining_tokens)
         freed = np.append(np.array(owned, np.float64), left)
         order = np.argsort(lasting, kind="stable")
@@ -227,7 +238,7 @@ class PrefillAdder:
         taken = np.cumsum(waits * others)
         given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
         later = sum(one.seq_len - one.kv.scheduled_len for one in items)
-        free = self._memory.available_tokens - later - self._pages(left)
+        free = free - later - self._pages(left)
         # Each may hold a page of which it uses one token only.
         slack = others * (self._page - 1)
         return bool((free - taken + given_back >= slack).all())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pegboard.core.interfaces.req import Req
+
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,14 @@ class GuardedHooks:
             self._hooks = (*self._hooks[:index], _nothing, *self._hooks[index + 1 :])
 
 
+def _requests(answer: Iterable[Req]) -> list[Req]:
+    """The answer as a list. Raises TypeError for what is none, or holds something that is no request."""
+    found = list(answer)
+    if not set(map(type, found)) <= {Req}:
+        raise TypeError("the answer holds what is no request")
+    return found
+
+
 def _nothing(*arguments: Any) -> None:
     """In the place of a hook that is off."""
 
@@ -65,19 +74,27 @@ class GuardedPolicy:
     @property
     def preempts(self) -> bool:
         """Whether `preempt` may answer anything at all."""
-        return self._policy.preempts
+        try:
+            return bool(self._policy.preempts)
+        except Exception:
+            self._failed("preempts", "nobody gives way")
+            return False
 
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> Sequence[Req]:
         try:
-            return self._policy.order(waiting, running)
+            found = _requests(self._policy.order(list(waiting), list(running)))
         except Exception:
             self._failed("order", "first come, first served")
             return list(waiting)
+        if len(found) < len(waiting):
+            # Whoever it forgot comes last, and does not wait for ever.
+            found = list(dict.fromkeys([*found, *waiting]))
+        return found
 
     def victims(self, running: Sequence[Req]) -> Sequence[Req]:
         """Somebody at least: whoever joined last where the policy names nobody."""
         try:
-            named = [req for req in self._policy.victims(running) if req in running]
+            named = [req for req in _requests(self._policy.victims(list(running))) if req in running]
         except Exception:
             self._failed("victims", "last come, first to go")
             named = []
@@ -85,7 +102,7 @@ class GuardedPolicy:
 
     def preempt(self, req: Req, running: Sequence[Req]) -> Sequence[Req]:
         try:
-            return self._policy.preempt(req, running)
+            return list(dict.fromkeys(_requests(self._policy.preempt(req, list(running)))))
         except Exception:
             self._failed("preempt", "nobody gives way")
             return ()

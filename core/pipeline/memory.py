@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import NO_ROW, ReqKV
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixMatch
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.token_allocator import TokenAllocator
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -58,8 +61,12 @@ class MemoryManager:
 
     def match(self, req: Req) -> PrefixMatch:
         """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `seat`."""
-        found = self.cache.match(req.matchable_key())
-        self.cache.lock(found.handle)
+        try:
+            found = self.cache.match(req.matchable_key())
+            self.cache.lock(found.handle)
+        except Exception:
+            self._cache_failed(f"to match {req}; all of it is computed")
+            found = PrefixMatch(np.empty(0, np.int64), None)
         n = len(found)
         req.kv = ReqKV(
             prefix_len=n, committed_len=n, scheduled_len=n, allocated_len=n, cache_len=n, handle=found.handle
@@ -69,7 +76,10 @@ class MemoryManager:
     def unmatch(self, req: Req) -> None:
         """Let go of a locked prefix: of a request that was not admitted after all, or that ends."""
         if req.kv.handle is not None:
-            self.cache.unlock(req.kv.handle)
+            try:
+                self.cache.unlock(req.kv.handle)
+            except Exception:
+                self._cache_failed(f"to unlock the prefix of {req}; it stays cached")
         req.kv = ReqKV()
 
     def seat(self, req: Req, found: PrefixMatch) -> None:
@@ -138,6 +148,25 @@ class MemoryManager:
         self.rows.free(kv.row)
         self.unmatch(req)
 
+    def available_without(self, reqs: Sequence[Req]) -> list[int]:
+        """`available_tokens` if the first 1, 2, ... of these requests were released. Nothing has changed afterwards.
+
+        What a request shares is free only once all who share it are gone, and that only the cache can tell: so their
+        prefixes are unlocked for a look, and locked again before anything could be evicted.
+        """
+        found, unlocked, own = [], [], 0
+        try:
+            for req in reqs:
+                own += req.kv.allocated_len - req.kv.cache_len
+                if req.kv.handle is not None:
+                    self.cache.unlock(req.kv.handle)
+                    unlocked.append(req.kv.handle)
+                found.append(self.available_tokens + own)
+        finally:
+            for handle in unlocked:
+                self.cache.lock(handle)
+        return found
+
     def books_error(self) -> str | None:
         """None when free + cached + held = all, or what is wrong with it."""
         free, cached, total = self.allocator.free_tokens, self.cache.cached_tokens, self.total_tokens
@@ -169,8 +198,7 @@ class MemoryManager:
         except Exception as error:
             if self._owned() != before:
                 raise MemoryCorrupted("the prefix cache failed amid an insert, and pages changed hands") from error
-            logger.exception("the prefix cache failed to insert %s; its KV is not shared", req)
-            self.cache_errors += 1
+            self._cache_failed(f"to insert {req}; its KV is not shared")
             return
         self.cache.lock(result.handle)
         if kv.handle is not None:
@@ -183,6 +211,12 @@ class MemoryManager:
         self.held_tokens -= result.taken
         kv.cache_len = known + result.taken
 
+    def _cache_failed(self, what: str) -> None:
+        """Note an exception of the cache that is being handled; the first ones with their traceback."""
+        self.cache_errors += 1
+        if self.cache_errors <= 10:
+            logger.exception("the prefix cache failed %s", what)
+
     def _owned(self) -> tuple[int, int]:
         return self.allocator.free_tokens, self.cache.cached_tokens
 
@@ -191,5 +225,10 @@ class MemoryManager:
             short = (pages - self.allocator.free_pages) * self.page_size
             if short > self.cache.evictable_tokens:
                 return None
-            self.cache.evict(short)
+            try:
+                self.cache.evict(short)
+            except Exception as error:
+                self._cache_failed("to evict")
+                if wrong := self.books_error():
+                    raise MemoryCorrupted(f"the prefix cache failed amid an eviction: {wrong}") from error
         return self.allocator.alloc(pages)

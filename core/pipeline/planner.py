@@ -93,9 +93,12 @@ class Planner:
                 return step
             if self._must_settle:
                 return None
-        self._last_was_prefill = False
         if not self._make_room(flight):
+            if flight is not None and self.running:
+                return None  # and it is still the decodes' turn when the flight is settled
+            self._last_was_prefill = False
             return None if self.split is None else self._next_part(self.split)
+        self._last_was_prefill = False
         step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
         if step is not None:
             self.ratio.decay()
@@ -120,6 +123,12 @@ class Planner:
         if self.split is not None and self.split.step is step:
             self.split = None
             self.builder.join(step, self.running)
+
+    def abandon_split(self) -> None:
+        """Undo the prefill that is under way in parts; its requests wait again."""
+        if self.split is not None:
+            step, self.split = self.split.step, None
+            self.rewind(step)
 
     def splits(self, req: Req) -> bool:
         """Whether a request is in a prefill some of whose layers are still to come: its slots are being written to."""
@@ -168,7 +177,7 @@ class Planner:
             if req.status not in _QUEUED:
                 continue  # the policy named it twice
             result = adder.add(req, has_chunked=has_chunked)
-            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight):
+            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is not AddResult.CONTINUE:
                 break
@@ -187,9 +196,13 @@ class Planner:
             req.output.cached_tokens = req.kv.prefix_len
             self.counters.cached_tokens += req.kv.prefix_len
 
-    def _pushed_out(self, adder: PrefillAdder, req: Req, result: AddResult, flight: Step | None) -> bool:
+    def _pushed_out(
+        self, adder: PrefillAdder, req: Req, result: AddResult, flight: Step | None, has_chunked: bool
+    ) -> bool:
         """Whether running requests were retracted so that `req` fits. Only where that is known to be enough."""
         if not self.policy.preempts or not (result is AddResult.NO_TOKEN or adder.rows_full):
+            return False
+        if not adder.could_take(req, has_chunked=has_chunked):
             return False
         running = self.running
         named = [one for one in self.policy.preempt(req, running.reqs) if one in running and one is not req]
@@ -251,6 +264,9 @@ class Planner:
 
     def drop(self, req: Req) -> None:
         """Take a request out of whichever queue it is in."""
+        if self.split is not None and all(one.finished for one in self.split.step.batch.reqs):
+            # Nobody wants the rest of it.
+            self.split = None
         if req is self.chunked:
             self.chunked = None
         elif req in self.running:
@@ -262,7 +278,7 @@ class Planner:
         """Undo a step that was launched and whose results are not going to be used. What it admitted waits again; the
         caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
-        for req in self._prefilled_by(step):
+        for req in reversed(self._prefilled_by(step)):
             if req.finished:
                 continue
             self.drop(req)

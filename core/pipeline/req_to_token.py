@@ -76,6 +76,11 @@ class ReqToTokenPool:
         self._dirty.clear()
         return TableChanges(places, self.host.reshape(-1)[places])
 
+    def send_again(self, changes: TableChanges | None) -> None:
+        """Changes that a failed batch may have kept from the worker go with the next batch too, as they are then."""
+        if changes is not None:
+            self._dirty.append(changes.places)
+
     def device_table(self, device: torch.device) -> torch.Tensor:
         """A worker's table int32 [max_rows + 1, width]: the host's own memory, or a copy where it is mirrored."""
         import torch

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.step import BatchResult, Step
 
 NOBODYS = -1
-"""In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile."""
+"""In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
 Entry = tuple[float, int, list[tuple[float, int]]]
 
@@ -100,6 +100,8 @@ class ResultStage:
                 continue
             if req.remaining_tokens > 0:
                 self._append(req, token, row, result.logprobs, now)
+            else:
+                taken[row] = NOBODYS
             self._finish(req, token, now, finished)
             if (output := self.output(req)) is not None:
                 outputs.append(output)

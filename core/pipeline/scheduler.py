@@ -324,7 +324,7 @@ class Scheduler:
             return None
         self._was_idle = False
         step.batch.planned_at = planned_at
-        if self._batch_scheduled:
+        if self._batch_scheduled and (step.work.part is None or step.work.part.first):
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.pending = self.executor.submit(step.work)
@@ -356,7 +356,7 @@ class Scheduler:
         finished, outputs = self.results.commit(step, result, self.running, self.clock())
 
         self.counters.generated_tokens += len(step.sampled)
-        if step.touched and batch.tokens is not None:
+        if batch.tokens is not result.tokens and batch.tokens is not None:
             self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if not batch.forward_mode.is_decode:
             prefilled = len(batch.reqs) - batch.decoding
@@ -394,9 +394,11 @@ class Scheduler:
         """A forward pass raised. What it computed is undefined, but nothing of it was committed."""
         self.counters.failed_batches += 1
         logger.error("batch %d of %d requests failed", step.number, len(step.batch), exc_info=error)
+        self.memory.rows.send_again(step.work.table)
         if behind is not None:
             assert behind.pending is not None
             _outcome(behind.pending)
+            self.memory.rows.send_again(behind.work.table)
         if step.whole is not None:
             # A part of a split prefill: all of it is computed again, in one go.
             step = step.whole
@@ -410,8 +412,12 @@ class Scheduler:
                 if not req.finished:
                     self._end(req, reason, keep=False)
         # Only now: a request whose chunk failed may have its next one in the step behind, and has to be tried first.
-        if behind is not None and behind.final and behind.batch is not step.batch:
-            self.planner.rewind(behind)
+        if behind is not None and behind.batch is not step.batch:
+            if behind.final:
+                self.planner.rewind(behind)
+            elif any(req.rid in step.batch.partial for req in behind.batch.reqs):
+                # The first layers of a split prefill, which have read what the failed chunk was to write.
+                self.planner.abandon_split()
         self.running.rewind()
 
     # ---- the end of requests --------------------------------------------------------------------------------------

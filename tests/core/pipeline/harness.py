@@ -63,6 +63,7 @@ class FakeModel:
         self.last = np.full(rows.max_rows + 1, EMPTY, np.int64)
         self.slots = np.full(num_slots, EMPTY, np.int64)
         self.batches: list[ModelWorkerBatch] = []
+        self.early = BatchResult(np.empty(0, np.int64))
         self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
@@ -70,11 +71,19 @@ class FakeModel:
         if work.table is not None:
             self.table.reshape(-1)[work.table.places] = work.table.slots
         if self.fail_on(work):
+            self.slots[work.out_cache_loc] = EMPTY  # what a failed pass leaves behind is undefined
             raise RuntimeError("out of luck")
         assert 0 not in work.out_cache_loc, "page 0 is padding"
         assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
-        if work.part is not None and not work.part.last:
-            return BatchResult(np.empty(0, np.int64))
+        if work.part is None:
+            return self.answer(work)
+        # Some layers are computed in each part: the first one reads what is there by then, each one writes.
+        if work.part.first:
+            self.early = self.answer(work)
+        self.slots[work.out_cache_loc] = work.input_ids
+        return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
+
+    def answer(self, work: ModelWorkerBatch) -> BatchResult:
         input_ids = work.input_ids.copy()
         if work.pending is not None:
             input_ids[work.pending] = self.last[work.rows[work.pending + len(work.rows) - len(input_ids)]]

@@ -380,6 +380,7 @@ QUESTIONS = [
     ("/v1/completions", {"prompt": "hi"}),
     ("/v1/completions", {"prompt": ["hi", "ho"]}),
     ("/v1/completions", {"prompt": "hi", "n": 3}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
 ]
 
 
@@ -399,7 +400,7 @@ def test_a_full_queue_is_a_503(full: Server, path: str, body: dict[str, Any], st
         ("/generate", {"text": ["hi"] * 20, "sampling_params": {"max_new_tokens": 2}}),
         ("/generate", {"text": ["hi " * 500] * 20, "sampling_params": {"max_new_tokens": 2}}),
         ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 2, "n": 20}}),
-        ("/v1/completions", {"prompt": ["hi " * 3000] * 2, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": ["hi " * 1400 * i for i in range(1, 7)], "max_tokens": 2}),
         ("/v1/completions", {"prompt": "hi", "n": 20, "max_tokens": 2}),
     ],
 )

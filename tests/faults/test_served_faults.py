@@ -37,13 +37,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(model: Path, scratch: Path, **server: Any) -> Iterator[Served]:
-    """A server whose sockets lie in `scratch`."""
+def served(model: Path, scratch: Path, queue: int | None = None, **server: Any) -> Iterator[Served]:
+    """A server whose sockets lie in `scratch`, and where `queue` requests may wait."""
     config = {
         "model": {"path": str(model), "dtype": "float32"},
         "memory": {"max_total_tokens": 16384},
         "attention": {"use": "torch"},
-        "scheduler": {"max_running_requests": RUNNING, "estimate_max_new_tokens": 4},
+        "scheduler": {"max_running_requests": RUNNING, "estimate_max_new_tokens": 4, "max_queued_requests": queue},
         "server": server,
     }
     with serving(config, env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}) as one:
@@ -324,3 +324,30 @@ def test_clients_that_neither_read_nor_write_do_not_keep_it_from_stopping(model:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
         assert not list(tmp_path.glob("pegboard-*"))
+
+
+def test_more_than_may_wait_get_503_before_any_header(model: Path, tmp_path: Path) -> None:
+    """Streams, whole answers, and batches, which are taken whole or not at all; whoever was taken is not disturbed."""
+
+    async def scene(server: Served) -> list[tuple[int, dict[str, Any]]]:
+        async with Crowd(server, {**SHORT, "max_new_tokens": 1500}) as crowd:
+            # In pairs, for all of a pair may have to wait until the next step takes them.
+            for running, waiting in ((2, 0), (RUNNING, 0), (RUNNING, 2)):
+                crowd.send(2, stream=waiting == 0)
+                await crowd.until(lambda r=running, w=waiting: busy(server, r, w))
+            for path, body in (
+                ("/generate", {"text": "hi"}),
+                ("/generate", {"text": ["hi", "ho"]}),
+                ("/v1/completions", {"prompt": "hi", "n": 2}),
+            ):
+                for stream in (False, True):
+                    answer = await crowd.client.post(path, json={**body, "stream": stream})
+                    assert answer.status_code == 503, answer.text
+                    assert answer.json()["error"]["code"] == "queue_full"
+            assert state(server)["rejected"] == 2 * (1 + 2 + 2)
+            return await crowd.answers()
+
+    with served(model, tmp_path, queue=2) as server:
+        answers = asyncio.run(scene(server))
+        assert {(status, finish(answer)) for status, answer in answers} == {(200, "length")}
+        assert_nothing_is_left(server)

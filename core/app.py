@@ -15,10 +15,9 @@ from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.toolkit.http import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
-    error_body,
-    error_response,
+    ErrorFormats,
+    answer_error,
     example_of,
-    json_response,
 )
 from pegboard.core.version import __version__
 
@@ -34,9 +33,11 @@ def build_app(routers: Iterable[tuple[str, ApiRouter]], *, max_body_bytes: int) 
     """The application of named routers, in this order. Raises ConfigError where two claim the same path and method."""
     app = FastAPI(title="Pegboard", version=__version__, docs_url=None, redoc_url=None)
     owners: dict[tuple[str, str], str] = {}
+    formats = app.state.errors = ErrorFormats()
     for name, router in routers:
         routes = router.routes()
         _claim(owners, name, routes.routes)
+        formats.add(routes.routes)
         app.include_router(routes)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_exception_handler(InvalidRequest, _invalid_request)
@@ -70,7 +71,7 @@ class BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if not announced.isdigit() or int(announced) > self._max:
-            await error_response(self._error())(scope, receive, send)
+            await write_error(scope, self._error())(scope, receive, send)
             return
         arrived = 0
 
@@ -99,19 +100,26 @@ def _claim(owners: dict[tuple[str, str], str], name: str, routes: Sequence[objec
                 )
 
 
+def write_error(scope: Scope, error: InvalidRequest) -> Response:
+    """The answer to an error, in the format of the API to which the request's path belongs."""
+    formats: ErrorFormats = scope["app"].state.errors
+    return answer_error(error, formats.at(scope["path"]))
+
+
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequest)
-    return error_response(error)
+    return write_error(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
+    message, code = str(error.detail), "http_error"
     if error.status_code == 404:
         message = f"there is no {request.method} {request.url.path}; /openapi.json lists all routes"
+        code = "not_found"
     elif error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
-    response = json_response(error_body(message, status=error.status_code), error.status_code)
+        message, code = f"{request.url.path} does not take {request.method}", "method_not_allowed"
+    response = write_error(request.scope, InvalidRequest(message, status=error.status_code, code=code))
     response.headers.update(error.headers or {})
     return response
 
@@ -120,7 +128,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1]) if first["loc"] else None
-    return json_response(error_body(f"{name}: {first['msg']}", param=name), 400)
+    return write_error(request.scope, InvalidRequest(f"{name}: {first['msg']}", param=name, code="invalid_type"))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -129,4 +137,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     # The traceback goes to the log with the exception, which is raised again behind this answer.
-    return json_response(error_body("internal error", status=500, code="internal_error"), 500)
+    return write_error(request.scope, InvalidRequest("internal error", status=500, code="internal_error"))

@@ -21,7 +21,10 @@ class ApiContext:
 
 
 class ApiRouter(abc.ABC):
-    """Brings routes. Runs in the API process: imports neither torch nor transformers."""
+    """Brings routes. Runs in the API process: imports neither torch nor transformers.
+
+    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http`.
+    """
 
     def __init__(self, options: Any, ctx: ApiContext) -> None:
         self.options = options
@@ -35,5 +38,6 @@ class ApiRouter(abc.ABC):
 
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
-        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format; InvalidRequest
-        carries status and field. A path that two routers claim stops the start."""
+        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format, which errors of
+        the server at these paths take too (`pegboard.core.toolkit.http.api_router(errors=...)`); InvalidRequest carries
+        status and field. A path that two routers claim stops the start."""

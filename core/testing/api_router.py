@@ -170,6 +170,23 @@ class ApiRouterContract(ContractSuite):
             assert done.status == 413, done.body
             done.json()
 
+    def test_errors_have_one_format(self) -> None:
+        """Those that never reach a route look like those of the route itself."""
+
+        async def scene(sample: Sample) -> tuple[Exchange, Exchange, Exchange]:
+            app = self.make_app(FakeEngineClient(), max_body_bytes=1000)
+            malformed = await call(app, "POST", sample.path, b"{")
+            return malformed, await call(app, "POST", sample.path, b"x" * 2000), await call(app, "BREW", sample.path)
+
+        for sample in self.samples():
+            own, large, method = asyncio.run(scene(sample))
+            assert (own.status, large.status, method.status) == (400, 413, 405)
+            for other in (large, method):
+                assert _shape(own.json()) == _shape(other.json()), (
+                    f"{sample.path}: {other.body!r} has another shape than {own.body!r}; "
+                    "api_router(errors=...) says how this API writes errors"
+                )
+
     # ---- refusals and failures ------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("stream", [False, True])
@@ -278,6 +295,10 @@ class ApiRouterContract(ContractSuite):
 
         for sample in self.generating():
             assert asyncio.run(scene(sample)) == 0, "render chat templates in a thread: asyncio.to_thread(...)"
+
+
+def _shape(data: Any) -> Any:
+    return {name: _shape(value) for name, value in data.items()} if isinstance(data, dict) else None
 
 
 async def _make() -> FakeEngineClient:

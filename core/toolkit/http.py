@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
@@ -42,6 +42,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 LARGE_BODY = 256 * 1024
 """Bytes from which on a body is parsed in a thread."""
+
+_RETRY_AFTER = {"not_ready": "5", "shutting_down": "5"}
 
 
 class ClientDisconnected(Exception):
@@ -65,8 +67,22 @@ def error_response(error: InvalidRequest) -> Response:
     return json_response(body, error.status)
 
 
+ErrorWriter = Callable[[InvalidRequest], Response]
+"""Makes an answer of an error, in one API's format; `error_response` is the one that most share."""
+
+
+def answer_error(error: InvalidRequest, write: ErrorWriter = error_response) -> Response:
+    """What `write` makes of an error; 429 and 503 say after how many seconds it is worth trying again."""
+    response = write(error)
+    if error.status in (429, 503):
+        response.headers.setdefault("retry-after", _RETRY_AFTER.get(error.code, "1"))
+    return response
+
+
 class GuardedRoute(APIRoute):
-    """A route that answers InvalidRequest with its status, in OpenAI's error shape."""
+    """A route that answers InvalidRequest with its status, in its API's error format."""
+
+    write_error: ErrorWriter = staticmethod(error_response)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -75,16 +91,46 @@ class GuardedRoute(APIRoute):
             try:
                 return await handler(request)
             except InvalidRequest as error:
-                return error_response(error)
+                return answer_error(error, self.write_error)
             except ClientDisconnected:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
 
         return guarded
 
 
-def api_router(**kwargs: Any) -> APIRouter:
-    """An APIRouter whose routes are guarded; `kwargs` are APIRouter's."""
-    return APIRouter(route_class=GuardedRoute, **kwargs)
+def api_router(*, errors: ErrorWriter = error_response, **kwargs: Any) -> APIRouter:
+    """An APIRouter whose routes are guarded; `kwargs` are APIRouter's.
+
+    `errors` writes every error at these paths and below them, also those that no route has to do with: of keys, limits,
+    unknown paths, and our own.
+    """
+
+    class Route(GuardedRoute):
+        write_error = staticmethod(errors)
+
+    return APIRouter(route_class=Route, **kwargs)
+
+
+class ErrorFormats:
+    """Which API's error format holds at a path: that of the route there, or of the nearest one above."""
+
+    def __init__(self) -> None:
+        self._writers: dict[str, ErrorWriter] = {}
+
+    def add(self, routes: Iterable[object]) -> None:
+        """Learn the formats of routes."""
+        for route in routes:
+            if isinstance(route, GuardedRoute):
+                self._writers[route.path.rstrip("/")] = route.write_error
+
+    def at(self, path: str) -> ErrorWriter:
+        """What writes an error at a path."""
+        path = path.rstrip("/")
+        while path:
+            if path in self._writers:
+                return self._writers[path]
+            path = path.rpartition("/")[0]
+        return error_response
 
 
 class RequestModel(BaseModel):
@@ -150,6 +196,63 @@ def body_docs(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, A
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
+class ErrorDetail(BaseModel):
+    """What is wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """OpenAI's error body."""
+
+    error: ErrorDetail
+
+
+_MEANINGS = {
+    400: "The request is wrong; the error names the field.",
+    401: "The key is missing or wrong.",
+    403: "This key does not allow it.",
+    404: "There is no such thing.",
+    405: "The path does not take this method.",
+    408: "The request took too long to arrive.",
+    409: "It is in conflict with what the server is doing.",
+    413: "The request body is too large.",
+    429: "Too many requests; try again later.",
+    431: "The request's headers are too large.",
+    499: "The client left, or the request was aborted.",
+    500: "The server failed.",
+    501: "This server does not offer it.",
+    503: "The server is starting, stopping or full; try again later.",
+    504: "The request waited too long.",
+}
+
+COMMON_ERRORS = (400, 413, 500, 503)
+"""Statuses that every route may answer with; those about keys are the server's to document."""
+
+
+def error_responses(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` of a route: COMMON_ERRORS and these further statuses, all with bodies like `model`.
+
+    The server documents 401, 403 and what else it answers with itself; a router need not name those::
+
+        router.post("/count", responses={**json_answer(Count), **error_responses(404)})
+    """
+    return {
+        status: {"model": model, "description": _MEANINGS.get(status, "An error.")}
+        for status in sorted({*COMMON_ERRORS, *statuses})
+    }
+
+
+def json_answer(schema: type[BaseModel] | Mapping[str, Any], description: str = "The answer.") -> dict[int | str, Any]:
+    """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands."""
+    if isinstance(schema, type):
+        schema = _inlined(schema.model_json_schema(mode="serialization"))
+    return {200: {"description": description, "content": {"application/json": {"schema": dict(schema)}}}}
+
+
 def example_of(route: object) -> dict[str, Any] | None:
     """The example that `body_docs` gave a route, if any."""
     extra = getattr(route, "openapi_extra", None) or {}
@@ -202,15 +305,20 @@ async def _race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> 
             watcher.exception()
 
 
-def _public() -> None:
+Level = Literal["public", "user", "admin"]
+
+# Coroutines, because FastAPI calls plain functions in a thread.
+
+
+async def _public() -> None:
     """Marks a route that needs no key."""
 
 
-def _user() -> None:
+async def _user() -> None:
     """Marks a route that needs the API key, or the admin key, where one is set."""
 
 
-def _admin() -> None:
+async def _admin() -> None:
     """Marks a route that needs the admin key, where a key is set."""
 
 
@@ -218,29 +326,52 @@ PUBLIC, USER, ADMIN = Depends(_public), Depends(_user), Depends(_admin)
 """Levels of routes: ``router.post("/flush", dependencies=[ADMIN])``, or ``api_router(dependencies=[USER])`` for those
 that say nothing themselves (the last one counts). The server enforces them; a route without any is for admins."""
 
+_LEVELS: dict[Any, Level] = {_public: "public", _user: "user", _admin: "admin"}
+
+
+def level_of(route: object) -> Level | None:
+    """The level that a route declares; None where it declares none."""
+    found = [_LEVELS.get(one.dependency) for one in getattr(route, "dependencies", None) or ()]
+    return next((level for level in reversed(found) if level is not None), None)
+
 
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: Any) -> bytes:
-    """One server-sent event with JSON data."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+def event(data: Any, name: str = "") -> bytes:
+    """One server-sent event with JSON data, and a name where the API gives its events names."""
+    head = f"event: {name}\ndata: " if name else "data: "
+    return head.encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def error_event(error: InvalidRequest) -> bytes:
+    """An error in the middle of a stream, in the format that most share."""
+    return event(error_body(error.message, status=error.status, param=error.param, code=error.code))
 
 
 class EventStream(Response):
-    """Sends events as they come, then ``data: [DONE]``. Make it only once the request has been accepted.
+    """Sends events as they come, then `done`. Make it only once the request has been accepted.
 
-    An error in the middle becomes an error event before the end. When the client leaves, `events` is closed at once.
-    `close` runs in every case, once: abort there what has not finished.
+    An error in the middle becomes what `error` makes of it, before the end. When the client leaves, `events` is closed
+    at once. `close` runs in every case, once: abort there what has not finished.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        close: Callable[[], Awaitable[None]],
+        error: Callable[[InvalidRequest], bytes] = error_event,
+        done: bytes = DONE,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._error = error
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -256,7 +387,7 @@ class EventStream(Response):
         async with contextlib.aclosing(self._guarded()) as frames:
             async for frame in frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._done, "more_body": False})
 
     async def _guarded(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -264,7 +395,7 @@ class EventStream(Response):
                 async for frame in frames:
                     yield frame
         except InvalidRequest as error:
-            yield event(error_body(error.message, status=error.status, param=error.param, code=error.code))
+            yield self._error(error)
         except Exception:
             logger.exception("a stream failed")
-            yield event(error_body("internal error", status=500, code="internal_error"))
+            yield self._error(InvalidRequest("internal error", status=500, code="internal_error"))

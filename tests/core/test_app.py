@@ -14,7 +14,7 @@ from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.toolkit.http import RequestModel, body_docs, parse_body
+from pegboard.core.toolkit.http import RequestModel, api_router, body_docs, json_response, parse_body
 
 
 class Body(RequestModel):
@@ -26,8 +26,11 @@ class Plain(ApiRouter):
 
     path = "/plain"
 
+    def router(self) -> fastapi.APIRouter:
+        return fastapi.APIRouter()
+
     def routes(self) -> fastapi.APIRouter:
-        router = fastapi.APIRouter()
+        router = self.router()
 
         @router.post(self.path, summary="Echo", openapi_extra=body_docs(Body, {"text": "hi"}))
         async def echo(request: fastapi.Request) -> str:
@@ -50,6 +53,15 @@ class Plain(ApiRouter):
 
 class Other(Plain):
     path = "/other"
+
+
+class Terse(Plain):
+    """Has an error format of its own."""
+
+    path = "/terse"
+
+    def router(self) -> fastapi.APIRouter:
+        return api_router(errors=lambda error: json_response({"oops": error.message}, error.status))
 
 
 async def plain(cls: type[Plain] = Plain) -> Plain:
@@ -95,6 +107,30 @@ def test_errors_are_json(method: str, path: str, body: Any, status: int, words: 
     done = ask(method, path, body)
     assert done.status == status
     assert words in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/terse/nowhere/at/all", None, 404),
+        ("DELETE", "/terse", None, 405),
+        ("POST", "/terse", b"{", 400),
+        ("POST", "/terse", b"x" * 101, 413),
+        ("GET", "/terse/typed?number=x", None, 400),
+        ("GET", "/terse/refuse", None, 418),
+    ],
+)
+def test_errors_have_the_format_of_the_api_they_belong_to(method: str, path: str, body: Any, status: int) -> None:
+    async def scene() -> tuple[Exchange, Exchange]:
+        app = build_app([("plain", await plain()), ("terse", await plain(Terse))], max_body_bytes=100)
+        elsewhere = path.replace("/terse", "/plain")
+        return await call(app, method, path, body), await call(app, method, elsewhere, body)
+
+    own, other = asyncio.run(scene())
+    assert own.status == other.status == status
+    assert list(own.json()) == ["oops"]
+    assert list(other.json()) == ["error"]
+    assert own.json()["oops"].replace("/terse", "/plain") == other.json()["error"]["message"]
 
 
 def test_bugs_show_no_details(caplog: pytest.LogCaptureFixture) -> None:

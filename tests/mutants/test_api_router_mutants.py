@@ -69,6 +69,16 @@ class TakesAnyType(NativeRouter):
             raise
 
 
+class WritesErrorsItsOwnWay(NativeRouter):
+    """And does not say so: what the server itself refuses looks different."""
+
+    async def generate(self, request: Request) -> Response:
+        try:
+            return await super().generate(request)
+        except InvalidRequest as error:
+            return json_response({"detail": error.message, "field": error.param}, error.status)
+
+
 class HidesTheField(NativeRouter):
     async def generate(self, request: Request) -> Response:
         try:
@@ -210,6 +220,7 @@ MUTANTS = [
     _mutant(ParsesLikeFastAPI, "test_malformed_bodies_are_refused"),
     _mutant(TakesAnyType, "test_wrong_types_are_refused_by_name"),
     _mutant(HidesTheField, "test_wrong_types_are_refused_by_name"),
+    _mutant(WritesErrorsItsOwnWay, "test_errors_have_one_format"),
     _mutant(RefusesUnknownFields, "test_unknown_and_null_fields_are_tolerated"),
     _mutant(DropsTheLastPiece, "test_answer_holds_the_text"),
     _mutant(AnswersRefusalsWith400, "test_refusals_keep_their_status"),

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def build_app(routers: Iterable[tuple[str, ApiRouter]], *, max_body_bytes: int) -> FastAPI:
     """The application of named routers, in this order. Raises ConfigError where two claim the same path and method."""
-    app = FastAPI(title="Pegboard", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Pegboard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     owners: dict[tuple[str, str], str] = {}
     formats = app.state.errors = ErrorFormats()
     for name, router in routers:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.http import RequestModel
@@ -30,19 +30,30 @@ class SamplingFields(RequestModel):
     repetition_penalty: float = 1.0
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
+    stop_regex: str | list[str] = []
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     logit_bias: dict[str, float] = {}
     seed: int | None = None
     custom_params: dict[str, Any] = {}
-    """Parameters of logits processors that plugins add, by processor name."""
+    """Parameters of logits processors that plugins add, by processor name; those of the one that
+    `custom_logit_processor` names, where it does."""
 
     def sampling_params(
-        self, *, max_new_tokens: int | None, min_new_tokens: int, answer: int = 0, prefix: str = "", **more: Any
+        self,
+        *,
+        max_new_tokens: int | None,
+        min_new_tokens: int,
+        answer: int = 0,
+        prefix: str = "",
+        processor: str = "",
+        **more: Any,
     ) -> SamplingParams:
         """For the answer of this number: with a seed, each of several answers gets one of its own. `more` are further
-        fields, which take precedence; `prefix` goes before a field's name in errors.
+        fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` is the
+        body's `custom_logit_processor`: the registered name of a logits processor that `custom_params` are meant for.
         """
         fields = {
             "temperature": self.temperature,
@@ -52,19 +63,25 @@ class SamplingFields(RequestModel):
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "repetition_penalty": self.repetition_penalty,
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "stop": _texts(self.stop),
+            "stop_regex": _texts(self.stop_regex),
             "stop_token_ids": tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
             "no_stop_trim": self.no_stop_trim,
             "skip_special_tokens": self.skip_special_tokens,
+            "spaces_between_special_tokens": self.spaces_between_special_tokens,
             "logit_bias": _bias(self.logit_bias, prefix),
             "seed": self.seed,
-            "extra": self.custom_params,
+            "extra": {processor: self.custom_params} if processor else self.custom_params,
             **more,
         }
         if fields["seed"] is not None:
             fields["seed"] += answer
         return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+def _texts(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def salt_of(cache_salt: str, extra_key: str) -> str:
@@ -87,6 +104,8 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] = field(default_factory=list)
+    input_logprobs: list[Logprob] = field(default_factory=list)
+    hidden_states: list[list[float]] = field(default_factory=list)
     finish_reason: dict[str, Any] | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -97,6 +116,8 @@ class Answer:
         self.text += chunk.text
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs or ()
+        self.input_logprobs += chunk.input_logprobs or ()
+        self.hidden_states += chunk.hidden_states or ()
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens = chunk.prompt_tokens
         self.completion_tokens = chunk.completion_tokens

@@ -17,10 +17,8 @@ class SamplingBody(SamplingFields):
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
-    spaces_between_special_tokens: bool = True
     sampling_seed: int | None = None
     n: int = 1
-    stop_regex: Any = None
     json_schema: Any = None
     regex: Any = None
     ebnf: Any = None
@@ -33,7 +31,6 @@ class SamplingBody(SamplingFields):
             min_new_tokens=self.min_new_tokens,
             answer=answer,
             prefix="sampling_params.",
-            spaces_between_special_tokens=self.spaces_between_special_tokens,
             seed=self.seed if self.seed is not None else self.sampling_seed,
         )
 
@@ -104,7 +101,7 @@ UNSUPPORTED = (
     "custom_logit_processor",
     "return_hidden_states",
 )
-UNSUPPORTED_SAMPLING = ("stop_regex", "json_schema", "regex", "ebnf", "structural_tag")
+UNSUPPORTED_SAMPLING = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def refuse_unsupported(body: RequestModel, names: Sequence[str], prefix: str = "") -> None:

@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pegboard.core.interfaces.client import GenerateRequest, OutputStream
+from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.toolkit.generation import Answers
+from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields
+from pegboard.core.toolkit.http import validate_body
 
 TEXT = "".join(SCRIPT)
 
@@ -92,3 +95,53 @@ def test_cancelling_aborts_everything() -> None:
         assert len(asyncio.all_tasks()) == 2, "a pump goes on"
 
     play(scene)
+
+
+def sampling(body: bytes, **more: object) -> SamplingParams:
+    return validate_body(body, SamplingFields).sampling_params(max_new_tokens=5, min_new_tokens=0, **more)  # type: ignore[arg-type]
+
+
+def test_a_text_is_a_list_of_one() -> None:
+    assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop == ("a",)
+    assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop_regex == ("b+",)
+    assert sampling(b'{"stop": ["a", "c"], "stop_regex": ["b", "d"]}').stop_regex == ("b", "d")
+    assert sampling(b"{}") == SamplingParams(max_new_tokens=5)
+
+
+def test_each_answer_has_a_seed_of_its_own() -> None:
+    assert [sampling(b'{"seed": 7}', answer=i).seed for i in range(3)] == [7, 8, 9]
+    assert sampling(b"{}", answer=2).seed is None
+
+
+def test_parameters_of_processors() -> None:
+    assert sampling(b'{"custom_params": {"mine": {"a": 1}}}').extra == {"mine": {"a": 1}}
+    assert sampling(b'{"custom_params": {"a": 1}}', processor="mine").extra == {"mine": {"a": 1}}
+    assert sampling(b"{}", processor="mine").extra == {"mine": {}}
+
+
+def test_further_fields_take_precedence() -> None:
+    grammar = Grammar("regex", "a+")
+    params = sampling(b'{"seed": 1, "temperature": 0.5}', grammar=grammar, seed=3, answer=1)
+    assert (params.grammar, params.seed, params.temperature) == (grammar, 4, 0.5)
+
+
+def test_bias_must_name_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="token ids") as caught:
+        sampling(b'{"logit_bias": {"the": 1}}', prefix="sampling_params.")
+    assert caught.value.param == "sampling_params.logit_bias"
+
+
+def test_an_answer_is_the_sum_of_its_chunks() -> None:
+    answer = Answer("a")
+    answer.add(
+        OutputChunk("a", "x", [1], None, 3, 1, 2, logprobs=[(-1.0, 1, [])], input_logprobs=[(None, 5, [])],
+                    hidden_states=[[0.5]])
+    )  # fmt: skip
+    answer.add(
+        OutputChunk("a", "y", [2], {"type": "length"}, 3, 2, 2, 1, logprobs=[(-2.0, 2, [])], hidden_states=[[1]])
+    )
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("xy", [1, 2], {"type": "length"})
+    assert (answer.completion_tokens, answer.num_retractions) == (2, 1)
+    assert [value for value, _, _ in answer.logprobs] == [-1.0, -2.0]
+    assert answer.input_logprobs == [(None, 5, [])]
+    assert answer.hidden_states == [[0.5], [1]]

@@ -7,10 +7,19 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pegboard.core.interfaces.client import EngineClient, GenerateRequest, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import (
+    Embedding,
+    EmbedRequest,
+    EngineClient,
+    GenerateRequest,
+    ModelInfo,
+    OutputChunk,
+    OutputStream,
+    failure,
+)
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -26,7 +35,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.pipeline.intake import Intake
-from pegboard.core.pipeline.outputs import OutputState, merge
+from pegboard.core.pipeline.outputs import OutputState, finish_embedding, merge
 from pegboard.core.redact import redact
 
 if TYPE_CHECKING:
@@ -35,12 +44,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R", GenerateRequest, EmbedRequest)
+
 LONG_TEXT = 4096
 """Characters from which on prompts are tokenised in a thread, so that others' tokens keep flowing."""
 PING = 0
 """The call id of signs of life; nobody waits for their answers."""
-
-ABORTED_BY_CLIENT = 499
 
 
 class _Stream(OutputStream):
@@ -57,7 +66,7 @@ class _Stream(OutputStream):
         self._wake = asyncio.Event()
 
     def deliver(self, output: TokenOutput) -> None:
-        error = _failure(output.finish_reason)
+        error = failure(output.finish_reason)
         if error is not None:
             self.fail(error)
             return
@@ -86,24 +95,20 @@ class _Stream(OutputStream):
             if output.finish_reason is not None:
                 return
 
+    async def last(self) -> TokenOutput:
+        """All outputs as one, when the request has ended; instead of iterating."""
+        while self._pending is None or self._pending.finish_reason is None:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        return self._pending
+
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
             self._wake.set()
             self._client.forget(self)
-
-
-def _failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
-    """The error that an end is. One that the client asked for is none: what was generated until then is the answer."""
-    if reason is None or reason.get("type") != "abort":
-        return None
-    status = int(reason.get("status", 0))
-    if status < 400 or status == ABORTED_BY_CLIENT:
-        return None
-    message = str(reason.get("message") or "the engine failed this request")
-    return InvalidRequest(
-        message, param=reason.get("param"), code=str(reason.get("code") or "engine_failed"), status=status
-    )
 
 
 class AsyncEngineClient(EngineClient):
@@ -215,12 +220,25 @@ class AsyncEngineClient(EngineClient):
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         """Sent as one message, so that the scheduler can run them in one batch."""
+        return list[OutputStream](await self._submit(requests, self._intake.prepare))
+
+    async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
+        streams = await self._submit(requests, self._intake.prepare_embed)
+        try:
+            outputs = [await stream.last() for stream in streams]
+        finally:
+            for stream in streams:
+                await stream.aclose()
+        return [finish_embedding(request, output) for request, output in zip(requests, outputs, strict=True)]
+
+    async def _submit(self, requests: Sequence[R], prepare: Callable[[R], TokenizedRequest]) -> list[_Stream]:
+        """Prepare and send requests; their streams, once the scheduler has accepted all of them."""
         self._check_ready()
         if sum(len(one.prompt) for one in requests if isinstance(one.prompt, str)) > LONG_TEXT:
-            prepared = await asyncio.to_thread(self._prepare, requests)
+            prepared = await asyncio.to_thread(lambda: [prepare(one) for one in requests])
             self._check_ready()
         else:
-            prepared = self._prepare(requests)
+            prepared = [prepare(one) for one in requests]
         self._check_ids(prepared)
         streams = [_Stream(self, one, self._tokenizer) for one in prepared]
         self._streams.update((stream.rid, stream) for stream in streams)
@@ -234,7 +252,7 @@ class AsyncEngineClient(EngineClient):
             for stream in streams:
                 self.forget(stream)
             raise
-        return list[OutputStream](streams)
+        return streams
 
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
         """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``."""
@@ -274,9 +292,6 @@ class AsyncEngineClient(EngineClient):
             self._note_end()
 
     # ---- messages -------------------------------------------------------------------------------------------------
-
-    def _prepare(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
-        return [self._intake.prepare(request) for request in requests]
 
     def _check_ids(self, prepared: Sequence[TokenizedRequest]) -> None:
         taken: set[str] = set()

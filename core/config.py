@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 AUTO = "auto"
 """`use: auto` picks the highest ranked provider whose requirements are met and that supports model and device."""
 
 PositiveInt = Annotated[int, Field(gt=0)]
+
+MAX_KEY_LENGTH = 512
+Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
+"""What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
+KeyList = Annotated[tuple[Key, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class Section(BaseModel):
@@ -48,8 +53,33 @@ class ModelSection(UseSection):
     """Most tokens of prompt and output together; unset: what the model was made for."""
     cache_dir: str | None = None
     """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    hidden_states: bool = False
+    """Let requests ask for hidden states: they are large, and say much about a model."""
     served_name: str | None = None
     """Name under which APIs offer the model; unset: the last part of `path`."""
+
+
+class CorsSection(Section):
+    """Web pages of other origins that may use the server."""
+
+    allow_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+)$")], ...] = ()
+    """Origins whose pages may call, such as `https://chat.example.com`; `*` is all. Empty: browsers keep pages of other
+    origins from it. Cookies are never asked for: pages send a key as everybody does."""
+    max_age: Annotated[int, Field(ge=0)] = 600
+    """Seconds for which a browser may remember that it was allowed."""
+
+
+class TlsSection(Section):
+    """HTTPS instead of HTTP."""
+
+    cert_file: str | None = None
+    """The certificate, with the chain behind it, in PEM format; set, the server speaks HTTPS only."""
+    key_file: str | None = None
+    """Its private key, in PEM format; unset: it lies in `cert_file` as well."""
+    key_password_file: str | None = None
+    """File with the password of the private key, where that is encrypted."""
+    client_ca_file: str | None = None
+    """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
 
 
 class ServerSection(Section):
@@ -59,14 +89,40 @@ class ServerSection(Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """Port to listen on; 0 picks a free one."""
+    api_key: Annotated[KeyList, Field(repr=False)] = ()
+    """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
+    of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
+    api_key_file: str | None = None
+    """File with further API keys, one per line."""
+    admin_key: Annotated[KeyList, Field(repr=False)] = ()
+    """One key or several for the routes of admins, and for all others. Without one, but with an API key, nobody may use
+    the routes of admins."""
+    admin_key_file: str | None = None
+    """File with further admin keys, one per line."""
+    cors: CorsSection = CorsSection()
+    """Web pages of other origins that may use the server."""
+    tls: TlsSection = TlsSection()
+    """HTTPS instead of HTTP."""
+    access_log: bool = False
+    """Log a line per HTTP request: its method, path, status and time, never its query, headers or body."""
     shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
     """Seconds that running requests get to finish when the server is asked to stop."""
+    request_timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests; one more is answered with 503."""
     profile_dir: str | None = None
     """Directory below which traces of `/start_profile` are written; unset: none are made."""
+
+    @model_validator(mode="after")
+    def _tls_needs_a_certificate(self) -> ServerSection:
+        tls = self.tls
+        named = [name for name in ("key_file", "key_password_file", "client_ca_file") if getattr(tls, name) is not None]
+        if named and tls.cert_file is None:
+            raise ValueError(f"server.tls.{named[0]} is set, but server.tls.cert_file is not")
+        return self
 
 
 class MemorySection(Section):
@@ -162,6 +218,12 @@ class EngineConfig(Section):
     """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()
     """What turns logits into tokens."""
+    pooler: UseSection = UseSection()
+    """What makes one vector of a prompt's hidden states, for embeddings."""
+    reasoning_parser: UseSection = UseSection()
+    """What tells a model's thinking from its answer; `auto` goes by the chat template."""
+    tool_parser: UseSection = UseSection()
+    """What finds tool calls in a model's answers; `auto` goes by the chat template."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

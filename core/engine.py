@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from pegboard.core.compose import ResolvedConfig, compose
-from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
+from pegboard.core.interfaces.client import (
+    Embedding,
+    EmbedRequest,
+    GenerateRequest,
+    Logprob,
+    ModelInfo,
+    OutputChunk,
+    failure,
+)
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -20,7 +28,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.intake import Intake
-from pegboard.core.pipeline.outputs import OutputState
+from pegboard.core.pipeline.outputs import OutputState, finish_embedding
 from pegboard.core.threads import yield_when_waiting
 
 if TYPE_CHECKING:
@@ -46,6 +54,8 @@ class GenerateOutput:
     cached_tokens: int = 0
     num_retractions: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+    input_logprobs: list[Logprob] | None = None
+    hidden_states: list[list[float]] | None = None
 
     def add(self, chunk: OutputChunk) -> None:
         self.text += chunk.text
@@ -54,6 +64,10 @@ class GenerateOutput:
         self.num_retractions = chunk.num_retractions
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
+        if chunk.input_logprobs is not None:
+            self.input_logprobs = chunk.input_logprobs
+        if chunk.hidden_states is not None:
+            self.hidden_states = (self.hidden_states or []) + chunk.hidden_states
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason
 
@@ -153,6 +167,23 @@ class Engine:
             self._forget([one.rid for one in prepared])
         return outputs
 
+    def embed(self, prompts: Sequence[Prompt], **options: Any) -> list[Embedding]:
+        """Embeddings of prompts (texts or lists of token ids), batched together. `options` are further fields of
+        EmbedRequest, such as ``dimensions=256``. Raises InvalidRequest as `generate` does.
+        """
+        requests = [EmbedRequest(prompt=prompt, **options) for prompt in prompts]
+        prepared = self._send([self._intake.prepare_embed(one) for one in requests])
+        found = []
+        try:
+            for request, one in zip(requests, prepared, strict=True):
+                last = self._take(one.rid)[-1]
+                if (error := failure(last.finish_reason)) is not None:
+                    raise error
+                found.append(finish_embedding(request, last))
+        finally:
+            self._forget([one.rid for one in prepared])
+        return found
+
     def flush_cache(self) -> None:
         """Forget every cached prefix."""
         self.built.scheduler.memory.cache.reset()
@@ -175,7 +206,9 @@ class Engine:
         self.close()
 
     def _submit(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
-        prepared = [self._intake.prepare(request) for request in requests]
+        return self._send([self._intake.prepare(request) for request in requests])
+
+    def _send(self, prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
         for one in prepared:
             if one.rid in self._mail:
                 raise InvalidRequest(f"the request {one.rid!r} is still running", param="rid", code="duplicate_rid")

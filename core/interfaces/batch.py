@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
+    from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 
@@ -38,7 +39,8 @@ class ScheduleBatch:
 
     Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a
     decode) and `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that
-    only decode. `partial` holds the requests whose prompt is not finished by this step: they get KV but no token.
+    only decode. `partial` holds the requests that get KV but no token: their prompt is not finished by this step, or it
+    is its embedding that is wanted.
 
     `planned_at` and `committed_at` are the clock's times before the batch was decided and after its results were
     taken. Once committed, `tokens` int64 [sampled] are what was sampled (-1 for a request that had ended meanwhile) and
@@ -88,6 +90,23 @@ class SplitPart:
     last: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """What a step computes beside tokens, by packed tokens (int64 arrays).
+
+    `logprob_rows` [p] and `logprob_targets` [p]: see ForwardBatch; `logprob_requests` has (count, request) for rows
+    that stand together. `pool_rows` [h] are those that the pooler reads for `pool_spans`. `hidden_rows` [s] are those
+    whose hidden states go to a client.
+    """
+
+    logprob_rows: NDArray[np.int64]
+    logprob_targets: NDArray[np.int64]
+    logprob_requests: tuple[tuple[int, LogprobRequest], ...]
+    pool_rows: NDArray[np.int64]
+    pool_spans: tuple[PoolSpan, ...]
+    hidden_rows: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
@@ -98,7 +117,7 @@ class ModelWorkerBatch:
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill.
+    a part of a split prefill. `wanted` is None in most steps.
     """
 
     bid: int
@@ -116,4 +135,5 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
+    wanted: WantedRows | None = None
     extras: dict[str, Any] = field(default_factory=dict)

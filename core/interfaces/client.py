@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,24 @@ class ModelInfo:
     created: int = 0
     providers: dict[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+
+
+ABORTED_BY_CLIENT = 499
+
+
+def failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
+    """The error that an output's end is. One that the client asked for is none: what was generated until then is the
+    answer.
+    """
+    if reason is None or reason.get("type") != "abort":
+        return None
+    status = int(reason.get("status", 0))
+    if status < 400 or status == ABORTED_BY_CLIENT:
+        return None
+    message = str(reason.get("message") or "the engine failed this request")
+    return InvalidRequest(
+        message, param=reason.get("param"), code=str(reason.get("code") or "engine_failed"), status=status
+    )
 
 
 class OutputStream(abc.ABC):

@@ -66,7 +66,8 @@ _ALL = (
         capabilities={
             "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
             "graph": "replays captured graphs for decode steps",
-            "hidden_states": "returns the last hidden states of the sampled rows when asked",
+            "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
+            "input_logprobs": "returns the logprobs of prompts' tokens when asked",
             "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         },
     ),
@@ -149,6 +150,28 @@ _ALL = (
         "turns logits into tokens and logprobs",
         suite=f"{_S}.sampler:SamplerContract",
         capabilities={"seeded": "the same seed and logits give the same token in any batch"},
+    ),
+    Contract(
+        "pooler",
+        "pooler",
+        Cardinality.MATCHED,
+        f"{_I}.pooler:Pooler",
+        "makes one vector of a prompt's hidden states",
+        suite=f"{_S}.pooler:PoolerContract",
+    ),
+    Contract(
+        "reasoning_parser",
+        "reasoning_parser",
+        Cardinality.MATCHED,
+        f"{_I}.output_parser:OutputParser",
+        "tells a model's thinking from its answer, in streamed text",
+    ),
+    Contract(
+        "tool_parser",
+        "tool_parser",
+        Cardinality.MATCHED,
+        f"{_I}.output_parser:OutputParser",
+        "finds tool calls in streamed text, and writes the grammars that force them",
     ),
     Contract(
         "api",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.sampling import LogprobRequest
 
 
 class ForwardMode(enum.Enum):
@@ -77,6 +78,10 @@ class ForwardBatch:
     decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64 [sampled] are the packed tokens whose
     logits are wanted; None means every token, as in decode. `attn_metadata` belongs to the attention backend, which
     sets it in `prepare`. `input_embeds` [tokens, hidden] replaces the token embeddings where given.
+
+    `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets`
+    int64 [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
+    `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
     """
 
     forward_mode: ForwardMode
@@ -96,6 +101,10 @@ class ForwardBatch:
     extend_prefix_lens_cpu: NDArray[np.int64] | None = None
     sample_rows: torch.Tensor | None = None
     input_embeds: torch.Tensor | None = None
+    logprob_rows: torch.Tensor | None = None
+    logprob_targets: torch.Tensor | None = None
+    logprob_requests: tuple[LogprobRequest, ...] = ()
+    hidden_rows: torch.Tensor | None = None
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
     """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""
@@ -124,9 +133,13 @@ class ForwardOutput:
     """Result of one batch: `next_token_ids` int64 [sampled] on the device; the others only where asked for.
 
     `logits` float32 [sampled, vocab] are the processed ones. `hidden_states` [sampled, hidden] need the capability.
+    `prompt_logprobs` belong to `ForwardBatch.logprob_rows` (of the model's own logits, unprocessed), `row_states`
+    [h, hidden] to its `hidden_rows`: after the final norm.
     """
 
     next_token_ids: torch.Tensor
     logprobs: LogprobOutput | None = None
     logits: torch.Tensor | None = None
     hidden_states: torch.Tensor | None = None
+    prompt_logprobs: LogprobOutput | None = None
+    row_states: torch.Tensor | None = None

@@ -60,8 +60,9 @@ class ModelRunner(abc.ABC):
         """Run one batch: KV of all its tokens is in the pool afterwards.
 
         `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end its
-        prompt), and then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned. An idle batch
-        returns empty tensors. Raises Unsupported for `return_hidden_states` without the capability.
+        prompt), and then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned, and with the
+        capabilities for it what `batch.logprob_rows` and `batch.hidden_rows` ask for. An idle batch returns empty
+        tensors. Raises Unsupported for those, and for `return_hidden_states`, without the capability.
         """
 
     def execute_in_parts(

@@ -110,7 +110,8 @@ class ReqOutput:
     """What has been generated and what of it was already sent.
 
     `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `stop` is
-    the stop-string matcher of a request that has stop strings, made by the pipeline.
+    the stop-string matcher of a request that has stop strings, made by the pipeline. `hidden` float32 [hidden] per
+    token is kept for requests that want hidden states, None for others.
     """
 
     sent_len: int = 0
@@ -118,14 +119,15 @@ class ReqOutput:
     stop: Any = None
     cached_tokens: int = 0
     num_retractions: int = 0
+    hidden: list[NDArray[np.float32]] | None = None
 
 
 @dataclass(slots=True)
 class ReqLogprobs:
-    """Logprobs of output tokens, one entry per token, kept only for requests that want them.
+    """Logprobs, kept only for requests that want them: `values`, `tops` and `chosen` have one entry per output token.
 
-    `start` is the first prompt position whose own logprob is wanted, None for none: everything from the token before it
-    on has to be computed, whatever the cache holds.
+    `start` is the first prompt position whose own logprob is wanted, None for none; `prompt` has those that are known,
+    from `start` on (from 1 on: nothing precedes a prompt's first token), as (logprob, top list).
     """
 
     top: int = 0
@@ -134,6 +136,25 @@ class ReqLogprobs:
     values: list[float] = field(default_factory=list)
     tops: list[list[tuple[float, int]]] = field(default_factory=list)
     chosen: list[list[tuple[float, int]]] = field(default_factory=list)
+    prompt: list[tuple[float, list[tuple[float, int]]]] = field(default_factory=list)
+    prompt_sent: bool = False
+
+    @property
+    def next_prompt(self) -> int | None:
+        """The first prompt position whose logprob is wanted and not known; None where none is wanted."""
+        return None if self.start is None else max(self.start, 1) + len(self.prompt)
+
+
+@dataclass(slots=True)
+class ReqPooling:
+    """A prompt's embedding in the making: `partials` are (position, vector float32 [hidden]) of the steps so far, from
+    the position `first` on that the pooler needs.
+    """
+
+    first: int = 0
+    partials: list[tuple[int, NDArray[np.float32]]] = field(default_factory=list)
+    vector: NDArray[np.float32] | None = None
+    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -158,7 +179,8 @@ class Req:
 
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
-    the request says to plugins, by the name of the provider meant. `flags` are the pipeline's own notes.
+    the request says to plugins, by the name of the provider meant. `flags` are the pipeline's own notes. With `pooling`
+    its embedding is wanted and no token.
     """
 
     __slots__ = (
@@ -172,6 +194,7 @@ class Req:
         "namespace",
         "output",
         "params",
+        "pooling",
         "priority",
         "rid",
         "sampling",
@@ -195,6 +218,7 @@ class Req:
         stream: bool = False,
         seed: int = 0,
         logprobs: ReqLogprobs | None = None,
+        pooling: ReqPooling | None = None,
         params: Mapping[str, Any] | None = None,
         arrived: float | None = None,
     ) -> None:
@@ -208,6 +232,7 @@ class Req:
         self.stream = stream
         self.seed = seed
         self.logprobs = logprobs
+        self.pooling = pooling
         self.output = ReqOutput()
         self.kv = ReqKV()
         self.params: Mapping[str, Any] = params or {}
@@ -251,11 +276,15 @@ class Req:
 
     def matchable_key(self) -> PrefixKey:
         """The part that a cached prefix may cover: at least one token is left to compute, for its logits, and all
-        tokens whose logits give a logprob that is wanted.
+        tokens whose logits give a logprob that is wanted and not known, or whose hidden states are pooled.
         """
         most = self.seq_len - 1
         if self.logprobs is not None and self.logprobs.start is not None:
-            most = min(most, self.logprobs.start - 1)
+            missing = self.logprobs.next_prompt
+            if missing is not None and missing < self.input_len:
+                most = min(most, missing - 1)
+        if self.pooling is not None:
+            most = min(most, self.pooling.first)
         return self.key(max(0, most))
 
     def move_to(self, status: ReqStatus) -> None:

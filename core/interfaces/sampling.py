@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
+MAX_STOP_PATTERNS = 16
 MAX_TOP_K = 2**31 - 1
 _SMALLEST = 2.0**-126
 """Of the normal float32 numbers: anything smaller may be zero once it is in a tensor."""
@@ -30,7 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `max_new_tokens` None means: until the context is full. `temperature` 0 is greedy. `top_k` -1 (or 0) is off.
     `stop` strings and `stop_token_ids` end the output; the matched text is trimmed unless `no_stop_trim`.
     None of them counts before `min_new_tokens`; a stop string that is complete by then is text like any other.
-    `stop_regex` expressions end it like stop strings, at the first character at which one of them has matched.
+    `stop_regex` expressions end it like stop strings, at the first character at which one of them has matched; what
+    was matched last is trimmed from the leftmost place where a match that ends there begins (see toolkit.stop_regex).
     `grammar` is what the output must look like; None is free text.
     `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors that plugins add, by processor name.
@@ -89,6 +91,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for text in self.stop:
             if not text or len(text) > MAX_STOP_LENGTH:
                 raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        if len(self.stop_regex) > MAX_STOP_PATTERNS:
+            raise InvalidRequest(
+                f"at most {MAX_STOP_PATTERNS} stop expressions, got {len(self.stop_regex)}", param="stop_regex"
+            )
+        for text in self.stop_regex:
+            if not text or len(text) > MAX_STOP_LENGTH:
+                raise InvalidRequest(f"a stop expression has 1 to {MAX_STOP_LENGTH} characters", param="stop_regex")
         self._validate_ids(vocab_size)
 
     def _validate_ids(self, vocab_size: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
-from pegboard.core.interfaces.req import Req, ReqLogprobs
+from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqPooling
 
 
 def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
@@ -13,8 +13,10 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
     seed = message.sampling.seed
     logprobs = None
     if message.logprobs is not None:
-        logprobs = ReqLogprobs(top=message.logprobs, token_ids=tuple(message.token_ids_logprob))
-    return Req(
+        logprobs = ReqLogprobs(
+            top=message.logprobs, start=message.logprob_start, token_ids=tuple(message.token_ids_logprob)
+        )
+    req = Req(
         message.rid,
         np.frombuffer(message.prompt, dtype="<i4").astype(np.int64),
         message.sampling,
@@ -24,9 +26,13 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         stream=message.stream,
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
+        pooling=ReqPooling() if message.embed else None,
         params=message.params,
         arrived=now,
     )
+    if message.return_hidden_states:
+        req.output.hidden = []
+    return req
 
 
 def refusal(message: TokenizedRequest, status: int, code: str, text: str, *, param: str = "") -> Rejected:

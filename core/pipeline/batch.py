@@ -12,17 +12,21 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-from pegboard.core.pipeline.running import LOGPROBS, NEVER, PROCESSED, flags_of
+from pegboard.core.pipeline import wanted
+from pegboard.core.pipeline.running import HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.batch import WantedRows
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
+    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.wanted import Wanted
 
 
 class BatchBuilder:
@@ -30,8 +34,15 @@ class BatchBuilder:
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
     """
 
-    def __init__(self, memory: MemoryManager, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
+    def __init__(
+        self,
+        memory: MemoryManager,
+        processors: Sequence[LogitsProcessor],
+        vocab_size: int,
+        pooler: Pooler | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
+        self._pooler = pooler
         self._memory = memory
         self._processors = tuple(processors)
         self._numbers = itertools.count(1)
@@ -83,9 +94,11 @@ class BatchBuilder:
             table=self._memory.rows.take_changes(),
             extras=batch.extras,
         )
+        found = wanted.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
         left, flags = _schedule(running, active, number)
         version = running.version if whole else NEVER
-        return Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
+        step = Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
+        return _with(step, found)
 
     def extend(
         self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int, split: bool = False
@@ -102,7 +115,7 @@ class BatchBuilder:
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
         prefix_lens = np.concatenate([prefix, ends - 1])
         extend_lens = np.concatenate([extend, np.ones(len(decoding), np.int64)])
-        through = [item.req for item in items if not item.partial]
+        through = [item.req for item in items if not item.partial and item.req.pooling is None]
         batch = ScheduleBatch(
             bid=number,
             forward_mode=ForwardMode.MIXED if decoding else ForwardMode.SPLIT_PREFILL if split else ForwardMode.EXTEND,
@@ -111,9 +124,10 @@ class BatchBuilder:
             extend_lens=extend_lens,
             prefix_lens=prefix_lens,
             decoding=len(decoding),
-            partial=frozenset(item.req.rid for item in items if item.partial),
+            partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
         )
         work = self._work(batch, through + decoding)
+        found = wanted.find(batch, through + decoding, work.sample_rows, self._pooler)
         if decoding:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -128,7 +142,7 @@ class BatchBuilder:
         new_flags = [req.flags for req in through]
         if not split:
             running.merge(through, new_flags, number, self.vocab_size)
-        return Step(
+        step = Step(
             number,
             batch,
             work,
@@ -138,6 +152,7 @@ class BatchBuilder:
             np.concatenate([np.array(new_flags, np.int64), flags]),
             NEVER,
         )
+        return _with(step, found)
 
     def join(self, step: Step, running: RunningBatch) -> None:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
@@ -175,7 +190,15 @@ class BatchBuilder:
             return replace(step, work=work)
         nobody = np.empty(0, np.int64)
         return replace(
-            step, number=next(self._numbers), work=work, sampled=[], left=nobody, flags=nobody, final=False, whole=step
+            step,
+            number=next(self._numbers),
+            work=work,
+            sampled=[],
+            left=nobody,
+            flags=nobody,
+            final=False,
+            whole=step,
+            wanted=None,
         )
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
@@ -213,7 +236,8 @@ class BatchBuilder:
         work = self._work(batch, sampled)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        return Step(step.number, batch, work, [req.kv for req in reqs], sampled, left, flags, NEVER, touched=True)
+        one = Step(step.number, batch, work, [req.kv for req in reqs], sampled, left, flags, NEVER, touched=True)
+        return _with(one, wanted.find(batch, sampled, work.sample_rows, self._pooler))
 
     def _work(self, batch: ScheduleBatch, sampled: list[Req]) -> ModelWorkerBatch:
         """The worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
@@ -289,6 +313,12 @@ class BatchBuilder:
             logprobs=logprobs if any(logprobs) else (),
             rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
         )
+
+
+def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
+    if found is not None:
+        step.work.wanted, step.wanted = found
+    return step
 
 
 def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:

@@ -21,6 +21,7 @@ from pegboard.core.interfaces.layers import KVKind, ModelSpec
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.pooler import Pooler, PoolerContext
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
@@ -228,6 +229,7 @@ class _Parts:
             (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
             for choice in self.selection.choose_all("admission_gate", gate_ctx)
         ]
+        pooler = self._pooler(runner)
         worker = Worker(
             runner,
             self.attention,
@@ -236,6 +238,7 @@ class _Parts:
             self.device,
             before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
             after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
+            pooler=pooler,
         )
         overlap = config.loop == "overlap"
         finished = hooks.freeze("requests_finished")
@@ -245,9 +248,10 @@ class _Parts:
             config,
             memory,
             policy,
-            BatchBuilder(memory, self.processors, self.spec.vocab_size),
-            ResultStage(cast(Any, tokenizer), self.spec.eos_token_ids),
+            BatchBuilder(memory, self.processors, self.spec.vocab_size, pooler),
+            ResultStage(cast(Any, tokenizer), self.spec.eos_token_ids, pooler),
             worker.run,
+            pooler=pooler,
             chunk_size=self._chunk_size(),
             max_context_len=self.max_context_len,
             eos_ids=self.spec.eos_token_ids,
@@ -268,6 +272,29 @@ class _Parts:
         scheduler.controls.update(profiler.controls())
         return scheduler, worker
 
+    def _pooler(self, runner: ModelRunner) -> Pooler | None:
+        """None where the runner gives no hidden states to pool."""
+        if "hidden_states" not in self._capabilities:
+            return None
+        ctx = PoolerContext(self.model.directory, self.spec.hidden_size)
+        return cast(Pooler, self.selection.choose("pooler", ctx).build(ctx))
+
+    @property
+    def _capabilities(self) -> frozenset[str]:
+        """Of the runner that was chosen."""
+        (choice,) = self.selection.choices["runner"]
+        return choice.record.provider.provides
+
+    def _features(self, scheduler: Scheduler) -> tuple[str, ...]:
+        """What requests may ask of this engine; see ModelInfo."""
+        provides = self._capabilities
+        found = ["input_logprobs"] if "input_logprobs" in provides else []
+        if "hidden_states" in provides and self.config.model.hidden_states:
+            found.append("hidden_states")
+        if scheduler.pooler is not None:
+            found.append("embeddings")
+        return tuple(found)
+
     def info(self, scheduler: Scheduler) -> ModelInfo:
         """What the API process may tell of the model."""
         model = self.config.model
@@ -282,6 +309,7 @@ class _Parts:
             version=__version__,
             created=int(time.time()),
             providers={contract: [c.name for c in chosen] for contract, chosen in self.selection.choices.items()},
+            features=self._features(scheduler),
         )
 
     def _pool_context(self, num_pages: int) -> KVPoolContext:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.toolkit.stop_regex import StopRegexError, compile_stops
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
-    from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 MAX_RID_LENGTH = 256
@@ -57,6 +59,8 @@ class Intake:
             raise InvalidRequest("priority must fit in 32 bits", param="priority")
         self._check_sampling(request.sampling)
         self._check_logprobs(request)
+        if request.return_hidden_states:
+            self._check_feature("hidden_states", "return_hidden_states", "set model.hidden_states in its config")
         ids = self._prompt_ids(request)
         return TokenizedRequest(
             rid=request.rid or uuid.uuid4().hex,
@@ -64,11 +68,47 @@ class Intake:
             sampling=self._fit(request.sampling, len(ids)),
             stream=request.stream,
             priority=request.priority,
-            namespace=f"salt:{request.cache_salt}" if request.cache_salt else "",
+            namespace=_namespace(request.cache_salt),
             logprobs=request.logprobs,
+            logprob_start=self._logprob_start(request, len(ids)),
             token_ids_logprob=request.token_ids_logprob,
+            return_hidden_states=request.return_hidden_states,
             params=_checked_params(request.params),
         )
+
+    def prepare_embed(self, request: EmbedRequest) -> TokenizedRequest:
+        """As `prepare`, of a prompt whose embedding is wanted."""
+        self._check_feature("embeddings", "embeddings", "runner.use must be a runner with hidden_states")
+        if request.dimensions is not None and request.dimensions < 1:
+            raise InvalidRequest(f"dimensions must be at least 1, got {request.dimensions}", param="dimensions")
+        as_generation = GenerateRequest(
+            prompt=request.prompt,
+            sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
+            rid=request.rid,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            add_special_tokens=request.add_special_tokens,
+            params=request.params,
+        )
+        return msgspec.structs.replace(self.prepare(as_generation), embed=True)
+
+    def _check_feature(self, feature: str, param: str, remedy: str) -> None:
+        if feature not in self._info.features:
+            raise InvalidRequest(f"{param}: this server does not have it; {remedy}", param=param, code="not_available")
+
+    def _logprob_start(self, request: GenerateRequest, prompt_len: int) -> int | None:
+        start = request.logprob_start
+        if start is None:
+            return None
+        if request.logprobs is None:
+            raise InvalidRequest("logprob_start is for requests that want logprobs", param="logprob_start")
+        if not 0 <= start < prompt_len:
+            raise InvalidRequest(
+                f"logprob_start must be from 0 to {prompt_len - 1}, the prompt's last token, got {start}",
+                param="logprob_start",
+            )
+        self._check_feature("input_logprobs", "logprob_start", "runner.use must be a runner with input_logprobs")
+        return start
 
     def _prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
         prompt = request.prompt
@@ -112,7 +152,11 @@ class Intake:
                 raise InvalidRequest(f"{name} may have at most {MAX_TOKEN_IDS} entries", param=name)
         for text in sampling.stop:
             _check_text("stop", text, sys.maxsize)
+        for text in sampling.stop_regex:
+            _check_text("stop_regex", text, sys.maxsize)
         sampling.validate(self._info.vocab_size)
+        if sampling.stop_regex:
+            _check_patterns(sampling.stop_regex)
         _check_plain("custom parameters", sampling.extra, "custom_params")
 
     def _check_logprobs(self, request: GenerateRequest) -> None:
@@ -131,6 +175,10 @@ class Intake:
         return msgspec.structs.replace(
             sampling, max_new_tokens=longest, min_new_tokens=min(sampling.min_new_tokens, longest)
         )
+
+
+def _namespace(cache_salt: str) -> str:
+    return f"salt:{cache_salt}" if cache_salt else ""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -153,6 +201,13 @@ def _check_plain(what: str, values: dict[str, Any], param: str) -> None:
         raise InvalidRequest(f"{what} must be plain values: {error}", param=param) from error
     if size > MAX_EXTRA_BYTES:
         raise InvalidRequest(f"{what} take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param=param)
+
+
+def _check_patterns(patterns: tuple[str, ...]) -> None:
+    try:
+        compile_stops(patterns)
+    except StopRegexError as error:
+        raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
 
 
 def _check_text(param: str, text: str, longest: int) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.client import OutputChunk
+import numpy as np
+
+from pegboard.core.interfaces.client import Embedding, OutputChunk
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer
+from pegboard.core.toolkit.stop import StopMatcher
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import EmbedRequest
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -29,6 +34,11 @@ class OutputState:
         self._trim = not sampling.no_stop_trim
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._held = ""
+        self._matcher: StopMatcher | None = None
+        if sampling.stop_regex:
+            self._matcher = StopMatcher(sampling.stop, sampling.stop_regex, include_stop=sampling.no_stop_trim)
+        self._ignored = max(0, sampling.min_new_tokens - 1)
+        """Tokens to come within which nothing that matches ends the output."""
         self._counters = (0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
@@ -50,6 +60,8 @@ class OutputState:
             cached_tokens=cached,
             num_retractions=retractions,
             logprobs=output.logprobs,
+            input_logprobs=output.input_logprobs,
+            hidden_states=_rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None,
         )
 
     def _text(self, output: TokenOutput) -> str:
@@ -58,6 +70,8 @@ class OutputState:
         matched = reason.get("matched") if reason is not None else None
         if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
+        if self._matcher is not None:
+            return self._matched_text(self._matcher, ids, matched, last=reason is not None)
         before = self._held + self._detokenizer.push(ids[:-1])
         text = before + self._detokenizer.push(ids[-1:])
         if reason is None:
@@ -73,12 +87,49 @@ class OutputState:
                 return text[: at if self._trim else at + len(matched)]
         return text
 
+    def _matched_text(self, matcher: StopMatcher, ids: Sequence[int], matched: int | str | None, *, last: bool) -> str:
+        """Where an expression matches nobody can tell by its text, so this repeats what the scheduler's matcher has
+        done, token by token.
+        """
+        text = ""
+        for place, token in enumerate(ids, 1):
+            ignore = self._ignored > 0 or (last and place == len(ids) and not isinstance(matched, str))
+            self._ignored = max(0, self._ignored - 1)
+            text += matcher.feed(self._detokenizer.push([token]), ignore=ignore)[0]
+        if last and matcher.matched is None:
+            text += matcher.feed(self._detokenizer.flush(), ignore=True)[0] + matcher.flush()
+        return text
+
+
+def _rows(data: bytes, rows: int) -> list[list[float]]:
+    """float32 little-endian [rows, n] as lists."""
+    return np.frombuffer(data, "<f4").reshape(rows, -1).tolist()
+
+
+def finish_embedding(request: EmbedRequest, output: TokenOutput) -> Embedding:
+    """The embedding that a request's last output brings, as the request wants it."""
+    vector = np.frombuffer(output.embedding, "<f4").astype(np.float64)
+    if request.dimensions is not None:
+        if request.dimensions > vector.shape[0]:
+            raise InvalidRequest(
+                f"dimensions must be at most {vector.shape[0]}, the model's own, got {request.dimensions}",
+                param="dimensions",
+            )
+        vector = vector[: request.dimensions]
+    if request.normalize:
+        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return Embedding(vector.tolist(), output.prompt_tokens, output.cached_tokens)
+
 
 def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     """Two consecutive outputs of one request as one, for a reader that fell behind. `first` is used up."""
     first.token_ids += second.token_ids
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
+    if second.input_logprobs is not None:
+        first.input_logprobs = second.input_logprobs
+    first.hidden_states += second.hidden_states
+    first.embedding = second.embedding
     first.finish_reason = second.finish_reason
     if second.has_counters:
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline import wanted
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.core.toolkit.stop import StopMatcher
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.pooler import Pooler
+    from pegboard.core.interfaces.req import Req, ReqLogprobs
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import BatchResult, Step
 
@@ -25,11 +27,12 @@ NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
 Entry = tuple[float, int, list[tuple[float, int]]]
+PromptEntry = tuple[float | None, int, list[tuple[float, int]]]
 
 
 @dataclass(slots=True)
 class StopState:
-    """Stop strings of one request, matched on its decoded tail."""
+    """Stop strings and expressions of one request, matched on its decoded tail."""
 
     detokenizer: IncrementalDetokenizer
     matcher: StopMatcher
@@ -38,8 +41,11 @@ class StopState:
 class ResultStage:
     """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
 
-    def __init__(self, tokenizer: TokenDecoder | None, eos_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: TokenDecoder | None, eos_ids: Iterable[int] = (), pooler: Pooler | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._pooler = pooler
         self._eos_ids = tuple(eos_ids)
 
     def commit(
@@ -52,9 +58,16 @@ class ResultStage:
         batch = step.batch
         batch.tokens, batch.committed_at = result.tokens, now
         batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
+        embedded = [] if step.wanted is None else wanted.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched:
             return self._commit_decode(step, result, now)
-        return self._commit_any(step, result, now)
+        finished, outputs = self._commit_any(step, result, now)
+        for req in embedded:
+            self._end_embedding(req, now)
+            finished.append(req)
+            if (output := self.output(req)) is not None:
+                outputs.append(output)
+        return finished, outputs
 
     def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
         """One token for each of many: what is special about some of them is found in arrays."""
@@ -113,9 +126,15 @@ class ResultStage:
         if not req.finished and (not req.stream or out.sent_len == req.output_len):
             return None
         ids = req.tokens.view(req.input_len + out.sent_len).tolist()
-        logprobs = None
+        logprobs, prompt, hidden, embedding = None, None, b"", b""
         if req.logprobs is not None:
             logprobs = _entries(req, ids)
+            prompt = _prompt_entries(req, req.logprobs)
+        if out.hidden is not None:
+            states = out.hidden[out.sent_len : out.sent_len + len(ids)]
+            hidden = b"".join(one.astype("<f4").tobytes() for one in states)
+        if req.pooling is not None and req.pooling.vector is not None:
+            embedding = req.pooling.vector.astype("<f4").tobytes()
         out.sent_len += len(ids)
         return TokenOutput(
             rid=req.rid,
@@ -126,7 +145,20 @@ class ResultStage:
             cached_tokens=out.cached_tokens,
             num_retractions=out.num_retractions,
             logprobs=logprobs,
+            input_logprobs=prompt,
+            hidden_states=hidden,
+            embedding=embedding,
         )
+
+    @staticmethod
+    def _end_embedding(req: Req, now: float) -> None:
+        failure = "" if req.pooling is None else req.pooling.failure
+        req.output.finish_reason = (
+            FinishReason(FinishType.ABORT, message=failure, status=500, code="pooling_failed")
+            if failure
+            else FinishReason(FinishType.LENGTH)
+        )
+        req.timing.finished = now
 
     def _append(self, req: Req, token: int, row: int, logprobs: LogprobOutput | None, now: float) -> None:
         req.tokens.append(token)
@@ -146,7 +178,7 @@ class ResultStage:
         if req.output_len:
             if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
                 return FinishReason(FinishType.STOP, matched=token)
-            if params.stop and (matched := self._match_stop(req, token)) is not None:
+            if (params.stop or params.stop_regex) and (matched := self._match_stop(req, token)) is not None:
                 return FinishReason(FinishType.STOP, matched=matched)
         if req.remaining_tokens == 0:
             return FinishReason(FinishType.LENGTH)
@@ -159,13 +191,10 @@ class ResultStage:
         if state is None:
             state = req.output.stop = StopState(
                 IncrementalDetokenizer(self._tokenizer, skip_special_tokens=req.sampling.skip_special_tokens),
-                StopMatcher(req.sampling.stop),
+                StopMatcher(req.sampling.stop, req.sampling.stop_regex),
             )
-        _, matched = state.matcher.feed(state.detokenizer.push([token]))
-        if matched is not None and req.output_len < req.sampling.min_new_tokens:
-            # Too early, so it is text like any other.
-            state.matcher = StopMatcher(req.sampling.stop)
-            return None
+        early = req.output_len < req.sampling.min_new_tokens
+        _, matched = state.matcher.feed(state.detokenizer.push([token]), ignore=early)
         return matched  # type: ignore[no-any-return]
 
 
@@ -174,13 +203,20 @@ def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
     if kept is None:
         return
     kept.values.append(float(source.token_logprobs[row]))
-    tops: list[tuple[float, int]] = []
-    if kept.top and source.top_values is not None and source.top_ids is not None:
-        values, ids = source.top_values[row, : kept.top].tolist(), source.top_ids[row, : kept.top].tolist()
-        tops = list(zip(values, ids, strict=True))
-    kept.tops.append(tops)
+    kept.tops.append(wanted.tops_of(source, row, kept.top, ()))
     if kept.token_ids and row in source.chosen:
         kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
+
+
+def _prompt_entries(req: Req, kept: ReqLogprobs) -> list[PromptEntry] | None:
+    """Logprobs of the prompt, once; None where they are not wanted or have been sent."""
+    if kept.start is None or kept.prompt_sent:
+        return None
+    kept.prompt_sent = True
+    tokens = req.tokens.view(kept.start, req.input_len).tolist()
+    unknown: list[PromptEntry] = [(None, tokens[0], [])] if kept.start == 0 else []
+    known = zip(kept.prompt, tokens[len(unknown) :], strict=False)
+    return unknown + [(value, token, tops) for (value, tops), token in known]
 
 
 def _entries(req: Req, ids: list[int]) -> list[Entry]:

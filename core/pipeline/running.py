@@ -24,6 +24,8 @@ PROCESSED = 4
 HISTORY = 8
 """Some logits processor reads the tokens that it has generated, so they must be known before its next step."""
 STREAM = 16
+HIDDEN = 64
+"""Its hidden states are wanted."""
 
 NEVER = -1
 """No step; UNSTAMPED says the same of a request, and differs from it."""
@@ -175,10 +177,12 @@ def flags_of(req: Req, processors: Iterable[Any]) -> int:
     """A request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
     flags = STREAM if req.stream else 0
-    if params.stop or params.stop_token_ids or req.logprobs is not None:
+    if params.stop or params.stop_regex or params.stop_token_ids or req.logprobs is not None:
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
+    if req.output.hidden is not None:
+        flags |= HIDDEN | SPECIAL
     for processor in processors:
         if processor.wants(params):
             flags |= PROCESSED | (HISTORY if processor.reads_output else 0)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
+    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
@@ -88,6 +89,7 @@ class Scheduler:
         executor: Executor | None = None,
         gates: GateKeeper | None = None,
         report: StepReport | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -114,6 +116,7 @@ class Scheduler:
             cannot_fit=self._end,
         )
         self.gates = gates
+        self.pooler = pooler
         self.report = report
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
@@ -218,6 +221,15 @@ class Scheduler:
             logger.exception("a logits processor failed on the parameters of %s", req.rid)
             text = f"a logits processor failed on the sampling parameters: {type(error).__name__}: {error}"
             return refusal(message, 500, "plugin_failed", text)
+        if req.pooling is not None:
+            if self.pooler is None:
+                return refusal(message, 400, "no_embeddings", "this engine makes no embeddings")
+            try:
+                req.pooling.first = self.pooler.first(req.input_len)
+            except Exception as error:
+                logger.exception("the pooler failed on a prompt of %d tokens", req.input_len)
+                text = f"the pooler failed: {type(error).__name__}: {error}"
+                return refusal(message, 500, "plugin_failed", text)
         failed = None if self.gates is None else self.gates.arrive(req)
         if failed is not None:
             return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)

@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.req import Req, ReqKV
+    from pegboard.core.pipeline.wanted import Wanted
 
 
 @dataclass(slots=True)
 class BatchResult:
-    """What came out of a step, on the host: `tokens` int64 [sampled], and logprobs where somebody asked."""
+    """What came out of a step, on the host: `tokens` int64 [sampled], and where somebody asked logprobs, of sampled
+    tokens and of the prompt's, partial results of the pooler float32 [spans, hidden], hidden states float32
+    [rows, hidden]; see WantedRows.
+    """
 
     tokens: NDArray[np.int64]
     logprobs: LogprobOutput | None = None
+    prompt_logprobs: LogprobOutput | None = None
+    pooled: NDArray[np.float32] | None = None
+    hidden: NDArray[np.float32] | None = None
 
 
 class Pending(Protocol):
@@ -50,4 +57,5 @@ class Step:
     touched: bool = False
     final: bool = True
     whole: Step | None = None
+    wanted: Wanted | None = None
     pending: Pending | None = None

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
     from pegboard.core.interfaces.forward import ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
+    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 
 logger = logging.getLogger(__name__)
+
+_NO_TOKENS = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -40,17 +43,18 @@ class _Split:
 
 
 class PendingResult:
-    """A launched batch whose tokens are on their way to the host."""
+    """A launched batch whose tokens are on their way to the host. What else was wanted is there already."""
 
-    def __init__(self, tokens: torch.Tensor, logprobs: LogprobOutput | None, ready: torch.cuda.Event | None) -> None:
+    def __init__(self, tokens: torch.Tensor, result: BatchResult, ready: torch.cuda.Event | None) -> None:
         self._tokens = tokens
-        self._logprobs = logprobs
+        self._result = result
         self._ready = ready
 
     def result(self) -> BatchResult:
         if self._ready is not None:
             self._ready.synchronize()
-        return BatchResult(self._tokens.numpy(), self._logprobs)
+        self._result.tokens = self._tokens.numpy()
+        return self._result
 
 
 class Worker:
@@ -71,8 +75,10 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self._runner = runner
+        self._pooler = pooler
         self._attention = attention
         self._pool = pool
         self._device = device
@@ -125,14 +131,14 @@ class Worker:
             assert split.output is not None
             return self._finish(work, split.batch, split.output, hooks)
         self._split = split
-        return PendingResult(torch.empty(0, dtype=torch.int64), None, None)
+        return PendingResult(torch.empty(0, dtype=torch.int64), BatchResult(_NO_TOKENS), None)
 
     def _finish(self, work: ModelWorkerBatch, batch: ForwardBatch, output: ForwardOutput, hooks: bool) -> PendingResult:
         if hooks and self._after:
             self._after(batch, output)
         if work.sampling is not None:
             self._last.index_copy_(0, self._tensor(work.sampled_rows), output.next_token_ids)
-        return self._bring(output.next_token_ids, output.logprobs)
+        return self._bring(output, work.wanted)
 
     def healthy(self) -> bool:
         """Whether the device still answers: a CUDA context is lost with its first fault."""
@@ -145,15 +151,30 @@ class Worker:
             return False
         return True
 
-    def _bring(self, tokens: torch.Tensor, logprobs: LogprobOutput | None) -> PendingResult:
+    def _bring(self, output: ForwardOutput, wanted: WantedRows | None) -> PendingResult:
+        tokens = output.next_token_ids
         if self._device.type != "cuda":
-            return PendingResult(tokens, logprobs, None)
+            return PendingResult(tokens, self._result(output, wanted), None)
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         host.copy_(tokens, non_blocking=True)
-        found = on_host(logprobs)
+        found = self._result(output, wanted)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         return PendingResult(host, found, ready)
+
+    def _result(self, output: ForwardOutput, wanted: WantedRows | None) -> BatchResult:
+        """Everything but the tokens, on the host."""
+        result = BatchResult(_NO_TOKENS, on_host(output.logprobs), on_host(output.prompt_logprobs))
+        states = output.row_states
+        if wanted is None or states is None:
+            return result
+        count = wanted.pool_rows.shape[0]
+        if count:
+            assert self._pooler is not None
+            result.pooled = self._pooler.reduce(states[:count], wanted.pool_spans).float().cpu().numpy()
+        if states.shape[0] > count:
+            result.hidden = states[count:].float().cpu().numpy()
+        return result
 
     def forward_batch(self, work: ModelWorkerBatch) -> ForwardBatch:
         """The device's view of a worker batch. On a CPU the tensors share the arrays' memory."""
@@ -179,7 +200,17 @@ class Worker:
             batch.extend_prefix_lens_cpu = work.prefix_lens
         if work.sample_rows is not None:
             batch.sample_rows = self._tensor(work.sample_rows)
+        if work.wanted is not None:
+            self._want(batch, work.wanted)
         return batch
+
+    def _want(self, batch: ForwardBatch, wanted: WantedRows) -> None:
+        if wanted.logprob_rows.shape[0]:
+            batch.logprob_rows = self._tensor(wanted.logprob_rows)
+            batch.logprob_targets = self._tensor(wanted.logprob_targets)
+            batch.logprob_requests = tuple(one for count, one in wanted.logprob_requests for _ in range(count))
+        if wanted.pool_rows.shape[0] or wanted.hidden_rows.shape[0]:
+            batch.hidden_rows = self._tensor(np.concatenate([wanted.pool_rows, wanted.hidden_rows]))
 
     def _input_ids(self, work: ModelWorkerBatch, rows: torch.Tensor) -> torch.Tensor:
         ids = self._tensor(work.input_ids)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from pegboard.core.interfaces.client import EngineClient, GenerateRequest, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import (
+    Embedding,
+    EmbedRequest,
+    EngineClient,
+    GenerateRequest,
+    Logprob,
+    ModelInfo,
+    OutputChunk,
+    OutputStream,
+)
 from pegboard.core.interfaces.errors import InvalidRequest
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
@@ -80,6 +90,7 @@ class FakeEngineClient(EngineClient):
         self.busy = False
         self.is_ready = True
         self.requests: list[GenerateRequest] = []
+        self.embedded: list[EmbedRequest] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []
         self.abort_calls: list[tuple[str, bool]] = []
@@ -100,6 +111,7 @@ class FakeEngineClient(EngineClient):
             max_total_tokens=65536,
             dtype="float32",
             version="0",
+            features=("input_logprobs", "hidden_states", "embeddings"),
         )
 
     @property
@@ -123,6 +135,21 @@ class FakeEngineClient(EngineClient):
         if self.refuse is not None:
             raise self.refuse
         return FakeStream(self, request)
+
+    async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
+        """Deterministic vectors of four numbers, equal for equal prompts."""
+        if not self.is_ready:
+            raise InvalidRequest("the engine is starting", code="not_ready", status=503)
+        if self.refuse is not None:
+            raise self.refuse
+        self.embedded += requests
+        found = []
+        for request in requests:
+            tokens = self._tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+            vector = [1.0, len(tokens) / 64, sum(tokens) % 97 / 97, tokens[0] % 89 / 89][: request.dimensions]
+            length = math.hypot(*vector) if request.normalize else 1.0
+            found.append(Embedding([value / length for value in vector], len(tokens)))
+        return found
 
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
         self.abort_calls.append((rid, all_requests))
@@ -184,7 +211,18 @@ class FakeStream(OutputStream):
                 completion_tokens=sent,
                 cached_tokens=2,
                 logprobs=self._logprobs(ids),
+                input_logprobs=self._input_logprobs() if number == 0 else None,
+                hidden_states=[[0.25, -0.5]] * len(ids) if self._request.return_hidden_states else None,
             )
+
+    def _input_logprobs(self) -> list[Logprob] | None:
+        request = self._request
+        start, prompt = request.logprob_start, request.prompt
+        if start is None:
+            return None
+        ids = self._client.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        first: list[Logprob] = [(None, ids[0], [])] if start == 0 else []
+        return [*first, *(self._logprobs(ids[max(start, 1) :]) or [])]
 
     def _logprobs(self, ids: list[int]) -> list[tuple[float, int, list[tuple[float, int]]]] | None:
         top = self._request.logprobs

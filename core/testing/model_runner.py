@@ -407,6 +407,84 @@ class ModelRunnerContract(ContractSuite):
         with pytest.raises(Unsupported, match="hidden_states"):
             self.rig().step({0: prompts[0]}, return_hidden_states=True)
 
+    @capability("hidden_states")
+    def test_hidden_states_of_any_rows(self, prompts: list[list[int]]) -> None:
+        """Of tokens in the middle, in any order, some twice, beside a sampled row that is none of them."""
+        rows = [4, 33 + 17, 0, 4]
+        rig = self.rig()
+        output = rig.run_wanted({0: prompts[0], 1: prompts[1]}, hidden_rows=rows, sampled=[1])
+        assert len(output.next_token_ids) == 1
+        directory = self.make_model().model.directory
+        states = torch.cat([_reference(directory, tuple(prompts[one]))[1] for one in (0, 1)])
+        found, expected = output.row_states, states[rows]
+        assert found is not None
+        assert found.shape == expected.shape
+        error = ((found.float() - expected).abs().amax(-1) / expected.abs().amax(-1)).max()
+        assert float(error) <= self.tolerance, f"hidden states are off by {float(error):.3g} relative"
+
+    @lacks("hidden_states")
+    def test_hidden_states_of_rows_are_refused(self, prompts: list[list[int]]) -> None:
+        with pytest.raises(Unsupported, match="hidden_states"):
+            self.rig().run_wanted({0: prompts[0]}, hidden_rows=[0])
+
+    # Logprobs of prompts.
+
+    @capability("input_logprobs")
+    @pytest.mark.parametrize("samples", [False, True])
+    def test_prompt_logprobs(self, prompts: list[list[int]], samples: bool) -> None:
+        """Of the model's own logits: neither processors nor temperature have a say."""
+        negate = ScriptedProcessor("negate", [], torch.neg_)
+        rig = self.rig(processors=[negate])
+        rows = [*range(5, 32), 33, 33 + 16]
+        packed = prompts[0] + prompts[1]
+        targets = [packed[row + 1] for row in rows]
+        requests = [LogprobRequest(top=3)] * 27 + [LogprobRequest(token_ids=(4, 2)), LogprobRequest()]
+        output = rig.run_wanted(
+            {0: prompts[0], 1: prompts[1]},
+            logprobs=(rows, targets, requests),
+            sampled=[1] if samples else [],
+            processed=samples,
+        )
+        found = output.prompt_logprobs
+        assert found is not None
+        logits = torch.cat([self.expected(prompts[one]) for one in (0, 1)])[rows]
+        exact = logits.double().log_softmax(-1).float()
+        # A logit may be off by the tolerance of the row's largest, and its log-probability by twice that.
+        close = 2 * self.tolerance * float(logits.abs().max()) + 1e-5
+        expected = exact.gather(1, torch.tensor(targets)[:, None]).squeeze(1)
+        torch.testing.assert_close(found.token_logprobs, expected, rtol=0, atol=close)
+        assert found.top_values is not None
+        torch.testing.assert_close(found.top_values[:27], exact[:27].topk(3).values, rtol=0, atol=close)
+        assert set(found.chosen) == {27}
+        torch.testing.assert_close(found.chosen[27], exact[27, [4, 2]], rtol=0, atol=close)
+
+    @capability("input_logprobs")
+    def test_not_all_logits_of_prompts_exist_at_once(self) -> None:
+        """Blocks of at most 256 rows: a vocabulary is wide. Here 297 of three prompts, which want different things."""
+        network = self.watched()
+        vocab = self.make_model().spec.vocab_size
+        draw = torch.Generator().manual_seed(2)
+        prompts = [torch.randint(0, vocab, (100,), generator=draw).tolist() for _ in range(3)]
+        rows = [100 * one + row for one in range(3) for row in range(99)]
+        targets = [token for prompt in prompts for token in prompt[1:]]
+        wants = (rows, targets, [LogprobRequest(top=1)] * 198 + [LogprobRequest(top=4)] * 99)
+        output = self.rig(network=network).run_wanted(dict(enumerate(prompts)), logprobs=wants, sampled=[])
+        assert max(network.rows, default=0) <= 256
+        found = output.prompt_logprobs
+        assert found is not None
+        logits = torch.cat([self.expected(prompt)[:-1] for prompt in prompts])
+        exact = logits.double().log_softmax(-1).float()
+        close = 2 * self.tolerance * float(logits.abs().max()) + 1e-5
+        expected = exact.gather(1, torch.tensor(targets)[:, None]).squeeze(1)
+        torch.testing.assert_close(found.token_logprobs, expected, rtol=0, atol=close)
+        assert found.top_values is not None
+        torch.testing.assert_close(found.top_values[198:], exact[198:].topk(4).values, rtol=0, atol=close)
+
+    @lacks("input_logprobs")
+    def test_prompt_logprobs_are_refused(self, prompts: list[list[int]]) -> None:
+        with pytest.raises(Unsupported, match="input_logprobs"):
+            self.rig().run_wanted({0: prompts[0]}, logprobs=([0], [5], [LogprobRequest()]))
+
 
 @lru_cache(maxsize=1)
 def _folder() -> tempfile.TemporaryDirectory[str]:

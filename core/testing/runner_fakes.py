@@ -107,6 +107,27 @@ class Rig:
         batch, sampling = self._prepare(new, rows, sampled, decode, logprobs, processed)
         return self.runner.execute(batch, sampling, **wants)
 
+    def run_wanted(
+        self,
+        new: Mapping[int, Sequence[int]],
+        *,
+        hidden_rows: Sequence[int] = (),
+        logprobs: tuple[Sequence[int], Sequence[int], Sequence[LogprobRequest]] | None = None,
+        sampled: Sequence[int] | None = None,
+        processed: bool = False,
+    ) -> ForwardOutput:
+        """As `step`, greedy, with what a batch may want of packed tokens: hidden states of `hidden_rows`; `logprobs`
+        are rows, targets and requests of prompts' tokens. Nothing is sampled for an empty `sampled`.
+        """
+        rows: Sequence[Mapping[str, Any]] | None = () if sampled is None or sampled else None
+        batch, sampling = self._prepare(new, rows, sampled, False, (), processed)
+        if hidden_rows:
+            batch.hidden_rows = torch.tensor(hidden_rows)
+        if logprobs is not None:
+            batch.logprob_rows, batch.logprob_targets = torch.tensor(logprobs[0]), torch.tensor(logprobs[1])
+            batch.logprob_requests = tuple(logprobs[2])
+        return self.runner.execute(batch, sampling)
+
     def in_parts(self, new: Mapping[int, Sequence[int]]) -> Generator[None, None, ForwardOutput]:
         """As `step`, with the runner's pauses; greedy, and sampled behind every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)

@@ -10,6 +10,7 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.logprobs import prompt_logprobs
 
 
 class LayeredRunner(ModelRunner):
@@ -57,11 +58,19 @@ class LayeredRunner(ModelRunner):
         return_hidden_states: bool,
     ) -> ForwardOutput:
         """What is wanted of last hidden states [tokens, hidden]."""
+        output = ForwardOutput(next_token_ids=self._no_tokens())
+        if batch.hidden_rows is not None:
+            output.row_states = hidden.index_select(0, batch.hidden_rows)
+        if batch.logprob_rows is not None and batch.logprob_targets is not None:
+            output.prompt_logprobs = prompt_logprobs(
+                hidden, batch.logprob_rows, batch.logprob_targets, batch.logprob_requests, self._network.logits
+            )
         if sampling is None and not (return_logits or return_hidden_states):
-            return ForwardOutput(next_token_ids=self._no_tokens())
+            return output
         if batch.sample_rows is not None:
             hidden = hidden.index_select(0, batch.sample_rows)
-        output = ForwardOutput(next_token_ids=self._no_tokens(), hidden_states=hidden if return_hidden_states else None)
+        if return_hidden_states:
+            output.hidden_states = hidden
         if sampling is not None:
             self._sample(hidden, sampling, output, return_logits)
         elif return_logits:

@@ -7,6 +7,7 @@ import torch
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.logprobs import token_logprobs
 from pegboard.plugins.sampler_torch.draw import draw_from_all, draw_from_top, uniforms, weights
 
 
@@ -65,16 +66,7 @@ class TorchSampler(Sampler):
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        table = logits.log_softmax(-1)
-        output = LogprobOutput(table.gather(1, tokens[:, None]).squeeze(1))
-        wanted = [(row, request) for row, request in enumerate(batch.logprobs) if request is not None]
-        width = min(max((request.top for _, request in wanted), default=0), logits.shape[1])
-        if width > 0:
-            output.top_values, output.top_ids = torch.topk(table, width, dim=-1)
-        for row, request in wanted:
-            if request.token_ids:
-                output.chosen[row] = table[row, torch.tensor(request.token_ids, device=table.device)]
-        return output
+        return token_logprobs(logits, tokens, batch.logprobs)
 
 
 def _take(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -206,6 +206,40 @@ class NeverPauses(LayeredRunner):
         return self.execute(batch, sampling)
 
 
+class GivesSampledRowsStates(LayeredRunner):
+    """Hidden states of the sampled rows, whichever were asked for."""
+
+    def _output(self, hidden: torch.Tensor, batch: ForwardBatch, *rest: Any) -> ForwardOutput:
+        if batch.hidden_rows is not None:
+            batch = replace(batch, hidden_rows=batch.sample_rows)
+        return super()._output(hidden, batch, *rest)
+
+
+class LogprobsOfTheTokensThemselves(LayeredRunner):
+    """One position too late: a token's own logits instead of those before it."""
+
+    def _output(self, hidden: torch.Tensor, batch: ForwardBatch, *rest: Any) -> ForwardOutput:
+        if batch.logprob_rows is not None:
+            batch = replace(batch, logprob_rows=(batch.logprob_rows + 1).clamp(max=len(hidden) - 1))
+        return super()._output(hidden, batch, *rest)
+
+
+class LogprobsOnlyWithSampling(LayeredRunner):
+    """A chunk in the middle of a prompt samples nothing, and its logprobs are wanted all the same."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is None:
+            batch = replace(batch, logprob_rows=None)
+        return super().execute(batch, sampling, **wants)
+
+
+class ComputesPromptsInOneBlock(LayeredRunner):
+    def _output(self, hidden: torch.Tensor, batch: ForwardBatch, *rest: Any) -> ForwardOutput:
+        if batch.logprob_rows is not None:
+            self.ctx.network.logits(hidden)  # type: ignore[union-attr]
+        return super()._output(hidden, batch, *rest)
+
+
 def mutant(factory: type, caught_by: str, provides: frozenset[str] | None = None) -> Mutant:
     return Mutant(factory, suite=ModelRunnerContract, caught_by=caught_by, provides=provides)
 
@@ -228,6 +262,10 @@ MUTANTS = [
     mutant(AlwaysGreedy, "test_tokens_are_the_samplers"),
     mutant(AlwaysReportsLogprobs, "test_logprobs_only_where_asked"),
     mutant(HiddenStatesOfTheFirstRows, "test_hidden_states"),
+    mutant(GivesSampledRowsStates, "test_hidden_states_of_any_rows"),
+    mutant(LogprobsOfTheTokensThemselves, "test_prompt_logprobs"),
+    mutant(LogprobsOnlyWithSampling, "test_prompt_logprobs"),
+    mutant(ComputesPromptsInOneBlock, "test_not_all_logits_of_prompts_exist_at_once"),
     mutant(MixesUpPausedBatches, "test_other_batches_run_in_the_pauses"),
     mutant(NeverPauses, "test_there_is_a_pause_after_every_layer"),
 ]
@@ -244,8 +282,10 @@ class RefusesHiddenStates(LayeredRunner):
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
         from pegboard.core.interfaces.errors import Unsupported
 
-        if wants.pop("return_hidden_states", False):
+        if wants.pop("return_hidden_states", False) or batch.hidden_rows is not None:
             raise Unsupported("refuses", "runner.hidden_states")
+        if batch.logprob_rows is not None:
+            raise Unsupported("refuses", "runner.input_logprobs")
         return super().execute(batch, sampling, **wants)
 
 
@@ -254,8 +294,13 @@ class IgnoresTheWish(RefusesHiddenStates):
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
         wants.pop("return_hidden_states", None)
+        batch.hidden_rows = batch.logprob_rows = None
         return super().execute(batch, sampling, **wants)
 
 
-def test_a_silent_lack_is_caught() -> None:
-    assert_caught(mutant(IgnoresTheWish, "test_hidden_states_are_refused", provides=frozenset()))
+@pytest.mark.parametrize(
+    "test",
+    ["test_hidden_states_are_refused", "test_hidden_states_of_rows_are_refused", "test_prompt_logprobs_are_refused"],
+)
+def test_a_silent_lack_is_caught(test: str) -> None:
+    assert_caught(mutant(IgnoresTheWish, test, provides=frozenset()))

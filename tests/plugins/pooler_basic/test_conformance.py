@@ -1,0 +1,22 @@
+"""The suite of Pooler on the built-in ones."""
+
+from __future__ import annotations
+
+from pegboard.core.testing.pooler import PoolerContract
+
+
+class TestLast(PoolerContract):
+    provider = "last"
+
+
+class TestMean(PoolerContract):
+    provider = "mean"
+
+
+class TestCls(PoolerContract):
+    provider = "cls"
+
+
+class TestModel(PoolerContract):
+    provider = "model"
+    files = {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}

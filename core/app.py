@@ -1,8 +1,8 @@
-"""The HTTP application: the routers of the config, one body limit, and errors that are JSON whatever happens."""
+"""The HTTP application: the routers of the config behind keys and limits, and errors that are JSON whatever happens."""
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,36 +10,59 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
+from pegboard.core.config import CorsSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.toolkit.http import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
     ErrorFormats,
-    answer_error,
     example_of,
 )
 from pegboard.core.version import __version__
+from pegboard.core.web.documents import Documents, document
+from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
+from pegboard.core.web.keys import Keys
+from pegboard.core.web.limits import BodyLimit
+from pegboard.core.web.routes import Routes
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
     from pegboard.core.interfaces.api_router import ApiRouter
 
-logger = logging.getLogger(__name__)
 
-
-def build_app(routers: Iterable[tuple[str, ApiRouter]], *, max_body_bytes: int) -> FastAPI:
+def build_app(
+    routers: Iterable[tuple[str, ApiRouter]],
+    *,
+    max_body_bytes: int,
+    keys: Keys | None = None,
+    cors: CorsSection | None = None,
+    access_log: bool = False,
+) -> FastAPI:
     """The application of named routers, in this order. Raises ConfigError where two claim the same path and method."""
-    app = FastAPI(title="Pegboard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
     owners: dict[tuple[str, str], str] = {}
     formats = app.state.errors = ErrorFormats()
-    for name, router in routers:
-        routes = router.routes()
+    named = [(name, router.routes()) for name, router in routers]
+    for name, routes in [*named, ("the server", Documents().routes())]:
         _claim(owners, name, routes.routes)
         formats.add(routes.routes)
-        app.include_router(routes)
+        # Not include_router: FastAPI would look for each request's route twice.
+        app.router.routes.extend(routes.routes)
+    app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
+    cors = cors or CorsSection()
+    # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(Front, Routes(), keys or Keys(), origins=cors.allow_origins, log=access_log)
+    if cors.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.allow_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID.decode(), "retry-after"],
+            max_age=cors.max_age,
+        )
     app.add_exception_handler(InvalidRequest, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -58,37 +81,6 @@ def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[
     return None
 
 
-class BodyLimit:
-    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > self._max:
-            await write_error(scope, self._error())(scope, receive, send)
-            return
-        arrived = 0
-
-        async def limited() -> Message:
-            nonlocal arrived
-            message = await receive()
-            arrived += len(message.get("body", b""))
-            if arrived > self._max:
-                raise self._error()
-            return message
-
-        await self._app(scope, limited, send)
-
-    def _error(self) -> InvalidRequest:
-        return InvalidRequest(f"the body exceeds {self._max} bytes", status=413, code="body_too_large")
-
-
 def _claim(owners: dict[tuple[str, str], str], name: str, routes: Sequence[object]) -> None:
     for route in routes:
         for method in sorted(getattr(route, "methods", None) or ()):
@@ -98,12 +90,6 @@ def _claim(owners: dict[tuple[str, str], str], name: str, routes: Sequence[objec
                 raise ConfigError(
                     Problem("apis", f"both {owner!r} and {name!r} offer {method} {path}; leave one of them out")
                 )
-
-
-def write_error(scope: Scope, error: InvalidRequest) -> Response:
-    """The answer to an error, in the format of the API to which the request's path belongs."""
-    formats: ErrorFormats = scope["app"].state.errors
-    return answer_error(error, formats.at(scope["path"]))
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
@@ -137,4 +123,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     # The traceback goes to the log with the exception, which is raised again behind this answer.
-    return write_error(request.scope, InvalidRequest("internal error", status=500, code="internal_error"))
+    return write_error(request.scope, internal_error())

@@ -6,7 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+HIDDEN = "***"
 _SECRET = re.compile(r"(^|_)(key|secret|password|token|credential)s?$")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name (or dotted path) is called a key, a secret, a token or a password."""
+    return _SECRET.search(name.rpartition(".")[2].partition("[")[0].lower()) is not None
 
 
 def redact(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,6 +25,6 @@ def _redacted(name: str, value: Any) -> Any:
         return redact(value)
     if isinstance(value, (list, tuple)):
         return [_redacted(name, one) for one in value]
-    if isinstance(value, str) and value and _SECRET.search(name.lower()):
-        return "***"
+    if isinstance(value, str) and value and is_secret(name):
+        return HIDDEN
     return value

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import json
 import logging
 import resource
@@ -33,6 +34,7 @@ from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
 from pegboard.core.supervisor import Supervisor
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
+from pegboard.core.web.keys import Keys
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -63,10 +65,17 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     _allow_connections(engine.server.max_connections)
+    keys = Keys.of(engine.server)
     listener = listen(engine.server)
+    if not keys and not _is_private(listener):
+        logger.warning(
+            "server.host is %s and no key is set: whoever reaches this machine may use this server, and administer it; "
+            "set server.api_key_file and server.admin_key_file",
+            engine.server.host,
+        )
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Server(resolved, listener, builder).run())
+            runner.run(_Server(resolved, listener, builder, keys).run())
     finally:
         listener.close()
 
@@ -80,6 +89,13 @@ def _allow_connections(most: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < needed:
             logger.warning("server.max_connections is %d, but only %d files may be open (ulimit -Hn)", most, hard)
+
+
+def _is_private(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    address = ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def listen(server: ServerSection) -> socket.socket:
@@ -111,8 +127,9 @@ def listen(server: ServerSection) -> socket.socket:
 class _Server:
     """One run of the server."""
 
-    def __init__(self, resolved: ResolvedConfig, listener: socket.socket, builder: str) -> None:
+    def __init__(self, resolved: ResolvedConfig, listener: socket.socket, builder: str, keys: Keys) -> None:
         self._resolved = resolved
+        self._keys = keys
         self._listener = listener
         self._supervisor = Supervisor(resolved, builder=builder)
         self._hooks = Hooks.load(resolved.registry)
@@ -153,7 +170,7 @@ class _Server:
         return client
 
     async def _serve(self, client: AsyncEngineClient) -> None:
-        app, routers = build_api(self._resolved, client)
+        app, routers = build_api(self._resolved, client, self._keys)
         self._hooks.call.register_routes(app=app)
         server = _QuietServer(
             uvicorn.Config(
@@ -205,12 +222,17 @@ class _Server:
             _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json' -d '{data}'")
 
 
-def build_api(resolved: ResolvedConfig, client: EngineClient) -> tuple[FastAPI, NamedRouters]:
-    """The application with the config's APIs, in its order."""
-    ctx = ApiContext(client=client, max_body_bytes=resolved.engine.server.max_body_bytes)
+def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None) -> tuple[FastAPI, NamedRouters]:
+    """The application with the config's APIs, in its order. `keys` are the config's, where they are read already."""
+    keys = Keys.of(resolved.engine.server) if keys is None else keys
+    server = resolved.engine.server
+    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
     choices = Selection(resolved).choose_all("api", ctx)
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
-    return build_app(routers, max_body_bytes=ctx.max_body_bytes), routers
+    app = build_app(
+        routers, max_body_bytes=ctx.max_body_bytes, keys=keys, cors=server.cors, access_log=server.access_log
+    )
+    return app, routers
 
 
 class _QuietServer(uvicorn.Server):

@@ -14,6 +14,7 @@ from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, section
 from pegboard.core.composition.sources import DEFAULT_PRESET, read_preset
 from pegboard.core.config import EngineConfig, UseSection
 from pegboard.core.records import ProviderRecord
+from pegboard.core.redact import redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,14 @@ class ShownValue:
 
 
 def show(resolved: ResolvedConfig) -> list[ShownValue]:
-    """Every key with its value and where that came from, in the order of the sections."""
+    """Every key with its value (but for secrets) and where that came from, in the order of the sections."""
     automatic = {
         use_path(contract): ", ".join(one.name for one in resolved.candidates[contract.name])
         for contract in USE_SECTIONS.values()
         if contract.name not in resolved.named
     }
     out = []
-    for path, value in _leaves(resolved.engine.model_dump(mode="json"), ""):
+    for path, value in _leaves(redact(resolved.engine.model_dump(mode="json")), ""):
         note = f"the first that fits of: {automatic[path]}" if path in automatic else ""
         out.append(ShownValue(path, value, resolved.origins.get(path) or _list_origin(resolved, path), note))
     return out

@@ -13,6 +13,7 @@ from pegboard.core.interfaces.contracts import Contract
 from pegboard.core.interfaces.errors import PegboardError, Problem
 from pegboard.core.names import did_you_mean
 from pegboard.core.records import ProviderRecord
+from pegboard.core.redact import HIDDEN, is_secret
 from pegboard.core.registry import Registry
 
 _SHOWN = 80
@@ -42,11 +43,13 @@ def _message(error: Any, path: str, model: type[BaseModel], merged: Merged, regi
     if kind == "extra_forbidden":
         return _unknown_key(error["loc"], path, model, merged, registry)
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
-        return f"{shown(error['input'])} must be a section: keys and values" + _use_hint(path, error["input"])
+        given = HIDDEN if is_secret(path) else shown(error["input"])
+        return f"{given} must be a section: keys and values" + _use_hint(path, error["input"])
     text = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind in {"value_error", "assertion_error"}:
         return str(text)
-    return f"{shown(error['input'])} is wrong: {text[:1].lower()}{text[1:]}"
+    given = HIDDEN if is_secret(path) else shown(error["input"])
+    return f"{given} is wrong: {text[:1].lower()}{text[1:]}"
 
 
 def shown(value: Any) -> str:

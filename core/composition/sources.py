@@ -14,6 +14,7 @@ import yaml
 
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.names import did_you_mean
+from pegboard.core.redact import is_secret
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"
@@ -122,6 +123,9 @@ def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
 def _scalar(text: str, path: str, origin: str) -> Any:
     try:
         value = yaml.load(text, Loader=_Loader)
+        if is_secret(path) and not isinstance(value, str | list):
+            # 1e5 is as good a key as any other, and not a number.
+            return text.strip() or None
         if value is None and text.strip().lower() not in {"null", "~"}:
             return text.strip()
         return _checked(value, path)

@@ -11,6 +11,7 @@ plugin = Plugin(
             contract="api",
             name="metrics",
             factory="pegboard.plugins.metrics_prometheus.router:MetricsRouter",
+            config="pegboard.plugins.metrics_prometheus.options:MetricsOptions",
             summary="/metrics: counters, gauges and histograms of scheduler and HTTP server",
         ),
     ),

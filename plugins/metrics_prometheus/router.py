@@ -7,11 +7,12 @@ import logging
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import api_router
+from pegboard.core.toolkit.http import ADMIN, PUBLIC, USER, api_router
 from pegboard.plugins.metrics_prometheus.hooks import RENDER
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 2.0
 """How long the scheduler may take to answer. It does so between two steps."""
 
+_LEVELS = {"public": PUBLIC, "user": USER, "admin": ADMIN}
 _UP = "# HELP pegboard_up Whether the scheduler answered.\n# TYPE pegboard_up gauge\npegboard_up {:d}\n"
 
 
@@ -35,8 +37,11 @@ class MetricsRouter(ApiRouter):
         self._asking: asyncio.Task[str | None] | None = None
 
     def routes(self) -> APIRouter:
-        router = api_router(tags=["metrics"])
-        router.get("/metrics", summary="Metrics in Prometheus' text format")(self.metrics)
+        content = {"text/plain": {"schema": {"type": "string"}}}
+        text: dict[int | str, Any] = {200: {"description": "The metrics.", "content": content}}
+        router = api_router(tags=["metrics"], dependencies=[_LEVELS[self.options.level]])
+        summary = "Metrics in Prometheus' text format"
+        router.get("/metrics", summary=summary, response_class=PlainTextResponse, responses=text)(self.metrics)
         return router
 
     async def metrics(self, request: Request) -> Response:

@@ -1,0 +1,140 @@
+"""The first to see a request: names it, finds its route, checks its key, and writes its line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
+from pegboard.core.web.keys import Keys
+from pegboard.core.web.routes import Entry, Routes
+
+if TYPE_CHECKING:
+    from fastapi import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_WANTED = frozenset({b"authorization", b"x-api-key", REQUEST_ID, b"origin", b"sec-fetch-site"})
+_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LONGEST_PATH = 200
+
+
+class Front:
+    """ASGI middleware around the limits and the routes.
+
+    Every answer carries an `x-request-id`: the client's, if it is a plain word, or a new one, which routes find as
+    ``request.state.request_id``. What has no key where one is needed is refused, in the error format of the API that
+    the path belongs to, before anything of its body is read. An exception that nobody answered becomes a 500 here, so
+    that it has these headers too; it is raised again, for the log.
+    """
+
+    def __init__(
+        self, app: ASGIApp, routes: Routes, keys: Keys, *, origins: Collection[str] = (), log: bool = False
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._keys = keys
+        self._origins = frozenset(origins)
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # The server speaks no other protocol; should a plugin bring one, no key would be asked for.
+            if scope["type"] == "lifespan" or not self._keys:
+                await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        entry = self._routes.find(scope)
+        headers = {name: value for name, value in scope["headers"] if name in _WANTED}
+        rid = _request_id(headers.get(REQUEST_ID))
+        scope.setdefault("state", {})["request_id"] = rid
+        named = (REQUEST_ID, rid.encode())
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], named]
+            await send(message)
+
+        try:
+            error = self._refusal(entry, scope["method"], headers)
+            if error is None:
+                await self._app(scope, receive, sending)
+            else:
+                await _refused(scope, error)(scope, receive, sending)
+        except asyncio.CancelledError:
+            status = status or CLIENT_CLOSED_REQUEST
+            raise
+        except Exception:
+            if not status:
+                await write_error(scope, internal_error())(scope, receive, sending)
+            raise
+        finally:
+            if self._log:
+                _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
+
+    def _refusal(self, entry: Entry, method: str, headers: dict[bytes, bytes]) -> InvalidRequest | None:
+        if headers.get(b"sec-fetch-site") == b"cross-site" and method not in _HARMLESS:
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            if origin not in self._origins and "*" not in self._origins:
+                # Browsers let any page send such a request, and only keep the answer from it.
+                return InvalidRequest(
+                    "pages of other origins may not use this server, unless server.cors.allow_origins names them",
+                    status=403,
+                    code="cross_site",
+                )
+        return self._keys.refusal(entry.level, headers)
+
+
+def write_error(scope: Scope, error: InvalidRequest) -> Response:
+    """The answer to an error, in the format of the API to which the request's path belongs."""
+    formats: ErrorFormats = scope["app"].state.errors
+    return answer_error(error, formats.at(scope["path"]))
+
+
+def internal_error() -> InvalidRequest:
+    """What a client learns of a bug."""
+    return InvalidRequest("internal error", status=500, code="internal_error")
+
+
+def _refused(scope: Scope, error: InvalidRequest) -> Response:
+    response = write_error(scope, error)
+    if error.status == 401:
+        problem = ', error="invalid_token"' if error.code == "invalid_api_key" else ""
+        response.headers["www-authenticate"] = f'Bearer realm="pegboard"{problem}'
+    return response
+
+
+def _request_id(given: bytes | None) -> str:
+    return given.decode() if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _log(scope: Scope, entry: Entry, status: int, seconds: float) -> None:
+    # Quoted, because a path may hold line ends and whatever else a log should not.
+    path = quote(scope["path"][:_LONGEST_PATH], safe="/:@")
+    client = scope.get("client")
+    where = f"{client[0]}:{client[1]}" if client else "unknown"
+    rid = scope["state"]["request_id"]
+    fields = {
+        "method": scope["method"],
+        "path": path,
+        "route": entry.template,
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+        "request_id": rid,
+        "client": where,
+    }
+    line = "%s %s %d in %.1f ms (request %s from %s)"
+    logger.info(line, scope["method"], path, status, seconds * 1000, rid, where, extra=fields)

@@ -1,0 +1,406 @@
+"""Regular expressions that end an output: matched in linear time, in text that arrives in pieces.
+
+Python's own parser reads them, so they mean what they mean in `re`; a Thompson automaton runs them ("Regular expression
+search algorithm", 1968), with a thread per state at most, so that no pattern and no text can make it run away. What an
+automaton cannot do is refused: look-around, back references, conditions, atomic groups, and the end of the text, which
+nobody knows while it is being written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
+
+MAX_STATES = 1024
+"""Most states of all patterns together: what one character costs at worst, since each has at most one thread."""
+
+MAX_DEPTH = 32
+"""Deepest nesting of groups."""
+
+MAX_FOLDED = 4096
+"""Most characters in ranges whose case is ignored, all together: each is folded when a pattern is compiled."""
+
+_REMEMBERED = 1024
+"""Characters of which a program remembers what they match."""
+
+_CHAR, _SPLIT, _JUMP, _AT, _MATCH = range(5)
+
+_REFUSED = {
+    _constants.ASSERT: "look-around",
+    _constants.ASSERT_NOT: "look-around",
+    _constants.FAILURE: "look-around",
+    _constants.GROUPREF: "back references",
+    _constants.GROUPREF_EXISTS: "conditions",
+    _constants.ATOMIC_GROUP: "atomic groups",
+    _constants.POSSESSIVE_REPEAT: "possessive repeats",
+}
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
+_TYPES = re.ASCII | re.LOCALE | re.UNICODE
+
+
+class StopRegexError(ValueError):
+    """A pattern that cannot end an output; the message says why."""
+
+
+def _is_word(char: str) -> bool:
+    return char == "_" or char.isalnum()
+
+
+def _is_ascii_word(char: str) -> bool:
+    return char.isascii() and _is_word(char)
+
+
+_CATEGORIES: dict[tuple[Any, bool], Callable[[str], bool]] = {
+    (_constants.CATEGORY_DIGIT, False): str.isdecimal,
+    (_constants.CATEGORY_SPACE, False): str.isspace,
+    (_constants.CATEGORY_WORD, False): _is_word,
+    (_constants.CATEGORY_DIGIT, True): "0123456789".__contains__,
+    (_constants.CATEGORY_SPACE, True): " \t\n\r\f\v".__contains__,
+    (_constants.CATEGORY_WORD, True): _is_ascii_word,
+}
+_OPPOSITES = {
+    _constants.CATEGORY_NOT_DIGIT: _constants.CATEGORY_DIGIT,
+    _constants.CATEGORY_NOT_SPACE: _constants.CATEGORY_SPACE,
+    _constants.CATEGORY_NOT_WORD: _constants.CATEGORY_WORD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A condition on the characters before and behind a place, None where the text begins."""
+
+    holds: Callable[[str | None, str], bool]
+    looks_ahead: bool
+
+
+def _boundary(word: Callable[[str], bool], there: bool) -> _At:
+    return _At(lambda prev, following: ((prev is not None and word(prev)) != word(following)) is there, True)
+
+
+_AT_START = _At(lambda prev, following: prev is None, False)
+_AT_LINE_START = _At(lambda prev, following: prev is None or prev == "\n", False)
+_AT_LINE_END = _At(lambda prev, following: following == "\n", True)
+
+
+class Program:
+    """Several patterns as one automaton. Immutable but for what it remembers of characters.
+
+    `ops` are its states, `args` what they mean: which test a character must pass, where to go on (two places for a
+    split), a condition, or the number of the pattern that has matched.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self.ops: list[int] = []
+        self.args: list[Any] = []
+        self._tests: list[Callable[[str], bool]] = []
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._passed: dict[str, frozenset[int]] = {}
+        self._folded = 0
+        self.entries: list[int] = []
+        for number, pattern in enumerate(patterns):
+            self._add_pattern(number, pattern)
+
+    def passed(self, char: str) -> frozenset[int]:
+        """The numbers of the tests that a character passes."""
+        found = self._passed.get(char)
+        if found is None:
+            if len(self._passed) >= _REMEMBERED:
+                self._passed.clear()
+            found = frozenset(number for number, test in enumerate(self._tests) if test(char))
+            self._passed[char] = found
+        return found
+
+    def _add_pattern(self, number: int, pattern: str) -> None:
+        try:
+            parsed = _parser.parse(pattern, 0)
+        except (re.error, OverflowError, RecursionError, Warning) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise StopRegexError(f"{_shown(pattern)} is no regular expression: {reason}") from None
+        try:
+            size = _size(parsed, 0) + 1
+            if len(self.ops) + size > MAX_STATES:
+                raise StopRegexError(
+                    f"it has {size} states with its repeats written out; all patterns together may have {MAX_STATES}"
+                )
+            if _may_be_empty(parsed):
+                raise StopRegexError("it matches the empty text, so it would end every output at once")
+            self.entries.append(len(self.ops))
+            self._sequence(parsed, parsed.state.flags)
+            self._emit(_MATCH, number)
+        except StopRegexError as error:
+            raise StopRegexError(f"{_shown(pattern)}: {error}") from None
+
+    def _emit(self, op: int, arg: Any) -> int:
+        self.ops.append(op)
+        self.args.append(arg)
+        return len(self.ops) - 1
+
+    def _sequence(self, items: Iterable[tuple[Any, Any]], flags: int) -> None:
+        for op, av in items:
+            if op is _constants.SUBPATTERN:
+                _, add, remove, inner = av
+                self._sequence(inner, _combined(flags, add, remove))
+            elif op is _constants.BRANCH:
+                self._branch(av[1], flags)
+            elif op in _REPEATS:
+                self._repeat(av, flags)
+            elif op is _constants.AT:
+                self._emit(_AT, _condition(av, flags))
+            else:
+                self._emit(_CHAR, self._test(op, av, flags))
+
+    def _branch(self, branches: Sequence[Any], flags: int) -> None:
+        ends = []
+        for branch in branches[:-1]:
+            split = self._emit(_SPLIT, None)
+            self._sequence(branch, flags)
+            ends.append(self._emit(_JUMP, None))
+            self.args[split] = (split + 1, len(self.ops))
+        self._sequence(branches[-1], flags)
+        for end in ends:
+            self.args[end] = len(self.ops)
+
+    def _repeat(self, av: tuple[int, int, Any], flags: int) -> None:
+        """Greedy or not: which texts match is the same, and the shortest one ends the output in any case."""
+        least, most, inner = av
+        if _size(inner, 0) == 0:
+            return
+        for _ in range(least):
+            self._sequence(inner, flags)
+        if most is _constants.MAXREPEAT:
+            split = self._emit(_SPLIT, None)
+            self._sequence(inner, flags)
+            self._emit(_JUMP, split)
+            self.args[split] = (split + 1, len(self.ops))
+            return
+        splits = []
+        for _ in range(most - least):
+            splits.append(self._emit(_SPLIT, None))
+            self._sequence(inner, flags)
+        for split in splits:
+            self.args[split] = (split + 1, len(self.ops))
+
+    def _test(self, op: Any, av: Any, flags: int) -> int:
+        """The number of a test of one character, the same for equal ones."""
+        key = (str(op), repr(av), flags)
+        number = self._numbers.get(key)
+        if number is None:
+            if op is _constants.IN and flags & re.IGNORECASE:
+                self._folded += sum(one[1] - one[0] + 1 for kind, one in av if kind is _constants.RANGE)
+            if self._folded > MAX_FOLDED:
+                raise StopRegexError(f"its ranges are too wide to ignore case; they may hold {MAX_FOLDED} characters")
+            number = self._numbers[key] = len(self._tests)
+            self._tests.append(_make_test(op, av, flags))
+        return number
+
+
+class RegexMatcher:
+    """Runs a program over text, character by character. Threads are kept in the order of where they began."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._seen = [0] * len(program.ops)
+        self._round = 0
+        self._position = 0
+        self._previous: str | None = None
+        self._threads: list[tuple[int, int]] = []
+        self._waiting = False
+        """Whether some thread stands before a condition on the character to come."""
+        self._found: tuple[int, int] | None = None
+        self.restart()
+
+    @property
+    def undecided(self) -> int:
+        """How many of the latest characters might be the beginning of a match."""
+        return self._position - self._threads[0][1] if self._threads else 0
+
+    def restart(self) -> None:
+        """Forget every match that has begun. What stood before still counts as what stood before."""
+        self._next_round()
+        self._begin()
+
+    def advance(self, char: str) -> tuple[int, int, int] | None:
+        """(start, end, pattern's number) of the match that ends first, the longest of those that end there.
+
+        It ends with this character, or before it where the pattern had to see what follows. In the second case the
+        character counts as not read yet.
+        """
+        if self._waiting:
+            found = self._decide(char)
+            if found is not None:
+                return (found[0], self._position, found[1])
+        args, threads = self._program.args, self._threads
+        passed = self._program.passed(char)
+        self._next_round()
+        for state, start in threads:
+            if args[state] in passed:
+                self._follow(state + 1, start, char, None)
+        self._position += 1
+        self._previous = char
+        found = self._found
+        self._begin()
+        return None if found is None else (found[0], self._position, found[1])
+
+    def _begin(self) -> None:
+        """A new thread per pattern, behind all that have begun."""
+        for entry in self._program.entries:
+            self._follow(entry, self._position, self._previous, None)
+
+    def _decide(self, following: str) -> tuple[int, int] | None:
+        """Let the threads pass that waited for this character, or end; a match that this completes."""
+        threads = self._threads
+        self._next_round()
+        for state, start in threads:
+            self._follow(state, start, self._previous, following)
+        return self._found
+
+    def _next_round(self) -> None:
+        self._threads, self._waiting, self._found = [], False, None
+        self._round += 1
+
+    def _follow(self, state: int, start: int, previous: str | None, following: str | None) -> None:
+        """A thread from here on, to all states that it reaches without a character. The first to reach one keeps it:
+        none that comes later began earlier.
+        """
+        ops, args, seen, number = self._program.ops, self._program.args, self._seen, self._round
+        stack = [state]
+        while stack:
+            state = stack.pop()
+            if seen[state] == number:
+                continue
+            seen[state] = number
+            op = ops[state]
+            if op == _CHAR:
+                self._threads.append((state, start))
+            elif op == _SPLIT:
+                stack += args[state]
+            elif op == _JUMP:
+                stack.append(args[state])
+            elif op == _MATCH:
+                if self._found is None or (start, args[state]) < self._found:
+                    self._found = (start, args[state])
+            elif args[state].looks_ahead and following is None:
+                self._waiting = True
+                self._threads.append((state, start))
+            elif args[state].holds(previous, following or ""):
+                stack.append(state + 1)
+
+
+@lru_cache(maxsize=256)
+def compile_stops(patterns: tuple[str, ...]) -> Program:
+    """The automaton of these patterns. Raises StopRegexError, naming the pattern, for one that cannot be used."""
+    return Program(patterns)
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 64 else f"{pattern[:64]}...")
+
+
+def _combined(flags: int, add: int, remove: int) -> int:
+    """The flags within a group such as (?i-s:...)."""
+    if add & _TYPES:
+        flags &= ~_TYPES
+    return (flags | add) & ~remove
+
+
+def _size(items: Iterable[tuple[Any, Any]], depth: int) -> int:
+    """States of the automaton, counted and not built. Raises StopRegexError for what an automaton cannot do."""
+    if depth > MAX_DEPTH:
+        raise StopRegexError(f"it is nested more than {MAX_DEPTH} deep")
+    size = 0
+    for op, av in items:
+        if op in _REFUSED:
+            raise StopRegexError(f"{_REFUSED[op]} cannot be used in a stop_regex")
+        if op is _constants.SUBPATTERN:
+            size += _size(av[3], depth + 1)
+        elif op is _constants.BRANCH:
+            size += sum(_size(branch, depth + 1) for branch in av[1]) + 2 * (len(av[1]) - 1)
+        elif op in _REPEATS:
+            least, most, inner = av
+            one = _size(inner, depth + 1)
+            optional = one + 2 if most is _constants.MAXREPEAT else (most - least) * (one + 1)
+            size += least * one + optional if one else 0
+        else:
+            size += 1
+    return size
+
+
+def _may_be_empty(items: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a match may have no character, wherever its conditions hold."""
+    for op, av in items:
+        if op is _constants.SUBPATTERN:
+            empty = _may_be_empty(av[3])
+        elif op is _constants.BRANCH:
+            empty = any(_may_be_empty(branch) for branch in av[1])
+        elif op in _REPEATS:
+            empty = av[0] == 0 or _may_be_empty(av[2])
+        else:
+            empty = op is _constants.AT
+        if not empty:
+            return False
+    return True
+
+
+def _condition(av: Any, flags: int) -> _At:
+    if av is _constants.AT_BEGINNING_STRING or (av is _constants.AT_BEGINNING and not flags & re.MULTILINE):
+        return _AT_START
+    if av is _constants.AT_BEGINNING:
+        return _AT_LINE_START
+    if av is _constants.AT_END and flags & re.MULTILINE:
+        return _AT_LINE_END
+    if av in (_constants.AT_BOUNDARY, _constants.AT_NON_BOUNDARY):
+        word = _is_ascii_word if flags & re.ASCII else _is_word
+        return _boundary(word, av is _constants.AT_BOUNDARY)
+    raise StopRegexError(
+        "the end of the text is not known while it is being written; with (?m) a $ stands for the end of a line"
+    )
+
+
+def _make_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
+    """Whether one character matches one element of a pattern."""
+    if op is _constants.ANY:
+        return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
+    if flags & re.IGNORECASE:
+        return _folded_test(op, av, flags)
+    if op is _constants.LITERAL:
+        return chr(av).__eq__
+    if op is _constants.NOT_LITERAL:
+        return chr(av).__ne__
+    if op is _constants.IN:
+        return _class_test(av, bool(flags & re.ASCII))
+    raise StopRegexError(f"{str(op).lower()} cannot be used in a stop_regex")
+
+
+def _class_test(members: Sequence[tuple[Any, Any]], ascii_only: bool) -> Callable[[str], bool]:
+    """A class such as [^a-z\\d]."""
+    negated = members[0][0] is _constants.NEGATE
+    literals = frozenset(chr(av) for op, av in members if op is _constants.LITERAL)
+    ranges = [(chr(av[0]), chr(av[1])) for op, av in members if op is _constants.RANGE]
+    categories = [
+        (_CATEGORIES[_OPPOSITES.get(av, av), ascii_only], av not in _OPPOSITES)
+        for op, av in members
+        if op is _constants.CATEGORY
+    ]
+
+    def test(char: str) -> bool:
+        inside = (
+            char in literals
+            or any(low <= char <= high for low, high in ranges)
+            or any(belongs(char) is there for belongs, there in categories)
+        )
+        return inside is not negated
+
+    return test
+
+
+def _folded_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
+    """Case is ignored as `re` does it, by a pattern of this one element."""
+    state = _parser.State()
+    state.flags = flags
+    matches = _compiler.compile(_parser.SubPattern(state, [(op, av)])).fullmatch
+    return lambda char: matches(char) is not None

@@ -13,7 +13,6 @@ import msgspec
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.toolkit.stop_regex import StopRegexError, compile_stops
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.stop_regex import StopRegexError, compile_stops
 

@@ -15,8 +15,10 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -28,6 +30,7 @@ from pegboard.core.http_protocol import bounded_protocol
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.logs import configure_logging
 from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
@@ -35,6 +38,7 @@ from pegboard.core.select import Selection
 from pegboard.core.supervisor import Supervisor
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 from pegboard.core.web.keys import Keys
+from pegboard.core.web.tls import tls_context
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -66,6 +70,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     _allow_connections(engine.server.max_connections)
     keys = Keys.of(engine.server)
+    tls = tls_context(engine.server.tls)
     listener = listen(engine.server)
     if not keys and not _is_private(listener):
         logger.warning(
@@ -75,7 +80,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
         )
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Server(resolved, listener, builder, keys).run())
+            runner.run(_Server(resolved, listener, builder, keys, tls).run())
     finally:
         listener.close()
 
@@ -127,9 +132,12 @@ def listen(server: ServerSection) -> socket.socket:
 class _Server:
     """One run of the server."""
 
-    def __init__(self, resolved: ResolvedConfig, listener: socket.socket, builder: str, keys: Keys) -> None:
+    def __init__(
+        self, resolved: ResolvedConfig, listener: socket.socket, builder: str, keys: Keys, tls: ssl.SSLContext | None
+    ) -> None:
         self._resolved = resolved
         self._keys = keys
+        self._tls = tls
         self._listener = listener
         self._supervisor = Supervisor(resolved, builder=builder)
         self._hooks = Hooks.load(resolved.registry)
@@ -142,7 +150,7 @@ class _Server:
             loop.add_signal_handler(number, self._signalled)
         self._hooks.call.configure(config=self._resolved.engine)
         try:
-            async with WaitingRoom(self._listener):
+            async with WaitingRoom(self._listener, self._tls):
                 client = await self._start_engine()
             if client is not None:
                 await self._serve(client)
@@ -172,10 +180,12 @@ class _Server:
     async def _serve(self, client: AsyncEngineClient) -> None:
         app, routers = build_api(self._resolved, client, self._keys)
         self._hooks.call.register_routes(app=app)
+        settings = self._resolved.engine.server
         server = _QuietServer(
-            uvicorn.Config(
+            _Config(
                 app,
-                http=bounded_protocol(self._resolved.engine.server.max_connections),
+                tls=self._tls,
+                http=bounded_protocol(settings.max_connections, settings.request_timeout),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -211,15 +221,20 @@ class _Server:
         if not await _first(draining, self._hurry):
             await client.drain(0)
 
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._tls is None else "https"
+
     def _announce(self, routers: NamedRouters) -> None:
         host, port = self._listener.getsockname()[:2]
-        base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        base = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         _say(f"Ready on {base}")
         sample = sample_request(routers)
         if sample is not None:
             path, body = sample
             data = json.dumps(body).replace("'", "'\\''")
-            _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json' -d '{data}'")
+            key = " -H 'authorization: Bearer KEY'" if self._keys else ""
+            _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json'{key} -d '{data}'")
 
 
 def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None) -> tuple[FastAPI, NamedRouters]:
@@ -227,12 +242,38 @@ def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None 
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
     ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
-    choices = Selection(resolved).choose_all("api", ctx)
+    selection = Selection(resolved)
+    ctx = with_parsers(ctx, selection)
+    choices = selection.choose_all("api", ctx)
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
     app = build_app(
         routers, max_body_bytes=ctx.max_body_bytes, keys=keys, cors=server.cors, access_log=server.access_log
     )
     return app, routers
+
+
+def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
+    """The context with the config's output parsers, which `auto` chooses by the model's chat template."""
+    info = ctx.client.info
+    templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
+    about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
+    return replace(
+        ctx,
+        tool_parser=selection.choose("tool_parser", about).build(about),
+        reasoning_parser=selection.choose("reasoning_parser", about).build(about),
+    )
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's, with a TLS context that has been made and checked before."""
+
+    def __init__(self, app: FastAPI, *, tls: ssl.SSLContext | None, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._tls = tls
+
+    def load(self) -> None:
+        super().load()
+        self.ssl = self._tls
 
 
 class _QuietServer(uvicorn.Server):

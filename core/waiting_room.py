@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from types import TracebackType
 
 import msgspec
@@ -26,13 +27,17 @@ _ANSWER = (
 class WaitingRoom:
     """Answers a listening socket's connections inside ``async with``; afterwards they wait for whoever accepts next."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._listener = listener
+        self._tls = tls
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> None:
         # A second descriptor, because closing the server closes its socket; what listens is one.
-        self._server = await asyncio.start_server(_turn_away, sock=self._listener.dup(), backlog=BACKLOG)
+        patience = PATIENCE if self._tls is not None else None
+        self._server = await asyncio.start_server(
+            _turn_away, sock=self._listener.dup(), backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=patience
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -46,7 +51,8 @@ async def _turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         async with asyncio.timeout(PATIENCE):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(_ANSWER)
-            writer.write_eof()
+            if writer.can_write_eof():
+                writer.write_eof()
             # To the end of the body: closing on unread bytes resets the connection, and the answer may be lost.
             while await reader.read(65536):
                 pass

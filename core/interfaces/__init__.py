@@ -67,6 +67,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_source import ModelSourceContext as ModelSourceContext
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
+    from pegboard.core.interfaces.output_parser import Content as Content
+    from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
+    from pegboard.core.interfaces.output_parser import OutputParserContext as OutputParserContext
+    from pegboard.core.interfaces.output_parser import ParserStream as ParserStream
+    from pegboard.core.interfaces.output_parser import Reasoning as Reasoning
+    from pegboard.core.interfaces.output_parser import ToolCallArguments as ToolCallArguments
+    from pegboard.core.interfaces.output_parser import ToolCallStart as ToolCallStart
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import Plugin as Plugin
@@ -128,6 +135,15 @@ _EXPORTS = {
     "model_runner": ("ModelRunner", "ModelRunnerContext"),
     "model_source": ("ModelSource", "ModelSourceContext"),
     "options": ("NoOptions", "Options"),
+    "output_parser": (
+        "Content",
+        "OutputParser",
+        "OutputParserContext",
+        "ParserStream",
+        "Reasoning",
+        "ToolCallArguments",
+        "ToolCallStart",
+    ),
     "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
     "prefix_cache": ("CacheHandle", "InsertResult", "PrefixCache", "PrefixCacheContext", "PrefixMatch"),
     "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),
@@ -155,6 +171,7 @@ __all__ = [
     "Cardinality",
     "Clock",
     "ConfigError",
+    "Content",
     "Contract",
     "EngineClient",
     "EngineView",
@@ -195,7 +212,10 @@ __all__ = [
     "Options",
     "OutOfMemory",
     "OutputChunk",
+    "OutputParser",
+    "OutputParserContext",
     "OutputStream",
+    "ParserStream",
     "PegboardError",
     "Plugin",
     "PluginError",
@@ -206,6 +226,7 @@ __all__ = [
     "PrefixMemo",
     "ProbeRun",
     "Provider",
+    "Reasoning",
     "Req",
     "ReqKV",
     "ReqLogprobs",
@@ -227,6 +248,8 @@ __all__ = [
     "TokenAllocatorContext",
     "TokenBuffer",
     "Tokenizer",
+    "ToolCallArguments",
+    "ToolCallStart",
     "Unsupported",
     "Verdict",
     "hookimpl",

@@ -10,14 +10,19 @@ if TYPE_CHECKING:
     import fastapi
 
     from pegboard.core.interfaces.client import EngineClient
+    from pegboard.core.interfaces.output_parser import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The engine client, and the largest request body in bytes that the server lets through."""
+    """The engine client, the largest request body in bytes that the server lets through, and the parsers of the model's
+    answers (see `pegboard.core.toolkit.tool_calls`), where there are any.
+    """
 
     client: EngineClient
     max_body_bytes: int
+    tool_parser: OutputParser | None = None
+    reasoning_parser: OutputParser | None = None
 
 
 class ApiRouter(abc.ABC):

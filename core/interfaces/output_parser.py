@@ -1,10 +1,11 @@
-"""Contracts: tool calls and reasoning in streamed text. Both kinds of parsers have this interface; see the contracts
+"""Contract: tool calls and reasoning in streamed text. Both kinds of parsers have this interface; see the contracts
 `tool_parser` and `reasoning_parser`. They run in the API process and import no torch.
 """
 
 from __future__ import annotations
 
 import abc
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from pegboard.core.interfaces.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class OutputParserContext:
-    """What is known of the model: the source of its chat template ("" for none), its architecture, its name."""
+    """What is known of the model: the source of its chat template (of all of them, one after the other, where it has
+    several; "" for none), its architecture, its name.
+    """
 
     chat_template: str
     architecture: str
@@ -55,7 +58,10 @@ OutputEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class ParserStream(abc.ABC):
-    """One answer on its way. The events, put together, do not depend on how the text was cut into pieces."""
+    """One answer on its way. The events, put together, do not depend on how the text was cut into pieces.
+
+    The work per character is bounded, whatever came before it: an answer may be long and come a character at a time.
+    """
 
     @abc.abstractmethod
     def feed(self, text: str) -> list[OutputEvent]:
@@ -64,7 +70,8 @@ class ParserStream(abc.ABC):
     @abc.abstractmethod
     def finish(self) -> list[OutputEvent]:
         """The rest, when the text has ended. A call that is incomplete or no valid call becomes Content, unless its
-        start has already been told: then its arguments end where the text does. Text is never lost.
+        start has already been told: then its arguments end where the text does. Nothing is lost but markers, and
+        the whitespace around them.
         """
 
 
@@ -86,14 +93,16 @@ class OutputParser(abc.ABC):
     @abc.abstractmethod
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
         """A parser of one answer. `tools` are the functions of the request (OpenAI's form: name, description,
-        parameters); `prompt` is the text before the answer, whose end may have opened a thinking block.
+        parameters): a call of any other is no call, unless there are none at all, when every name will do. `prompt` is
+        the text before the answer, whose end may have opened a thinking block.
         """
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
-        only, unless `parallel`), in the format that `stream` reads. None where the parser has none.
+        only, unless `parallel`), in the format that `stream` reads. Without `required` other text is as good, and only
+        calls have to fit. None where the parser has none.
         """
         return None
 
@@ -102,3 +111,13 @@ class OutputParser(abc.ABC):
         where the parser has none.
         """
         return ""
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """The text that stands for these calls (name, arguments: an object), such that `stream` reads them: what a chat
+        template that does not know of calls is shown of earlier ones. "" where the parser has no format.
+        """
+        return ""
+
+    def call_id(self) -> str:
+        """A new call's id. Some models' templates want ids of a certain form."""
+        return f"call_{secrets.token_hex(12)}"

@@ -19,6 +19,16 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
 
     @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The chat templates' jinja2 sources by name ("default", "tool_use"): code that came with the model."""
+        ...
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that templates know by name, such as `bos_token`."""
+        ...
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out."""
         ...

@@ -25,6 +25,12 @@ SCRIPT = ("Once upon", " a midnight", " dreary.")
 
 FAILURE = "the fake engine failed on purpose"
 
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""The fake model's chat template."""
+
 
 class FakeTokenizer:
     """One token per character; a template that writes ``role: content`` lines. Notes calls that block an event loop."""
@@ -33,8 +39,10 @@ class FakeTokenizer:
     eos_token_ids = frozenset({3})
     special_ids = frozenset({3})
 
-    def __init__(self, *, has_chat_template: bool = True) -> None:
+    def __init__(self, *, has_chat_template: bool = True, template: str = TEMPLATE) -> None:
         self.has_chat_template = has_chat_template
+        self.chat_templates = {"default": template} if has_chat_template else {}
+        self.named_tokens = {"eos_token": chr(3)}
         self.rendered_on_loop = 0
         """How often a chat was rendered in a thread that runs an event loop."""
 

@@ -197,6 +197,11 @@ class ChatTemplates:
         self._compiled: dict[str, ChatTemplate] = {}
 
     @property
+    def sources(self) -> Mapping[str, str]:
+        """The sources by name, "default" first."""
+        return {name: self._sources[name] for name in self.names}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of all templates, "default" first."""
         return tuple(sorted(self._sources, key=lambda name: (name != "default", name)))

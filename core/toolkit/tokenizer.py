@@ -142,6 +142,16 @@ class Tokenizer:
         """Whether `apply_chat_template` can work at all."""
         return bool(self._templates.names)
 
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Sources of the chat templates by name, "default" first."""
+        return self._templates.sources
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Texts of `bos_token`, `eos_token` and so on, which templates read by these names."""
+        return self._named
+
     def chat_template(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
         """The template that a chat would use. Raises ChatTemplateError where there is none."""
         return self._templates.select(name=name, with_tools=with_tools)

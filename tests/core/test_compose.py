@@ -71,6 +71,8 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("logits_processor", "strong", config=lazy(PenaltyOptions)),
         provider("sampler", "torch"),
         provider("pooler", "last"),
+        provider("reasoning_parser", "plain"),
+        provider("tool_parser", "plain"),
         provider("api", "openai"),
         provider("api", "native"),
         *more,

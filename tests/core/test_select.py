@@ -25,6 +25,8 @@ OTHERS = {
     "schedule_policy": ["fcfs"],
     "logits_processor": ["penalties", "logit_bias", "min_new_tokens"],
     "pooler": ["last"],
+    "reasoning_parser": ["plain"],
+    "tool_parser": ["plain"],
     "api": ["openai", "native"],
 }
 

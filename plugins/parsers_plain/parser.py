@@ -1,0 +1,25 @@
+"""What parses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.output_parser import Content, OutputEvent, OutputParser, ParserStream
+
+
+class _PlainStream(ParserStream):
+    """Passes text on."""
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[OutputEvent]:
+        return []
+
+
+class PlainParser(OutputParser):
+    """Everything is content."""
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _PlainStream()

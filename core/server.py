@@ -276,18 +276,6 @@ class _Config(uvicorn.Config):
         self.ssl = self._tls
 
 
-def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
-    """The context with the config's output parsers, which `auto` chooses by the model's chat template."""
-    info = ctx.client.info
-    templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
-    about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
-    return replace(
-        ctx,
-        tool_parser=selection.choose("tool_parser", about).build(about),
-        reasoning_parser=selection.choose("reasoning_parser", about).build(about),
-    )
-
-
 class _QuietServer(uvicorn.Server):
     """uvicorn's server without its signal handling, which would cut running requests off."""
 

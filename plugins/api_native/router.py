@@ -15,6 +15,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.generation import Answers
 from pegboard.core.toolkit.http import (
+    ADMIN,
+    PUBLIC,
+    USER,
     EventStream,
     api_router,
     body_docs,
@@ -36,25 +39,32 @@ class NativeRouter(ApiRouter):
     """
 
     def routes(self) -> APIRouter:
-        router = api_router(tags=["native"])
+        router = api_router(tags=["native"], dependencies=[USER])
+        public: dict[str, Any] = {"dependencies": [PUBLIC]}
+        admin: dict[str, Any] = {"dependencies": [ADMIN]}
         generate_docs = body_docs(GenerateBody, _EXAMPLE)
         router.post("/generate", summary="Generate from text or token ids", openapi_extra=generate_docs)(self.generate)
         for path in ("/health", "/ping"):
-            router.get(path, summary="Whether the server process is alive")(self.health)
+            router.get(path, summary="Whether the server process is alive", **public)(self.health)
+        router.get("/ready", summary="Whether requests are taken: 503 while starting or stopping", **public)(self.ready)
         router.get("/health_generate", summary="Whether the engine answers: generates one token")(self.health_generate)
         for path in ("/model_info", "/get_model_info"):
             router.get(path, summary="The served model")(self.model_info)
         for path in ("/server_info", "/get_server_info"):
-            router.get(path, summary="Configuration and counters")(self.server_info)
+            router.get(path, summary="Configuration and counters", **admin)(self.server_info)
         router.get("/get_weight_version", summary="Version of the weights")(self.weight_version)
         router.get("/v1/loads", summary="Requests and tokens per engine")(self.loads)
         router.get("/get_load", summary="Requests and tokens per engine, as a bare list")(self.get_load)
-        router.post("/flush_cache", summary="Drop all cached prefixes; 400 while requests run")(self.flush_cache)
+        router.post("/flush_cache", summary="Drop all cached prefixes; 400 while requests run", **admin)(
+            self.flush_cache
+        )
         abort_docs = body_docs(AbortBody, {"rid": "my-request"})
-        router.post("/abort_request", summary="Abort a request, or all", openapi_extra=abort_docs)(self.abort_request)
+        router.post("/abort_request", summary="Abort a request, or all", openapi_extra=abort_docs, **admin)(
+            self.abort_request
+        )
         start, stop = "Begin a trace of the scheduler process", "End the trace and write it"
-        router.post("/start_profile", summary=start, openapi_extra=profile_docs())(self.start_profile)
-        router.post("/stop_profile", summary=stop)(self.stop_profile)
+        router.post("/start_profile", summary=start, openapi_extra=profile_docs(), **admin)(self.start_profile)
+        router.post("/stop_profile", summary=stop, **admin)(self.stop_profile)
         return router
 
     async def generate(self, request: Request) -> Response:
@@ -71,6 +81,11 @@ class NativeRouter(ApiRouter):
         return json_response(bodies if batch else bodies[0])
 
     async def health(self) -> Response:
+        return Response()
+
+    async def ready(self) -> Response:
+        if not self.client.ready:
+            raise InvalidRequest("the engine is starting, or the server is stopping", code="not_ready", status=503)
         return Response()
 
     async def health_generate(self, request: Request) -> Response:

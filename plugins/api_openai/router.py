@@ -12,6 +12,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import Answers
 from pegboard.core.toolkit.http import (
+    USER,
     EventStream,
     api_router,
     body_docs,
@@ -31,7 +32,7 @@ class OpenAIRouter(ApiRouter):
     """/v1/models, /v1/chat/completions and /v1/completions, whole and streamed."""
 
     def routes(self) -> APIRouter:
-        router = api_router(tags=["openai"])
+        router = api_router(tags=["openai"], dependencies=[USER])
         name = self.client.info.served_name
         question = {"role": "user", "content": "What is the capital of France?"}
         chat_docs = body_docs(ChatBody, {"model": name, "messages": [question], "max_tokens": 32, "temperature": 0})

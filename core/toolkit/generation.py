@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.http import RequestModel
@@ -82,6 +82,17 @@ class SamplingFields(RequestModel):
 
 def _texts(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def check_model(info: ModelInfo, name: str) -> None:
+    """Raise InvalidRequest (404) unless `name` is what the served model is called; "" is whatever is served."""
+    if name not in ("", info.served_name, info.path):
+        raise InvalidRequest(
+            f"the model {name[:256]!r} does not exist; this server has {info.served_name!r}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
 
 
 def salt_of(cache_salt: str, extra_key: str) -> str:

@@ -365,8 +365,9 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         error: Callable[[InvalidRequest], bytes] = error_event,
         done: bytes = DONE,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events
         self._close = close

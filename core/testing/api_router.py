@@ -23,7 +23,8 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.testing.asgi import PATIENCE, Exchange, call, strings
 from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.testing.suite import ContractSuite
-from pegboard.core.toolkit.http import example_of
+from pegboard.core.toolkit.http import example_of, level_of
+from pegboard.core.web.keys import Keys
 
 MAX_BODY = 100_000
 
@@ -47,10 +48,10 @@ class ApiRouterContract(ContractSuite):
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
-    def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY) -> FastAPI:
+    def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
         """The router as the server mounts it."""
         router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes))
-        return build_app([("under test", router)], max_body_bytes=max_body_bytes)
+        return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
 
     def api_routes(self) -> list[APIRoute]:
         router: ApiRouter = self.build(ApiContext(client=asyncio.run(_make()), max_body_bytes=MAX_BODY))
@@ -86,6 +87,32 @@ class ApiRouterContract(ContractSuite):
         assert routes, "no routes"
         silent = [route.path for route in routes if not (route.summary or "").strip()]
         assert not silent, f"routes without a summary: {silent}"
+
+    def test_every_route_declares_who_may_use_it(self) -> None:
+        silent = [
+            f"{method} {route.path}"
+            for route in self.api_routes()
+            if level_of(route) is None
+            for method in sorted(route.methods or ())
+        ]
+        assert not silent, f"routes that are neither PUBLIC, USER nor ADMIN of pegboard.core.toolkit.http: {silent}"
+
+    def test_keys_are_asked_for(self) -> None:
+        """Whatever is not public answers 401 without a key, in this API's error format, and names a scheme."""
+
+        async def scene(sample: Sample) -> tuple[Exchange, Exchange]:
+            app = self.make_app(FakeEngineClient(), keys=Keys(user=["k"], admin=["a"]))
+            return await call(app, "POST", sample.path, sample.body), await call(
+                self.make_app(FakeEngineClient()), "POST", sample.path, b"{"
+            )
+
+        public = {route.path for route in self.api_routes() if level_of(route) == "public"}
+        for sample in self.samples():
+            if sample.path not in public:
+                done, malformed = asyncio.run(scene(sample))
+                assert done.status == 401, (sample.path, done.status)
+                assert done.headers["www-authenticate"].startswith("Bearer")
+                assert _shape(done.json()) == _shape(malformed.json())
 
     def test_no_path_is_claimed_twice(self) -> None:
         claims = [(method, route.path) for route in self.api_routes() for method in sorted(route.methods or ())]

@@ -30,6 +30,14 @@ class LeavesARouteUndocumented(NativeRouter):
         return router
 
 
+class SaysNothingOfKeys(NativeRouter):
+    def routes(self) -> APIRouter:
+        router = super().routes()
+        router.dependencies.clear()
+        router.get("/secret", summary="For whom?")(self.health)
+        return router
+
+
 class ClaimsAPathTwice(NativeRouter):
     def routes(self) -> APIRouter:
         router = super().routes()
@@ -215,6 +223,7 @@ def _mutant(factory: type[Any], caught_by: str) -> Mutant:
 
 MUTANTS = [
     _mutant(LeavesARouteUndocumented, "test_routes_exist_and_are_documented"),
+    _mutant(SaysNothingOfKeys, "test_every_route_declares_who_may_use_it"),
     _mutant(ClaimsAPathTwice, "test_no_path_is_claimed_twice"),
     _mutant(DocumentsAnExampleThatFails, "test_documented_examples_work"),
     _mutant(ParsesLikeFastAPI, "test_malformed_bodies_are_refused"),

@@ -18,6 +18,7 @@ from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import FakeEngineClient
 from pegboard.plugins.metrics_prometheus import router as module
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
+from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 from pegboard.plugins.metrics_prometheus.router import MetricsRouter
 
 SCHEDULER = "# HELP x Some.\n# TYPE x gauge\nx 7.0\n"
@@ -29,7 +30,7 @@ def application(client: FakeEngineClient) -> FastAPI:
     record = Registry.discover(()).get("api", "native")
     assert record is not None
     native: ApiRouter = record.load()(NoOptions(), ctx)
-    app = build_app([("native", native), ("metrics", MetricsRouter(NoOptions(), ctx))], max_body_bytes=1000)
+    app = build_app([("native", native), ("metrics", MetricsRouter(MetricsOptions(), ctx))], max_body_bytes=1000)
 
     @app.get("/things/{name}")
     async def things(name: str) -> None:
@@ -165,7 +166,7 @@ def test_a_scheduler_that_is_busy_is_asked_once(monkeypatch: pytest.MonkeyPatch)
 def test_without_hooks_there_is_the_scheduler_alone() -> None:
     async def scene() -> dict[tuple[str, ...], float]:
         ctx = ApiContext(client=client_with_metrics(), max_body_bytes=1000)
-        app = build_app([("metrics", MetricsRouter(NoOptions(), ctx))], max_body_bytes=1000)
+        app = build_app([("metrics", MetricsRouter(MetricsOptions(), ctx))], max_body_bytes=1000)
         return read(await call(app, "GET", "/metrics"))
 
     assert asyncio.run(scene()) == {("pegboard_up",): 1, ("x",): 7}

@@ -182,6 +182,27 @@ class SchedulerSection(Section):
     """Seed of everything random: policies, and requests that bring no seed of their own."""
 
 
+class GrammarSection(UseSection):
+    """Constrained decoding: outputs that follow a grammar."""
+
+    workers: PositiveInt = 2
+    """Most helper processes that compile grammars. They start with the first grammar."""
+    compile_timeout: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds that one grammar may take to compile; its request fails with 400 then."""
+    queue_timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds that a grammar may wait for a helper; its request fails with 503 then."""
+    max_queued: PositiveInt = 64
+    """Most grammars that wait to be compiled; a request with one more fails with 503."""
+    max_source_bytes: PositiveInt = 256 * 1024
+    """Longest grammar that is taken, in bytes."""
+    worker_memory_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Memory that compiling a grammar may take, beyond what a helper has anyway."""
+    cache_entries: PositiveInt = 256
+    """Most compiled grammars that are kept."""
+    cache_bytes: PositiveInt = 256 * 1024 * 1024
+    """Memory that kept grammars may take."""
+
+
 class PluginsSection(Section):
     """Installed plugins."""
 
@@ -218,6 +239,8 @@ class EngineConfig(Section):
     """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()
     """What turns logits into tokens."""
+    grammar: GrammarSection = GrammarSection()
+    """Constrained decoding: outputs that follow a grammar."""
     pooler: UseSection = UseSection()
     """What makes one vector of a prompt's hidden states, for embeddings."""
     reasoning_parser: UseSection = UseSection()

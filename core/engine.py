@@ -196,7 +196,7 @@ class Engine:
         """Give back the model's memory. May be called twice."""
         if self._built is not None:
             self._built.hooks.call.shutdown()
-            self._built.scheduler.executor.close()
+            self._built.close()
             self._built = None
 
     def __enter__(self) -> Engine:

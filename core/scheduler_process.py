@@ -144,6 +144,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
     wire.send([Ready(info=asdict(built.info), directory=str(built.directory))])
     run(wire, built.scheduler, Watchdog(resolved.engine.scheduler.watchdog_timeout))
     built.hooks.call.shutdown()
+    built.close()
     return 0
 
 

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
     from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
     from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
+    from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
+    from pegboard.core.interfaces.grammar import Grammar as Grammar
+    from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
+    from pegboard.core.interfaces.grammar import GrammarContext as GrammarContext
+    from pegboard.core.interfaces.grammar import GrammarMatcher as GrammarMatcher
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
@@ -126,6 +131,7 @@ _EXPORTS = {
         "Unsupported",
     ),
     "forward": ("ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
+    "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
     "hooks": ("HookSpecs", "hookimpl", "hookspec"),
     "keys": ("PrefixKey", "PrefixMemo"),
     "kv_pool": ("KVPool", "KVPoolContext"),
@@ -170,6 +176,7 @@ __all__ = [
     "CacheHandle",
     "Cardinality",
     "Clock",
+    "CompiledGrammar",
     "ConfigError",
     "Content",
     "Contract",
@@ -183,6 +190,10 @@ __all__ = [
     "GateOptions",
     "GateState",
     "GenerateRequest",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarContext",
+    "GrammarMatcher",
     "HookSpecs",
     "IllegalTransition",
     "InsertResult",

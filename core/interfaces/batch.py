@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """What may be sampled. `rows` int64 [n] of the sampled rows that are constrained, and for each of them `bits` int32
+    [n, ceil(vocab / 32)]: bit i%32 of word i//32 for token i.
+    """
+
+    rows: NDArray[np.int64]
+    bits: NDArray[np.int32]
+
+
 @dataclass(slots=True)
 class SamplingInfo:
     """Host side of the sampled rows' parameters: numpy float32/int64 [sampled], see SamplingBatch for their meaning.
@@ -31,6 +41,7 @@ class SamplingInfo:
     steps: NDArray[np.int64]
     logprobs: tuple[LogprobRequest | None, ...] = ()
     rows: tuple[SamplingRow, ...] = ()
+    mask: TokenMask | None = None
 
 
 @dataclass(slots=True)

@@ -153,6 +153,22 @@ _ALL = (
     ),
     Contract(
         "pooler",
+    Contract(
+        "grammar",
+        "grammar",
+        Cardinality.MATCHED,
+        f"{_I}.grammar:GrammarBackend",
+        "compiles grammars and says which tokens may come next",
+        capabilities={
+            "json_schema": "JSON that satisfies a schema",
+            "json_object": "any JSON object",
+            "regex": "what a regular expression matches",
+            "ebnf": "what an EBNF grammar (GBNF) derives",
+            "structural_tag": "free text with structures in it that follow a trigger",
+            "rollback": "takes accepted tokens back",
+            "jump_ahead": "names tokens that must come next",
+        },
+    ),
         "pooler",
         Cardinality.MATCHED,
         f"{_I}.pooler:Pooler",

@@ -156,7 +156,9 @@ class SamplingBatch:
     Tensors are on the model's device: `temperatures`, `top_ps`, `min_ps` float32 [n]; `top_ks` int64 [n] (vocab size
     where off); `seeds` int64 [n] and `steps` int64 [n] (tokens generated so far) fix a seeded row's random numbers;
     a row without a seed has one drawn for it at intake. `all_greedy` and the `need_*` flags let a sampler skip work.
-    `rows` feeds the logits processors and is empty when no request of the batch wants one.
+    `rows` feeds the logits processors and is empty when no request of the batch wants one. `mask` int32
+    [m, ceil(vocab / 32)] has a bit for each token that the rows `mask_rows` int64 [m] may get, after all processors
+    (bit i%32 of word i//32 for token i); None where every row may get any.
     """
 
     temperatures: torch.Tensor
@@ -172,6 +174,8 @@ class SamplingBatch:
     logprobs: tuple[LogprobRequest | None, ...] = ()
     rows: Sequence[SamplingRow] = ()
 
+    mask: torch.Tensor | None = None
+    mask_rows: torch.Tensor | None = None
     @property
     def want_logprobs(self) -> bool:
         return any(request is not None for request in self.logprobs)

@@ -13,7 +13,8 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, Sched
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline import wanted
-from pegboard.core.pipeline.running import HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
+from pegboard.core.pipeline.grammar import mask_of
+from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ class BatchBuilder:
     def _sampling(self, reqs: list[Req]) -> SamplingInfo:
         params = [req.sampling for req in reqs]
         n, vocab = len(params), self.vocab_size
+        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
         logprobs = tuple(_logprobs(req) for req in reqs)
         return SamplingInfo(
             version=next(self._versions),
@@ -317,6 +319,7 @@ class BatchBuilder:
 
 def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
     if found is not None:
+            mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
         step.work.wanted, step.wanted = found
     return step
 

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGate
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
+from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
@@ -29,6 +30,8 @@ from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAlloca
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.grammar import KINDS
+from pegboard.core.pipeline.grammar_gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.probe import PoolProbe
@@ -75,6 +78,13 @@ class BuiltScheduler:
     worker: Worker
     runner: ModelRunner
     view: SchedulerView
+    grammar_gate: GrammarGate | None = None
+
+    def close(self) -> None:
+        """End the helper processes and threads. Nothing may be running any more."""
+        self.scheduler.executor.close()
+        if self.grammar_gate is not None:
+            self.grammar_gate.close()
 
 
 def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
@@ -104,7 +114,9 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     info = parts.info(scheduler)
     view = SchedulerView(scheduler, hooks)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
-    return BuiltScheduler(scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner, view)
+    return BuiltScheduler(
+        scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner, view, parts.grammar_gate
+    )
 
 
 def _choices(selection: Selection) -> list[str]:
@@ -179,6 +191,8 @@ class _Parts:
         attention_ctx = AttentionContext(
             layers=self.spec.layers,
             page_size=self.page_size,
+        self.grammar_kinds: tuple[str, ...] = ()
+        self.grammar_gate: GrammarGate | None = None
             dtype=self.model.dtype,
             device=self.device,
             max_batch=max_rows,
@@ -226,8 +240,11 @@ class _Parts:
         memory = MemoryManager(rows, allocator, cache)
         gate_ctx = AdmissionGateContext()
         gates = [
-            (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
-            for choice in self.selection.choose_all("admission_gate", gate_ctx)
+            *self._grammar_gate(tokenizer, gate_ctx),
+            *(
+                (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
+                for choice in self.selection.choose_all("admission_gate", gate_ctx)
+            ),
         ]
         pooler = self._pooler(runner)
         worker = Worker(
@@ -282,6 +299,16 @@ class _Parts:
     @property
     def _capabilities(self) -> frozenset[str]:
         """Of the runner that was chosen."""
+    def _grammar_gate(self, tokenizer: Tokenizer, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
+        """In front of all others, since what it refuses need not pass them. None where there are no grammars."""
+        grammar_ctx = GrammarContext(self.model.directory, tokenizer, self.spec.vocab_size, self.spec.eos_token_ids)
+        choice = self.selection.choose("grammar", grammar_ctx)
+        self.grammar_kinds = tuple(kind for kind in KINDS if kind in choice.record.provides)
+        if not self.grammar_kinds:
+            return []
+        self.grammar_gate = make_grammar_gate(choice, grammar_ctx, self.config.grammar, ctx)
+        return [("grammar", self.grammar_gate)]
+
         (choice,) = self.selection.choices["runner"]
         return choice.record.provider.provides
 
@@ -303,6 +330,9 @@ class _Parts:
             path=model.path,
             architecture=self.spec.architecture,
             max_context_len=scheduler.max_context_len,
+        found += [f"grammar.{kind}" for kind in self.grammar_kinds]
+        processors = self.selection.choices.get("logits_processor", ())
+        found += [f"logits_processor.{one.name}" for one in processors if "params" in one.record.provider.provides]
             vocab_size=self.spec.vocab_size,
             max_total_tokens=scheduler.memory.total_tokens,
             dtype=str(self.model.dtype).removeprefix("torch."),

@@ -18,6 +18,7 @@ from pegboard.core.toolkit.stop_regex import StopRegexError, compile_stops
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
+    from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 MAX_RID_LENGTH = 256
@@ -155,9 +156,30 @@ class Intake:
         for text in sampling.stop_regex:
             _check_text("stop_regex", text, sys.maxsize)
         sampling.validate(self._info.vocab_size)
+        self._check_grammar(sampling.grammar)
         if sampling.stop_regex:
             _check_patterns(sampling.stop_regex)
-        _check_plain("custom parameters", sampling.extra, "custom_params")
+        self._check_custom(sampling.extra)
+
+    def _check_grammar(self, grammar: Grammar | None) -> None:
+        if grammar is not None:
+            remedy = f"grammar.use must name a backend with {grammar.kind}"
+            self._check_feature(f"grammar.{grammar.kind}", grammar.kind, remedy)
+            _check_text(grammar.kind, grammar.source, sys.maxsize)
+
+    def _check_custom(self, extra: dict[str, Any]) -> None:
+        """Processors are chosen by the names of those that are configured, and never sent as code."""
+        _check_plain("custom parameters", extra, "custom_params")
+        for name, params in extra.items():
+            if f"logits_processor.{name}" not in self._info.features:
+                known = [one.partition(".")[2] for one in self._info.features if one.startswith("logits_processor.")]
+                raise InvalidRequest(
+                    f"{name[:64]!r} is no logits processor that takes parameters; those of this server are: "
+                    f"{', '.join(known) or 'none'}",
+                    param="custom_logit_processor",
+                )
+            if not isinstance(params, dict):
+                raise InvalidRequest(f"custom_params.{name} must be an object", param=f"custom_params.{name}")
 
     def _check_logprobs(self, request: GenerateRequest) -> None:
         if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:

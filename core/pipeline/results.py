@@ -9,7 +9,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline import wanted
+from pegboard.core.pipeline import grammar, wanted
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.core.toolkit.stop import StopMatcher
@@ -178,11 +178,14 @@ class ResultStage:
         if req.output_len:
             if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
                 return FinishReason(FinishType.STOP, matched=token)
+            complete = None if params.grammar is None else grammar.advance(req, token)
             if (params.stop or params.stop_regex) and (matched := self._match_stop(req, token)) is not None:
                 return FinishReason(FinishType.STOP, matched=matched)
+            if complete is not None:
+                return complete
         if req.remaining_tokens == 0:
             return FinishReason(FinishType.LENGTH)
-        return None
+        return None if params.grammar is None else grammar.look_ahead(req)
 
     def _match_stop(self, req: Req, token: int) -> str | None:
         if self._tokenizer is None:

@@ -22,8 +22,10 @@ LOGPROBS = 2
 PROCESSED = 4
 """Some logits processor wants it."""
 HISTORY = 8
-"""Some logits processor reads the tokens that it has generated, so they must be known before its next step."""
+"""A logits processor or its grammar reads the tokens that it has generated: known before its next step."""
 STREAM = 16
+GRAMMAR = 32
+"""Its output follows a grammar."""
 HIDDEN = 64
 """Its hidden states are wanted."""
 
@@ -183,6 +185,8 @@ def flags_of(req: Req, processors: Iterable[Any]) -> int:
         flags |= LOGPROBS
     if req.output.hidden is not None:
         flags |= HIDDEN | SPECIAL
+    if params.grammar is not None:
+        flags |= GRAMMAR | SPECIAL | HISTORY
     for processor in processors:
         if processor.wants(params):
             flags |= PROCESSED | (HISTORY if processor.reads_output else 0)

@@ -241,6 +241,9 @@ class Worker:
             self._version = info.version
         sampling.steps = self._tensor(info.steps)
         sampling.rows = info.rows
+        mask = info.mask
+        sampling.mask = None if mask is None else self._tensor(mask.bits)
+        sampling.mask_rows = None if mask is None else self._tensor(mask.rows)
         return sampling
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:

@@ -114,6 +114,10 @@ class Tokenizer:
         """`decode` of each sequence, in parallel inside the library."""
         return list(self._backend.decode_batch([list(ids) for ids in sequences], skip_special_tokens))
 
+    def to_json(self) -> str:
+        """The whole tokenizer as tokenizer.json spells one, tokens included that only other files declare."""
+        return str(self._backend.to_str())
+
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it (byte-level spelling, not text); None for an unknown id."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None

@@ -11,6 +11,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.logprobs import prompt_logprobs
+from pegboard.core.toolkit.token_mask import apply_token_mask
 
 
 class LayeredRunner(ModelRunner):
@@ -91,6 +92,7 @@ class LayeredRunner(ModelRunner):
                 state = processor.prepare(sampling.rows)
                 if state is not None:
                     processor.apply(logits, state)
+        apply_token_mask(logits, sampling)
         want_logprobs = sampling.want_logprobs
         # The sampler may overwrite what it reads, so whoever reads the logits after it needs a copy.
         kept = logits.clone() if want_logprobs or return_logits else logits

@@ -70,6 +70,7 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("logits_processor", "min_new_tokens"),
         provider("logits_processor", "strong", config=lazy(PenaltyOptions)),
         provider("sampler", "torch"),
+        provider("grammar", "plain"),
         provider("pooler", "last"),
         provider("reasoning_parser", "plain"),
         provider("tool_parser", "plain"),

@@ -24,6 +24,7 @@ OTHERS = {
     "prefix_cache": ["radix"],
     "schedule_policy": ["fcfs"],
     "logits_processor": ["penalties", "logit_bias", "min_new_tokens"],
+    "grammar": ["plain"],
     "pooler": ["last"],
     "reasoning_parser": ["plain"],
     "tool_parser": ["plain"],

@@ -1,0 +1,145 @@
+"""Grammars: where each request is in its own, and the masks of the tokens that may come next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.batch import TokenMask
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.req import ReqSlot
+from pegboard.core.interfaces.status import FinishReason, FinishType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.grammar import CompiledGrammar, GrammarMatcher
+    from pegboard.core.interfaces.req import Req
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+"""The capabilities of the contract that are kinds of grammars."""
+
+
+@dataclass(slots=True)
+class GrammarState:
+    """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
+    `free` any may. `ends` are the bits of the tokens that end an output.
+    """
+
+    matcher: GrammarMatcher
+    row: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    free: bool = False
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a request keeps its state: from the gate's opening until it ends."""
+
+    state: GrammarState | None = None
+
+
+_PLACE = ReqSlot(_Place)
+
+
+class Grammars:
+    """Puts requests at the beginning of their grammars. `vocab_size` is the width of the logits, `eos_ids` end an
+    output.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._words = -(-vocab_size // 32)
+        self._ends = _bits(eos_ids, self._words)
+
+    def begin(self, req: Req, compiled: CompiledGrammar) -> None:
+        """Raises what the backend's code raises."""
+        state = GrammarState(compiled.matcher(), np.zeros(self._words, np.int32), self._ends)
+        _refill(req, state)
+        _PLACE.of(req).state = state
+
+    def forget(self, req: Req) -> None:
+        """Nothing is kept of the request any more."""
+        _PLACE.clear(req)
+
+
+def state_of(req: Req) -> GrammarState | None:
+    """Where a request is in its grammar; None for one that has none."""
+    place = _PLACE.peek(req)
+    return None if place is None else place.state
+
+
+def advance(req: Req, token: int) -> FinishReason | None:
+    """Go on by a token that has been sampled. Why the request ends, if it does: the output is complete, whatever
+    `ignore_eos` and `min_new_tokens` say, or the backend's code failed.
+    """
+    state = state_of(req)
+    if state is None:
+        return None
+    try:
+        if not state.matcher.accept(token):
+            raise RuntimeError(f"the token {token} was sampled, which the grammar does not allow here")
+        return FinishReason(FinishType.STOP) if state.matcher.terminated else None
+    except Exception as error:
+        return failure_of(req, error)
+
+
+def look_ahead(req: Req) -> FinishReason | None:
+    """Find out which tokens may come next; why the request ends, if none may or the backend's code fails."""
+    state = state_of(req)
+    if state is None:
+        return None
+    try:
+        _refill(req, state)
+    except Exception as error:
+        return failure_of(req, error)
+    return None
+
+
+def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
+    """What the grammars of `reqs` allow next; None where nobody has any."""
+    found = [(at, state) for at, req in enumerate(reqs) if (state := state_of(req)) is not None and not state.free]
+    if not found:
+        return None
+    rows = np.fromiter((at for at, _ in found), np.int64, len(found))
+    return TokenMask(rows, np.stack([state.row for _, state in found]))
+
+
+def failure_of(req: Req, error: Exception) -> FinishReason:
+    """How a request ends in whose grammar the backend's code has raised."""
+    if isinstance(error, InvalidRequest):
+        status, code = error.status, error.code
+    else:
+        logger.error("the grammar of %s failed", req.rid, exc_info=error)
+        status, code = 500, "grammar_failed"
+    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {error}", status=status, code=code)
+
+
+def _refill(req: Req, state: GrammarState) -> None:
+    row, ends, params = state.row, state.ends, req.sampling
+    state.free = not state.matcher.fill(row[None], 0)
+    if state.free:
+        if not params.ignore_eos:
+            return
+        state.free = False
+        row[:] = -1
+    if params.ignore_eos and (row & ~ends).any():
+        row &= ~ends
+    elif params.stop_token_ids and (row & ends).any():
+        # Whatever ends an output may come where the grammar lets it end.
+        row |= _bits(params.stop_token_ids, row.shape[0])
+    if not row.any():
+        raise RuntimeError("the grammar allows none of the model's tokens here")
+
+
+def _bits(tokens: Iterable[int], words: int) -> NDArray[np.int32]:
+    row = np.zeros(words, np.uint32)
+    for token in tokens:
+        if 0 <= token < words * 32:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    return row.view(np.int32)

@@ -1,0 +1,376 @@
+"""EBNF as users write it here: GBNF, the notation of llama.cpp's grammars, read into a tree for whoever compiles it.
+
+root   ::= "yes" | "no" ("," ws reason)?     # a rule per name, alternatives, groups; the start rule is `root`
+reason ::= [a-zA-Z ]{1,40} [^"\\n]* .          # character classes, any character but a line break, repetitions
+ws     ::= " "+ | ""
+
+A rule goes on until the next ``name ::=``, over as many lines as it likes. Escapes: ``\\n \\r \\t \\" \\\\ \\[ \\]``,
+``\\- \\^ \\/`` and ``\\xHH \\uHHHH \\UHHHHHHHH``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
+START = "root"
+MAX_DEPTH = 64
+"""How deep groups may be nested."""
+MAX_REPEAT = 10_000
+MAX_CHAR = 0x10FFFF
+
+Span = tuple[int, int]
+"""First and last code point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """This text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these spans, or with `negated` one of all the others."""
+
+    spans: tuple[Span, ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Whatever this rule says."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The same thing from `least` to `most` times; None: without end."""
+
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other; empty: nothing at all."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of these."""
+
+    nodes: tuple[Node, ...]
+
+
+Node = Literal | Chars | Ref | Repeat | Sequence | Choice
+Rules = Mapping[str, Node]
+
+ANY = Chars(((10, 10), (13, 13)), negated=True)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_HEAD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*[ \t]*::=")
+_BLANK = re.compile(r"(?:\s+|#[^\n]*)+")
+_COUNT = re.compile(r"\{\s*(\d{1,9})\s*(,\s*(\d{1,9})?\s*)?\}")
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]", "-": "-", "^": "^", "/": "/"}
+
+
+def parse(text: str, param: str = "ebnf") -> Rules:
+    """The rules by name, `root` among them, each of which is defined and can come to an end.
+
+    Raises InvalidRequest with the line for what is no grammar, for rules that are missing or defined twice, and for a
+    `root` that leads back to itself whatever is chosen.
+    """
+    rules = _Parser(text, param).rules()
+    if START not in rules:
+        raise InvalidRequest(f"{param}: there is no rule {START!r}, where a grammar starts", param=param)
+    for name, node in rules.items():
+        for other in references(node):
+            if other not in rules:
+                raise InvalidRequest(
+                    f"{param}: the rule {name!r} names {other!r}, which is defined nowhere", param=param
+                )
+    if START not in _finite(rules):
+        raise InvalidRequest(
+            f"{param}: no text of this grammar ever ends: {_circle(rules)} leads back to itself whatever is chosen",
+            param=param,
+            code="grammar_without_end",
+        )
+    return rules
+
+
+def references(node: Node) -> Iterator[str]:
+    """Names of the rules that a node mentions, as often as it does."""
+    if isinstance(node, Ref):
+        yield node.name
+    elif isinstance(node, Repeat):
+        yield from references(node.node)
+    elif isinstance(node, (Sequence, Choice)):
+        for one in node.nodes:
+            yield from references(one)
+
+
+def recursive(rules: Rules) -> frozenset[str]:
+    """Names of the rules from which `root` is made and that lead to themselves, at once or through others, or to one
+    that does."""
+    done: dict[str, bool] = {}
+    graph = {name: tuple(dict.fromkeys(references(node))) for name, node in rules.items()}
+    stack: list[tuple[str, int]] = [(START, 0)]
+    path = {START}
+    found: set[str] = set()
+    while stack:
+        name, at = stack.pop()
+        children = graph[name]
+        if at < len(children):
+            stack.append((name, at + 1))
+            child = children[at]
+            if child in path:
+                found.add(child)
+            elif child not in done:
+                path.add(child)
+                stack.append((child, 0))
+            continue
+        path.discard(name)
+        done[name] = True
+    # Whoever mentions such a rule is no more regular than it is.
+    changed = bool(found)
+    while changed:
+        more = {name for name in done if name not in found and any(child in found for child in graph[name])}
+        changed = bool(more)
+        found |= more
+    return frozenset(found)
+
+
+def to_gbnf(rules: Rules) -> str:
+    """The rules as text again, in the plainest spelling that every reader of GBNF understands."""
+    return "\n".join(f"{name} ::= {_written(node)}" for name, node in rules.items()) + "\n"
+
+
+def _written(node: Node) -> str:
+    if isinstance(node, Literal):
+        return f'"{"".join(_char(ord(c)) for c in node.text)}"'
+    if isinstance(node, Chars):
+        spans = "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in node.spans)
+        return f"[{'^' if node.negated else ''}{spans}]"
+    if isinstance(node, Ref):
+        return node.name
+    if isinstance(node, Repeat):
+        inner = _written(node.node)
+        if isinstance(node.node, (Repeat, Sequence)) or (isinstance(node.node, Literal) and len(node.node.text) != 1):
+            inner = f"({inner})"
+        return inner + times(node)
+    if isinstance(node, Sequence):
+        return " ".join(map(_written, node.nodes)) if node.nodes else '""'
+    return f"({' | '.join(map(_written, node.nodes))})"
+
+
+def times(node: Repeat) -> str:
+    """``*``, ``+``, ``?``, ``{3}``, ``{3,}`` or ``{3,5}``."""
+    counts = (node.least, node.most)
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(counts)
+    if short is not None:
+        return short
+    if node.least == node.most:
+        return f"{{{node.least}}}"
+    return f"{{{node.least},{'' if node.most is None else node.most}}}"
+
+
+def _char(code: int) -> str:
+    char = chr(code)
+    if char.isascii() and (char.isalnum() or char in " _.,;:!?(){}<>=+*/%&$#@~|'"):
+        return char
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _finite(rules: Rules) -> set[str]:
+    """Rules that some finite text satisfies."""
+    done: set[str] = set()
+
+    def ends(node: Node) -> bool:
+        if isinstance(node, Ref):
+            return node.name in done
+        if isinstance(node, Repeat):
+            return node.least == 0 or ends(node.node)
+        if isinstance(node, Sequence):
+            return all(map(ends, node.nodes))
+        if isinstance(node, Choice):
+            return any(map(ends, node.nodes))
+        return True
+
+    more = True
+    while more:
+        found = {name for name, node in rules.items() if name not in done and ends(node)}
+        more = bool(found)
+        done |= found
+    return done
+
+
+def _circle(rules: Rules) -> str:
+    """A way from `root` that comes back, through rules without end only."""
+    finite = _finite(rules)
+    path = [START]
+    while True:
+        name = next(other for other in references(rules[path[-1]]) if other not in finite)
+        if name in path:
+            return " > ".join([*path[path.index(name) :], name])
+        path.append(name)
+
+
+class _Parser:
+    """Recursive descent over the text; `_at` is the place."""
+
+    def __init__(self, text: str, param: str) -> None:
+        self._text = text
+        self._param = param
+        self._at = 0
+        self._depth = 0
+
+    def rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        self._skip()
+        while self._at < len(self._text):
+            head = _HEAD.match(self._text, self._at)
+            if head is None:
+                raise self._error("a rule is expected here: name ::= ...")
+            name = head.group()[:-3].rstrip()
+            if name in rules:
+                raise self._error(f"the rule {name!r} is defined twice")
+            self._at = head.end()
+            self._skip()
+            rules[name] = self._choice()
+        return rules
+
+    def _choice(self) -> Node:
+        nodes = [self._sequence()]
+        while self._peek() == "|":
+            self._at += 1
+            self._skip()
+            nodes.append(self._sequence())
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+    def _sequence(self) -> Node:
+        nodes: list[Node] = []
+        while self._peek() not in ("", "|", ")") and _HEAD.match(self._text, self._at) is None:
+            nodes.append(self._repeated(self._item()))
+            self._skip()
+        return nodes[0] if len(nodes) == 1 else Sequence(tuple(nodes))
+
+    def _repeated(self, node: Node) -> Node:
+        self._skip()
+        while (mark := self._peek()) and mark in "*+?{":
+            if mark == "{":
+                count = _COUNT.match(self._text, self._at)
+                if count is None:
+                    raise self._error("a repetition is expected here: {2}, {2,} or {2,5}")
+                least = int(count[1])
+                most = least if count[2] is None else None if count[3] is None else int(count[3])
+                if most is not None and most < least:
+                    raise self._error(f"a repetition of at least {least} and at most {most}")
+                if max(least, most or 0) > MAX_REPEAT:
+                    raise self._error(f"more than {MAX_REPEAT} repetitions")
+                self._at = count.end()
+            else:
+                least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[mark]
+                self._at += 1
+            node = Repeat(node, least, most)
+            self._skip()
+        return node
+
+    def _item(self) -> Node:
+        char = self._peek()
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return self._chars()
+        if char == "(":
+            return self._group()
+        if char == ".":
+            self._at += 1
+            return ANY
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            raise self._error(f"{char!r} is not expected here")
+        self._at = name.end()
+        return Ref(name.group())
+
+    def _group(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._error(f"groups are nested deeper than {MAX_DEPTH}")
+        self._at += 1
+        self._skip()
+        node = self._choice()
+        if self._peek() != ")":
+            raise self._error("')' is missing")
+        self._at += 1
+        self._depth -= 1
+        return node
+
+    def _literal(self) -> Node:
+        self._at += 1
+        chars: list[str] = []
+        while (char := self._peek()) != '"':
+            if char in ("", "\n"):
+                raise self._error("this text has no end: '\"' is missing")
+            chars.append(self._one())
+        self._at += 1
+        return Literal("".join(chars))
+
+    def _chars(self) -> Node:
+        self._at += 1
+        negated = self._peek() == "^"
+        self._at += negated
+        spans: list[Span] = []
+        while (char := self._peek()) != "]":
+            if char in ("", "\n"):
+                raise self._error("this class of characters has no end: ']' is missing")
+            first = last = ord(self._one())
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                last = ord(self._one())
+                if last < first:
+                    raise self._error("a range whose end comes before its beginning")
+            spans.append((first, last))
+        if not spans:
+            raise self._error("an empty class of characters")
+        self._at += 1
+        return Chars(tuple(spans), negated)
+
+    def _one(self) -> str:
+        """One character, escaped or not."""
+        char = self._peek()
+        self._at += 1
+        if char != "\\":
+            return char
+        escape = self._peek()
+        if escape in _ESCAPES:
+            self._at += 1
+            return _ESCAPES[escape]
+        code = _HEX.match(self._text, self._at)
+        value = -1 if code is None else int(next(filter(None, code.groups())), 16)
+        if code is None or value > MAX_CHAR or 0xD800 <= value <= 0xDFFF:
+            raise self._error(f"\\{escape} is no escape, or no character")
+        self._at = code.end()
+        return chr(value)
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self) -> None:
+        blank = _BLANK.match(self._text, self._at)
+        if blank is not None:
+            self._at = blank.end()
+
+    def _error(self, what: str) -> InvalidRequest:
+        line = self._text.count("\n", 0, self._at) + 1
+        column = self._at - (self._text.rfind("\n", 0, self._at) + 1) + 1
+        return InvalidRequest(f"{self._param}: line {line}, column {column}: {what}", param=self._param)

@@ -1,0 +1,184 @@
+"""GrammarBackend on llguidance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import (
+    CompiledGrammar,
+    Grammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarMatcher,
+)
+from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.plugins.grammar_llguidance.translate import explain, refused, translate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
+
+GRAMMAR_BYTES = 64 * 1024
+BYTES_PER_CHAR = 40
+"""What a grammar takes in memory, roughly: so much for the beginnings of its lexer, and so much per character."""
+
+TRIAL_STEPS = 16
+
+
+class LLGuidanceBackend(GrammarBackend):
+    """Grammars become text that llguidance reads within milliseconds; it builds its automata while they are used.
+
+    That work is bounded per step by limits of the library: a matcher that exceeds one fails, and its request with it.
+    """
+
+    def __init__(self, options: LLGuidanceOptions, ctx: GrammarContext) -> None:
+        super().__init__(options, ctx)
+        self._tokenizer = _tokenizer(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        # Character-level grammars take more steps per token than the default allows: see `lark_of`.
+        self._limits = LLParserLimits(step_max_items=1_000_000, verbose_errors=False)
+
+    @classmethod
+    def supports(cls, ctx: GrammarContext) -> str | None:
+        if not ctx.eos_token_ids:
+            return "the model has no token that ends an answer"
+        try:
+            _tokenizer(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        except Exception as error:  # the library raises plain ones
+            return f"llguidance cannot read the model's tokenizer: {error}"
+        return None
+
+    def compile(self, grammar: Grammar) -> bytes:
+        try:
+            text = translate(grammar, max_whitespace=self.options.max_whitespace, lenient=self.options.lenient_schemas)
+        except (ValueError, RecursionError) as error:
+            raise refused(grammar, str(error)) from None
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=self._limits)
+        if wrong:
+            raise refused(grammar, explain(messages[0]))
+        self._try_out(grammar, self._matcher(text))
+        return text.encode()
+
+    def _try_out(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        """Walk some steps into the grammar, so that one that soon exceeds the limits is refused here."""
+        for step in range(TRIAL_STEPS):
+            allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+            if matcher.is_error():
+                raise refused(grammar, explain(matcher.get_error()))
+            allowed = allowed[~np.isin(allowed, self._tokenizer.eos_tokens)]
+            if matcher.is_stopped() or not allowed.shape[0]:
+                return
+            # Any choice will do, if only it is not the same kind of token each time.
+            matcher.consume_token(int(allowed[step * 7919 % allowed.shape[0]]))
+
+    def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
+        matcher = self._matcher(compiled.decode())
+        if matcher.is_error():
+            raise RuntimeError(explain(matcher.get_error()))
+        size = GRAMMAR_BYTES + BYTES_PER_CHAR * len(compiled)
+        return _Compiled(matcher, size, self.ctx.vocab_size, self._tokenizer)
+
+    def _matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:
+    """llguidance's view of the model's tokenizer; the last one is kept, since `supports` needs it first."""
+    tokenizer = Tokenizer.from_directory(directory)
+    return LLTokenizer(tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=list(eos))
+
+
+class _Compiled(CompiledGrammar):
+    """A matcher at the beginning, of which every output gets a copy."""
+
+    def __init__(self, matcher: LLMatcher, size: int, vocab_size: int, tokenizer: LLTokenizer) -> None:
+        self._matcher = matcher
+        self._size = size
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def matcher(self) -> GrammarMatcher:
+        copy, ends = self._matcher.deep_copy(), frozenset(self._tokenizer.eos_tokens)
+        if self._tokenizer.vocab_size > self._vocab_size:
+            return _NarrowMatcher(copy, ends, self._vocab_size, self._tokenizer.vocab_size)
+        return _Matcher(copy, ends)
+
+
+class _Matcher(GrammarMatcher):
+    """The library's matcher, but for the token that ends an output: that one never reaches it."""
+
+    def __init__(self, matcher: LLMatcher, ends: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self._ended = False
+
+    def fill(self, mask: NDArray[np.int32], row: int) -> bool:
+        words = mask[row]
+        if self._ended:
+            words[:] = 0
+            return True
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        return True
+
+    def accept(self, token: int) -> bool:
+        if self._ended:
+            return False
+        if token in self._ends:
+            self._ended = bool(self._matcher.is_accepting())
+            return self._ended
+        # Asked first, because a matcher that is given a wrong token never recovers.
+        accepted = bool(self._matcher.validate_tokens([token])) and bool(self._matcher.consume_token(token))
+        self._check()
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count and not self._matcher.rollback(count):
+            raise ValueError(f"cannot take {count} tokens back: {explain(self._matcher.get_error())}")
+
+    @property
+    def terminated(self) -> bool:
+        return self._ended or bool(self._matcher.is_stopped())
+
+    def forced(self) -> Sequence[int]:
+        return () if self._ended else self._matcher.compute_ff_tokens()
+
+    def _check(self) -> None:
+        if not self._matcher.is_error():
+            return
+        why = explain(self._matcher.get_error())
+        if self._matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+            raise InvalidRequest(f"the grammar is too complex: {why}", code="grammar_too_complex")
+        raise RuntimeError(why)
+
+
+class _NarrowMatcher(_Matcher):
+    """Where the tokenizer has tokens beyond the logits' width: its mask is cut off there."""
+
+    def __init__(self, matcher: LLMatcher, ends: frozenset[int], vocab_size: int, own_vocab_size: int) -> None:
+        super().__init__(matcher, ends)
+        self._wide = np.zeros((1, -(-own_vocab_size // 32)), np.int32)
+        keep = np.full(-(-vocab_size // 32), -1, np.int32)
+        if vocab_size % 32:
+            keep[-1] = (1 << vocab_size % 32) - 1
+        self._keep = keep
+
+    def fill(self, mask: NDArray[np.int32], row: int) -> bool:
+        super().fill(self._wide, 0)
+        np.bitwise_and(self._wide[0, : self._keep.shape[0]], self._keep, out=mask[row])
+        return True

@@ -1,0 +1,146 @@
+"""From Pegboard's kinds of grammar to what llguidance reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.toolkit import gbnf
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]"
+
+ANY_TEXT = r"/(.|\n)*/"
+
+
+def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) -> str:
+    """The grammar in llguidance's own form. Raises InvalidRequest for EBNF that is wrong; whether schemas and
+    expressions are right is found out by building a matcher of them.
+    """
+    json_options = _json_options(max_whitespace, lenient)
+    if grammar.kind == "json_object":
+        return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=json_options)  # type: ignore[arg-type]
+    if grammar.kind == "json_schema":
+        source = "{}" if grammar.source == "true" else grammar.source
+        return LLMatcher.grammar_from_json_schema(source, overrides=json_options)  # type: ignore[arg-type]
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.source)
+    if grammar.kind == "ebnf":
+        return LLMatcher.grammar_from_lark(lark_of(gbnf.parse(grammar.source)))
+    return LLMatcher.grammar_from_lark(_structural(json.loads(grammar.source), json_options))
+
+
+def _json_options(max_whitespace: int | None, lenient: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"lenient": lenient}
+    if max_whitespace == 0:
+        options["whitespace_flexible"] = False
+    elif max_whitespace is not None:
+        options["whitespace_pattern"] = f"{WHITESPACE}{{1,{max_whitespace}}}"
+    return options
+
+
+def lark_of(rules: gbnf.Rules) -> str:
+    """GBNF rules as Lark, with the same meaning.
+
+    In Lark a terminal is matched by a lexer that takes as much as it can get, so ``[a-z]+ "x"`` would never be through.
+    Where no rule leads to itself, the whole grammar is therefore one terminal. Where one does, everything is made of
+    terminals of one character, which leave a lexer nothing to be greedy about.
+    """
+    names = _reachable(rules)
+    if gbnf.START not in gbnf.recursive(rules):
+        called = {name: f"T{index}" for index, name in enumerate(names)}
+        lines = [f"{called[name]}: {_lark(rules[name], called, whole=True)}" for name in names]
+        return "start: T0\n" + "\n".join(lines) + "\n"
+    called = {name: f"r{index}" for index, name in enumerate(names)}
+    lines = [f"{called[name]}: {_lark(rules[name], called, whole=False)}" for name in names]
+    return "start: r0\n" + "\n".join(lines) + "\n"
+
+
+def _reachable(rules: gbnf.Rules) -> list[str]:
+    found = [gbnf.START]
+    seen = set(found)
+    for name in found:
+        for other in gbnf.references(rules[name]):
+            if other not in seen:
+                seen.add(other)
+                found.append(other)
+    return found
+
+
+def _lark(node: gbnf.Node, called: Mapping[str, str], *, whole: bool) -> str:
+    if isinstance(node, gbnf.Literal):
+        if whole or len(node.text) < 2:
+            return json.dumps(node.text, ensure_ascii=False)
+        return f"({' '.join(json.dumps(char, ensure_ascii=False) for char in node.text)})"
+    if isinstance(node, gbnf.Chars):
+        spans = "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in node.spans)
+        return f"/[{'^' if node.negated else ''}{spans}]/"
+    if isinstance(node, gbnf.Ref):
+        return called[node.name]
+    if isinstance(node, gbnf.Repeat):
+        return f"({_lark(node.node, called, whole=whole)}){gbnf.times(node)}"
+    if isinstance(node, gbnf.Sequence) and not node.nodes:
+        return '""'
+    separator = " " if isinstance(node, gbnf.Sequence) else " | "
+    return f"({separator.join(_lark(one, called, whole=whole) for one in node.nodes)})"
+
+
+def _code(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
+
+
+def _structural(tag: Mapping[str, Any], json_options: Mapping[str, Any]) -> str:
+    """Free text with structures in it: text runs up to a trigger, and then one of its structures follows."""
+    structures, triggers = tag["structures"], tag["triggers"]
+    lines: list[str] = []
+    options: list[str] = []
+    for index, trigger in enumerate(triggers):
+        own = [one for one in structures if _trigger_of(one["begin"], triggers) == trigger]
+        if not own:
+            continue
+        options.append(f"tag{index}")
+        bodies = [_body(one, trigger, json_options) for one in own]
+        lines.append(f"head{index}[lazy]: TEXT {_quoted(trigger)}")
+        lines.append(f"tag{index}: head{index} ({' | '.join(bodies)})")
+    return "\n".join([_start(options, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
+
+
+def _start(options: list[str], tag: Mapping[str, Any]) -> str:
+    one = f"({' | '.join(options)})"
+    if tag.get("stop_after_first"):
+        return f"start: {one}" if tag.get("at_least_one") else f"start: {one} | rest\nrest: TEXT"
+    return f"start: {one}{'+' if tag.get('at_least_one') else '*'} rest\nrest: TEXT"
+
+
+def _trigger_of(begin: str, triggers: list[str]) -> str:
+    """The first that it starts with, as the trigger that is seen first while the text is read is the shortest."""
+    return min((one for one in triggers if begin.startswith(one)), key=len)
+
+
+def _body(one: Mapping[str, Any], trigger: str, json_options: Mapping[str, Any]) -> str:
+    schema = one["schema"]
+    if schema is True:
+        schema = {}
+    begin = one["begin"][len(trigger) :]
+    if json_options:
+        schema = {**schema, "x-guidance": dict(json_options)}
+    parts = [_quoted(begin) if begin else "", f"%json {json.dumps(schema)}", _quoted(one["end"]) if one["end"] else ""]
+    return " ".join(filter(None, parts))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def explain(error: str) -> str:
+    """An error of llguidance without what is meant for its developers."""
+    return error.partition("\n<")[0].strip()
+
+
+def refused(grammar: Grammar, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{grammar.kind}: {why}", param=grammar.kind, code="invalid_grammar")

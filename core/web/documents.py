@@ -9,6 +9,7 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from fastapi import Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from pegboard.core.toolkit.http import (
@@ -25,7 +26,7 @@ from pegboard.core.version import __version__
 from pegboard.core.web.routes import UNDECLARED, flat
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter, FastAPI, Request, Response
+    from fastapi import APIRouter, FastAPI
 
 ABOUT = """\
 Where the server has keys, send one as `Authorization: Bearer KEY` or as `x-api-key: KEY`. `x-pegboard-level` says who
@@ -99,8 +100,6 @@ _ERRORS_OF_FASTAPI = "HTTPValidationError"
 
 @functools.cache
 def _page() -> Response:
-    from fastapi import Response
-
     html = (resources.files("pegboard.core.web") / "docs.html").read_text("utf-8")
     policy = [
         "default-src 'none'",

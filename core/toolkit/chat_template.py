@@ -7,6 +7,7 @@ is code that came with a model: it runs sandboxed, sees plain JSON values only, 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -25,8 +26,6 @@ MAX_RENDERED_CHARS = 16_000_000
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """Template variables that come from the request's own fields, so that template kwargs may not set them."""
-
-_CONTINUE_TAG = "\ue0c1continue-final-message\ue0c2"
 
 
 class ChatTemplateError(InvalidRequest):
@@ -112,6 +111,10 @@ class ChatTemplate:
         self.source = source
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree)) - environment.globals.keys()
 
+    def reads(self, name: str) -> bool:
+        """Whether a variable of this name has an effect."""
+        return name in self.variables
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -129,10 +132,12 @@ class ChatTemplate:
         Raises ChatTemplateError for whatever the template or a value's shape makes impossible.
         """
         chat = _plain(list(messages))
+        mark = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
-            _mark_final_message(chat)
+            mark = f"\ue0c1{secrets.token_hex(8)}\ue0c2"
+            _mark_final_message(chat, mark)
         context = dict(_plain(dict(variables or {})))
         if clash := RESERVED & context.keys():
             raise ChatTemplateError(f"chat template kwargs may not set {', '.join(sorted(clash))}")
@@ -143,7 +148,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             **context,
         )
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text, mark) if mark else text
 
     def _run(self, **context: Any) -> str:
         pieces: list[str] = []
@@ -163,27 +168,47 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _mark_final_message(chat: list[Any]) -> None:
+def _mark_final_message(chat: list[Any], mark: str) -> None:
+    # With a space behind: one that is gone afterwards tells that the template trims.
+    mark += " "
     if not chat or not isinstance(chat[-1], dict):
         raise ChatTemplateError("continue_final_message needs a message to continue")
     message = chat[-1]
     content = message.get("content")
     if isinstance(content, str):
-        message["content"] = content + _CONTINUE_TAG
+        message["content"] = content + mark
         return
     parts = content if isinstance(content, list) else []
     for part in reversed(parts):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
-            part["text"] += _CONTINUE_TAG
+            part["text"] += mark
             return
     raise ChatTemplateError("continue_final_message needs a last message with text content")
 
 
-def _cut_at_mark(text: str) -> str:
-    at = text.rfind(_CONTINUE_TAG)
+def _cut_at_mark(text: str, mark: str) -> str:
+    """The text before the mark, without white space at its end where the template trims; as transformers does it."""
+    at = text.rfind(mark)
     if at < 0:
         raise ChatTemplateError("continue_final_message: the template does not render the last message's text")
-    return text[:at]
+    return text[:at] if text.startswith(" ", at + len(mark)) else text[:at].rstrip()
+
+
+def select_source(sources: Mapping[str, str], *, name: str | None = None, with_tools: bool = False) -> str:
+    """The source called `name`; without one "tool_use" where tools are given and it exists, else "default".
+
+    Raises ChatTemplateError where there is none, naming those that exist.
+    """
+    if name is None:
+        name = "tool_use" if with_tools and "tool_use" in sources else "default"
+    if name in sources:
+        return sources[name]
+    if not sources:
+        raise ChatTemplateError(
+            "this model has no chat template, so it cannot take chat messages; send a plain prompt to a completions "
+            "route instead"
+        )
+    raise ChatTemplateError(f"no chat template named {name[:64]!r}; this model has: {', '.join(sources)}")
 
 
 class ChatTemplates:
@@ -207,19 +232,8 @@ class ChatTemplates:
         return tuple(sorted(self._sources, key=lambda name: (name != "default", name)))
 
     def select(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
-        """The template called `name`; without one "tool_use" where tools are given and it exists, else "default".
-
-        Raises ChatTemplateError where there is none, naming those that exist.
-        """
-        if name is None:
-            name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
-        if name not in self._sources:
-            if not self._sources:
-                raise ChatTemplateError(
-                    "this model has no chat template, so it cannot take chat messages; send a plain prompt to a "
-                    "completions route instead"
-                )
-            raise ChatTemplateError(f"no chat template named {name!r}; this model has: {', '.join(self.names)}")
-        if name not in self._compiled:
-            self._compiled[name] = ChatTemplate(self._sources[name])
-        return self._compiled[name]
+        """The template that `select_source` chooses, compiled."""
+        source = select_source(self.sources, name=name, with_tools=with_tools)
+        if source not in self._compiled:
+            self._compiled[source] = ChatTemplate(source)
+        return self._compiled[source]

@@ -16,7 +16,8 @@ from pegboard.core.toolkit.chat_template import RESERVED, ChatTemplate
 class ChatPrompt(msgspec.Struct, kw_only=True):
     """Everything that a prompt is made of, as plain values.
 
-    `tokens` are the special tokens that templates read by name, `kwargs` what the request says to the template itself.
+    `tokens` are the special tokens that templates read by name, `kwargs` what the request says to the template itself,
+    `hints` what it hears only if it listens.
     `instructions` explain the tools to a model whose template does not read any; `written` has, by the index of a
     message with tool calls, the text that stands for them where the template does not read calls.
     """
@@ -28,12 +29,15 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
     instructions: str = ""
     written: dict[int, str] = {}
     kwargs: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
     def render(self, template: ChatTemplate) -> str:
         """The text. Raises InvalidRequest for what the template refuses, and for kwargs that it does not read."""
-        self._check_kwargs(template)
+        allowed = template.variables - RESERVED - self.tokens.keys()
+        self._check_kwargs(allowed)
+        hints = {name: value for name, value in self.hints.items() if name in allowed}
         messages = [self._message(i, one, template) for i, one in enumerate(self.messages)]
         if self.tools and self.instructions and not template.reads("tools"):
             messages = _instructed(messages, self.instructions)
@@ -42,11 +46,10 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             tools=self.tools or None,
-            variables={**self.tokens, **self.kwargs},
+            variables={**self.tokens, **hints, **self.kwargs},
         )
 
-    def _check_kwargs(self, template: ChatTemplate) -> None:
-        allowed = template.variables - RESERVED - self.tokens.keys()
+    def _check_kwargs(self, allowed: frozenset[str]) -> None:
         for name in self.kwargs:
             if name not in allowed:
                 known = ", ".join(sorted(allowed)) or "nothing of its own"

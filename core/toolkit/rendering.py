@@ -53,6 +53,7 @@ async def render_chat(
     tools: Tools | None = None,
     tool_parser: OutputParser | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    hints: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template: str | None = None,
@@ -62,8 +63,10 @@ async def render_chat(
     `messages` are in OpenAI's form, with text content; tool calls have their arguments as JSON text or as objects, and
     reach the template as objects, as models expect. Templates that read `tools` get them; for others `tool_parser`
     explains tools in a system message and writes earlier calls as text. `kwargs` are the request's
-    chat_template_kwargs: only names that the template reads are allowed. `continue_final_message` leaves the last
-    message open, and needs ``add_generation_prompt=False``. `template` names one of several templates.
+    chat_template_kwargs: only names that the template reads are allowed. `hints` are more of them that reach templates
+    which read them and no others (``{"enable_thinking": False}``, of a field that every model takes).
+    `continue_final_message` leaves the last message open, and needs ``add_generation_prompt=False``. `template` names
+    one of several templates.
 
     Raises InvalidRequest, with the field's name, for whatever the template refuses, for values of the wrong shape, for
     a template that takes too long or too much memory (400), and where too many wait (503). Being cancelled is fine.
@@ -77,6 +80,7 @@ async def render_chat(
         messages=chat,
         tokens=dict(client.tokenizer.named_tokens),
         kwargs=dict(kwargs or {}),
+        hints=dict(hints or {}),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )

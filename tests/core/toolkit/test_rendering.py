@@ -97,6 +97,13 @@ class TestWhatIsRendered:
         chat = [{"role": "system", "content": "Be brief."}, *CHAT]
         assert render(chat, **more) == "system: Be brief.\n\nTOOLS: weather\n" + RENDERED
 
+    def test_hints_are_for_templates_that_listen(self) -> None:
+        hints = {"enable_thinking": False, "messages": [], "eos_token": "x"}
+        assert render(hints=hints) == RENDERED
+        template = "{{ enable_thinking }}{{ eos_token }}"
+        assert render(template=template, hints=hints) == "False\x03"
+        assert render(template=template, hints=hints, kwargs={"enable_thinking": True}) == "True\x03"
+
     def test_a_template_for_tools_is_used_with_tools(self) -> None:
         async def scene() -> list[str]:
             client = FakeEngineClient()

@@ -96,7 +96,8 @@ class OutputChunk:
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What API plugins may tell of the served model. `vocab_size` bounds token ids. `features` says what requests may
-    ask of this engine: `grammar.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`.
+    ask of this engine: `grammar.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`, `logits_processor.<name>` for
+    those that take parameters.
     """
 
     served_name: str

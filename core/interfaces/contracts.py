@@ -141,6 +141,8 @@ _ALL = (
         Cardinality.MANY,
         f"{_I}.logits_processor:LogitsProcessor",
         "changes a batch's logits before sampling, vectorised",
+        suite=f"{_S}.logits_processor:LogitsProcessorContract",
+        capabilities={"params": "requests may name it, with parameters of their own"},
     ),
     Contract(
         "sampler",

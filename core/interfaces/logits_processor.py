@@ -11,19 +11,31 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+    from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorContext:
-    """Vocabulary size, device of the logits, and the token ids that end an output."""
+    """Vocabulary size, device of the logits, the token ids that end an output, and the tokenizer, for parameters that
+    are texts (None only where there is no text at all).
+    """
 
     vocab_size: int
     device: torch.device
     eos_token_ids: frozenset[int]
+    tokenizer: Tokenizer | None = None
 
 
 class LogitsProcessor(abc.ABC):
-    """One vectorised change of logits. Processors run in the config's order."""
+    """One vectorised change of logits. Processors run in the config's order.
+
+    What it must remember of a request from step to step it keeps in `SamplingRow.memo`, under itself as the key. Steps
+    may be repeated (a batch that failed is run again in halves), and a request may miss some (it is retracted): count
+    by the row's tokens and not by the calls. All calls but `wants` come from one thread.
+
+    With the capability `params` a request may name it, with parameters: `SamplingParams.extra[<provider's name>]`, a
+    dict of plain values from the network (see toolkit.custom_params). Others never see any.
+    """
 
     reads_output = True
     """Whether `prepare` reads `SamplingRow.output_ids`. The overlap loop must then wait for a request's newest token
@@ -42,7 +54,7 @@ class LogitsProcessor(abc.ABC):
     @abc.abstractmethod
     def wants(self, params: SamplingParams) -> bool:
         """Whether a request with these parameters takes part. Asked once per request; a batch without one costs
-        nothing.
+        nothing. Raises InvalidRequest, naming the parameter, for what it cannot do: the request is refused.
         """
 
     @abc.abstractmethod

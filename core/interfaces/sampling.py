@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     was matched last is trimmed from the leftmost place where a match that ends there begins (see toolkit.stop_regex).
     `grammar` is what the output must look like; None is free text.
     `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
-    `extra` carries parameters of logits processors that plugins add, by processor name.
+    `extra` carries parameters of logits processors that plugins add, a dict each, by processor name.
     """
 
     max_new_tokens: int | None = 128
@@ -127,13 +127,14 @@ class SamplingRow:
 
     `prompt_ids` int64 [prompt] and `output_ids` int64 [known so far] are views; they may be read, not kept. With the
     overlap loop the newest `pending` tokens are not known to the host yet, unless a processor of the request reads
-    them (`LogitsProcessor.reads_output`).
+    them (`LogitsProcessor.reads_output`). `memo` stays with the request to its end, for processors to keep things in.
     """
 
     params: SamplingParams
     prompt_ids: NDArray[np.int64]
     output_ids: NDArray[np.int64]
     pending: int = 0
+    memo: dict[object, Any] = field(default_factory=dict)
 
     @property
     def generated(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline import wanted
 from pegboard.core.pipeline.grammar import mask_of
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.wanted import Wanted
+
+
+_MEMOS: ReqSlot[dict[object, Any]] = ReqSlot(dict)
+"""What logits processors keep of a request."""
 
 
 class BatchBuilder:
@@ -362,14 +367,13 @@ def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:
 
 def _row(req: Req, pending: int) -> SamplingRow:
     """Views of the growing token buffers: made anew each step, because an append may have moved them."""
-    return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending)
+    return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending, _MEMOS.of(req))
 
 
 def _mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:
     rows = list(info.rows)
     for place in places.tolist():
-        row = rows[place]
-        rows[place] = SamplingRow(row.params, row.prompt_ids, row.output_ids, 1)
+        rows[place] = replace(rows[place], pending=1)
     info.rows = tuple(rows)
 
 

@@ -107,7 +107,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=spec.eos_token_ids | prepared.tokenizer.eos_token_ids)
-    parts = _Parts(resolved, selection, model, spec)
+    parts = _Parts(resolved, selection, model, spec, prepared.tokenizer)
     with torch.inference_mode():
         runner = parts.load(family)
     scheduler, worker = parts.scheduler(runner, prepared.tokenizer, hooks)
@@ -175,8 +175,16 @@ def _checked(spec: ModelSpec, family: str) -> ModelSpec:
 class _Parts:
     """The build's intermediate results, in the order in which they become known."""
 
-    def __init__(self, resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        selection: Selection,
+        model: ModelContext,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.resolved = resolved
+        self.tokenizer = tokenizer
         self.config = resolved.engine
         self.selection = selection
         self.model = model
@@ -201,7 +209,9 @@ class _Parts:
         attention = choose("attention", attention_ctx)
         sampler_ctx = SamplerContext(self.spec.vocab_size, self.device)
         sampler = choose("sampler", sampler_ctx)
-        processor_ctx = LogitsProcessorContext(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
+        processor_ctx = LogitsProcessorContext(
+            self.spec.vocab_size, self.device, self.spec.eos_token_ids, self.tokenizer
+        )
         processors = self.selection.choose_all("logits_processor", processor_ctx)
         self.attention = cast(AttentionBackend, attention.build(attention_ctx))
         self.processors = tuple(cast(LogitsProcessor, choice.build(processor_ctx)) for choice in processors)
@@ -320,6 +330,8 @@ class _Parts:
             found.append("hidden_states")
         if scheduler.pooler is not None:
             found.append("embeddings")
+        processors = self.selection.choices.get("logits_processor", ())
+        found += [f"logits_processor.{one.name}" for one in processors if "params" in one.record.provider.provides]
         return tuple(found)
 
     def info(self, scheduler: Scheduler) -> ModelInfo:

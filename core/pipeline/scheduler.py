@@ -217,6 +217,8 @@ class Scheduler:
         """Plugins' first look at a request. Whatever they raise is its own affair."""
         try:
             req.flags = self.builder.flags(req)
+        except InvalidRequest as error:
+            return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
             logger.exception("a logits processor failed on the parameters of %s", req.rid)
             text = f"a logits processor failed on the sampling parameters: {type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, Rejected
 from pegboard.core.interfaces.prefix_cache import InsertResult
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
@@ -114,11 +115,13 @@ def test_a_policy_that_fails_costs_order_only(policy: type[SchedulePolicy], loop
 
 
 class Picky:
-    """A logits processor that fails on one request's parameters."""
+    """A logits processor that fails on one request's parameters, and refuses another's."""
 
     reads_output = False
 
     def wants(self, params: Any) -> bool:
+        if "refuse" in params.extra:
+            raise InvalidRequest("refuse: no", param="custom_params.picky.refuse", code="picky")
         if "acme" in params.extra:
             boom()
         return False
@@ -133,6 +136,16 @@ def test_a_processor_that_fails_on_a_request_fails_that_one() -> None:
     assert isinstance(good, Accepted)
     harness.run()
     assert harness.tokens("good") == oracle([1, 2], 3)
+
+
+def test_a_processor_may_refuse_a_request() -> None:
+    harness = Harness(processors=(Picky(),))
+    refused = harness.submit("bad", [1, 2], 3, sampling={"extra": {"refuse": 1}})
+    assert isinstance(refused, Rejected)
+    assert (refused.status, refused.code, refused.param) == (400, "picky", "custom_params.picky.refuse")
+    assert refused.message == "refuse: no"
+    assert isinstance(harness.submit("bad", [1, 2], 3), Accepted), "nothing is kept of it"
+    harness.run()
 
 
 # ---- the cache ----------------------------------------------------------------------------------------------------

@@ -133,6 +133,19 @@ def test_sampling_is_checked(sampling: dict[str, Any], param: str) -> None:
     assert refused(request(sampling=sampling)).param == param
 
 
+def test_processors_are_chosen_by_name_and_never_sent_as_code() -> None:
+    """What SGLang takes for code, a JSON object with a pickled callable, is a name that nobody has."""
+    features = ("logits_processor.dry", "embeddings", "logits_processor.bad_words")
+    ask = {"extra": {"dry": {"multiplier": 1}}}
+    assert intake(features=features).prepare(request(sampling=ask)).sampling.extra == ask["extra"]
+    code = '{"callable": "8004951f0000"}'
+    error = refused(request(sampling={"extra": {code: {}}}), features=features)
+    assert (error.status, error.param) == (400, "custom_logit_processor")
+    assert "dry, bad_words" in error.message
+    assert "none" in refused(request(sampling=ask)).message
+    assert refused(request(sampling={"extra": {"dry": 3}}), features=features).param == "custom_params.dry"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -154,8 +154,6 @@ _ALL = (
         capabilities={"seeded": "the same seed and logits give the same token in any batch"},
     ),
     Contract(
-        "pooler",
-    Contract(
         "grammar",
         "grammar",
         Cardinality.MATCHED,
@@ -171,6 +169,8 @@ _ALL = (
             "jump_ahead": "names tokens that must come next",
         },
     ),
+    Contract(
+        "pooler",
         "pooler",
         Cardinality.MATCHED,
         f"{_I}.pooler:Pooler",

@@ -174,9 +174,9 @@ class SamplingBatch:
     need_min_p: bool = False
     logprobs: tuple[LogprobRequest | None, ...] = ()
     rows: Sequence[SamplingRow] = ()
-
     mask: torch.Tensor | None = None
     mask_rows: torch.Tensor | None = None
+
     @property
     def want_logprobs(self) -> bool:
         return any(request is not None for request in self.logprobs)

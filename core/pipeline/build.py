@@ -191,6 +191,8 @@ class _Parts:
         self.spec = spec
         self.device = model.device
         self.page_size = self.config.memory.page_size
+        self.grammar_kinds: tuple[str, ...] = ()
+        self.grammar_gate: GrammarGate | None = None
 
     def load(self, family: ModelFamily) -> ModelRunner:
         """Attention, sampler and processors first, so that a wrong choice is known before weights are read."""
@@ -199,8 +201,6 @@ class _Parts:
         attention_ctx = AttentionContext(
             layers=self.spec.layers,
             page_size=self.page_size,
-        self.grammar_kinds: tuple[str, ...] = ()
-        self.grammar_gate: GrammarGate | None = None
             dtype=self.model.dtype,
             device=self.device,
             max_batch=max_rows,
@@ -299,16 +299,6 @@ class _Parts:
         scheduler.controls.update(profiler.controls())
         return scheduler, worker
 
-    def _pooler(self, runner: ModelRunner) -> Pooler | None:
-        """None where the runner gives no hidden states to pool."""
-        if "hidden_states" not in self._capabilities:
-            return None
-        ctx = PoolerContext(self.model.directory, self.spec.hidden_size)
-        return cast(Pooler, self.selection.choose("pooler", ctx).build(ctx))
-
-    @property
-    def _capabilities(self) -> frozenset[str]:
-        """Of the runner that was chosen."""
     def _grammar_gate(self, tokenizer: Tokenizer, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
         """In front of all others, since what it refuses need not pass them. None where there are no grammars."""
         grammar_ctx = GrammarContext(self.model.directory, tokenizer, self.spec.vocab_size, self.spec.eos_token_ids)
@@ -319,6 +309,16 @@ class _Parts:
         self.grammar_gate = make_grammar_gate(choice, grammar_ctx, self.config.grammar, ctx)
         return [("grammar", self.grammar_gate)]
 
+    def _pooler(self, runner: ModelRunner) -> Pooler | None:
+        """None where the runner gives no hidden states to pool."""
+        if "hidden_states" not in self._capabilities:
+            return None
+        ctx = PoolerContext(self.model.directory, self.spec.hidden_size)
+        return cast(Pooler, self.selection.choose("pooler", ctx).build(ctx))
+
+    @property
+    def _capabilities(self) -> frozenset[str]:
+        """Of the runner that was chosen."""
         (choice,) = self.selection.choices["runner"]
         return choice.record.provider.provides
 
@@ -330,6 +330,7 @@ class _Parts:
             found.append("hidden_states")
         if scheduler.pooler is not None:
             found.append("embeddings")
+        found += [f"grammar.{kind}" for kind in self.grammar_kinds]
         processors = self.selection.choices.get("logits_processor", ())
         found += [f"logits_processor.{one.name}" for one in processors if "params" in one.record.provider.provides]
         return tuple(found)
@@ -342,9 +343,6 @@ class _Parts:
             path=model.path,
             architecture=self.spec.architecture,
             max_context_len=scheduler.max_context_len,
-        found += [f"grammar.{kind}" for kind in self.grammar_kinds]
-        processors = self.selection.choices.get("logits_processor", ())
-        found += [f"logits_processor.{one.name}" for one in processors if "params" in one.record.provider.provides]
             vocab_size=self.spec.vocab_size,
             max_total_tokens=scheduler.memory.total_tokens,
             dtype=str(self.model.dtype).removeprefix("torch."),

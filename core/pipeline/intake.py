@@ -181,19 +181,6 @@ class Intake:
             if not isinstance(params, dict):
                 raise InvalidRequest(f"custom_params.{name} must be an object", param=f"custom_params.{name}")
 
-    def _check_custom(self, extra: dict[str, Any]) -> None:
-        """Processors are chosen by the names of those that are configured, and never sent as code."""
-        for name, params in extra.items():
-            if f"logits_processor.{name}" not in self._info.features:
-                known = [one.partition(".")[2] for one in self._info.features if one.startswith("logits_processor.")]
-                raise InvalidRequest(
-                    f"{name[:64]!r} is no logits processor that takes parameters; those of this server are: "
-                    f"{', '.join(known) or 'none'}",
-                    param="custom_logit_processor",
-                )
-            if not isinstance(params, dict):
-                raise InvalidRequest(f"custom_params.{name} must be an object", param=f"custom_params.{name}")
-
     def _check_logprobs(self, request: GenerateRequest) -> None:
         if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {request.logprobs}", param="logprobs")

@@ -302,12 +302,12 @@ class BatchBuilder:
         if running.any(PROCESSED):
             late = running.stamps == flight
             info.rows = tuple(_row(running.reqs[place], int(late[place])) for place in active.tolist())
+        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
         return info
 
     def _sampling(self, reqs: list[Req]) -> SamplingInfo:
         params = [req.sampling for req in reqs]
         n, vocab = len(params), self.vocab_size
-        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
         logprobs = tuple(_logprobs(req) for req in reqs)
         return SamplingInfo(
             version=next(self._versions),
@@ -319,12 +319,12 @@ class BatchBuilder:
             steps=np.fromiter((req.output_len for req in reqs), np.int64, n),
             logprobs=logprobs if any(logprobs) else (),
             rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
+            mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
         )
 
 
 def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
     if found is not None:
-            mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
         step.work.wanted, step.wanted = found
     return step
 

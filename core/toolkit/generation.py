@@ -14,6 +14,8 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.http import RequestModel
 
+_LARGEST_SEED = 2**63 - 1
+
 MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
@@ -37,9 +39,10 @@ class SamplingFields(RequestModel):
     spaces_between_special_tokens: bool = True
     logit_bias: dict[str, float] = {}
     seed: int | None = None
+    custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
+    """Logits processors of the config that this request wants, by name or as ``{"name": ..., "params": {...}}``."""
     custom_params: dict[str, Any] = {}
-    """Parameters of logits processors that plugins add, by processor name; those of the one that
-    `custom_logit_processor` names, where it does."""
+    """Parameters of the one processor that `custom_logit_processor` names; otherwise of several, by their names."""
 
     def sampling_params(
         self,
@@ -48,12 +51,12 @@ class SamplingFields(RequestModel):
         min_new_tokens: int,
         answer: int = 0,
         prefix: str = "",
-        processor: str = "",
+        processor: Any = "",
         **more: Any,
     ) -> SamplingParams:
         """For the answer of this number: with a seed, each of several answers gets one of its own. `more` are further
-        fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` is the
-        body's `custom_logit_processor`: the registered name of a logits processor that `custom_params` are meant for.
+        fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in
+        for `custom_logit_processor` where a body has it elsewhere.
         """
         fields = {
             "temperature": self.temperature,
@@ -72,12 +75,54 @@ class SamplingFields(RequestModel):
             "spaces_between_special_tokens": self.spaces_between_special_tokens,
             "logit_bias": _bias(self.logit_bias, prefix),
             "seed": self.seed,
-            "extra": {processor: self.custom_params} if processor else self.custom_params,
+            "extra": processors_of(processor or self.custom_logit_processor, self.custom_params, prefix),
             **more,
         }
-        if fields["seed"] is not None:
-            fields["seed"] += answer
+        seed = fields["seed"]
+        if seed is not None and -_LARGEST_SEED - 1 <= seed <= _LARGEST_SEED:
+            # Behind the largest seed comes the smallest one.
+            fields["seed"] = (seed + answer + _LARGEST_SEED + 1) % (2 * _LARGEST_SEED + 2) - _LARGEST_SEED - 1
         return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+def processors_of(chosen: Any, params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The parameters of each logits processor that a body asks for, by processor name.
+
+    `chosen` is its `custom_logit_processor`: a name, ``{"name": ..., "params": {...}}``, or a list of these; `params`
+    its `custom_params`, for the one that is named, or by name for several. Raises InvalidRequest where it is neither,
+    or where parameters stand in two places or are for nobody.
+    """
+    field = f"{prefix}custom_logit_processor"
+    if not chosen:
+        return params
+    several = isinstance(chosen, list)
+    found: dict[str, Any] = {}
+    left = dict(params)
+    for one in chosen if several else [chosen]:
+        entry = {"name": one} if isinstance(one, str) else one
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not name or set(entry) - {"name", "params"}:
+            raise InvalidRequest(
+                f'{field} takes names of logits processors, or {{"name": ..., "params": {{...}}}}, and no code',
+                param=field,
+            )
+        if name in found:
+            raise InvalidRequest(f"{field} names {name[:64]!r} twice", param=field)
+        own = entry.get("params")
+        if own is None:
+            own = left.pop(name, {}) if several else left
+            left = left if several else {}
+        if not isinstance(own, dict):
+            raise InvalidRequest(f"{field}: the params of {name[:64]!r} must be an object", param=field)
+        found[name] = own
+    if left:
+        names = ", ".join(map(repr, left))[:128]
+        raise InvalidRequest(
+            f"{prefix}custom_params has {names}, but the processors that {field} names have their parameters, or are "
+            "others",
+            param=f"{prefix}custom_params",
+        )
+    return found
 
 
 def _texts(value: str | list[str]) -> tuple[str, ...]:

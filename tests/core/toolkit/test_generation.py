@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields
+from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields, processors_of
 from pegboard.core.toolkit.http import validate_body
 
 TEXT = "".join(SCRIPT)
@@ -145,3 +145,62 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
     assert [value for value, _, _ in answer.logprobs] == [-1.0, -2.0]
     assert answer.input_logprobs == [(None, 5, [])]
     assert answer.hidden_states == [[0.5], [1]]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "params", "extra"),
+    [
+        ("", {}, {}),
+        ("", {"dry": {"base": 2}}, {"dry": {"base": 2}}),
+        ("dry", {}, {"dry": {}}),
+        ("dry", {"base": 2}, {"dry": {"base": 2}}),
+        ({"name": "dry"}, {"base": 2}, {"dry": {"base": 2}}),
+        ({"name": "dry", "params": {"base": 2}}, {}, {"dry": {"base": 2}}),
+        (["dry", {"name": "own", "params": {"a": 1}}], {"dry": {"base": 2}}, {"dry": {"base": 2}, "own": {"a": 1}}),
+        (["dry", "own"], {}, {"dry": {}, "own": {}}),
+    ],
+)
+def test_logits_processors_by_name(chosen: object, params: dict[str, object], extra: dict[str, object]) -> None:
+    assert processors_of(chosen, params) == extra
+    body = SamplingFields.model_validate({"custom_logit_processor": chosen, "custom_params": params})
+    assert body.sampling_params(max_new_tokens=1, min_new_tokens=0).extra == extra
+
+
+@pytest.mark.parametrize(
+    ("chosen", "params", "param"),
+    [
+        ({"callable": "8004951f"}, {}, "custom_logit_processor"),
+        ({"name": "dry", "callable": "8004951f"}, {}, "custom_logit_processor"),
+        ({"name": 3}, {}, "custom_logit_processor"),
+        ([""], {}, "custom_logit_processor"),
+        ([["dry"]], {}, "custom_logit_processor"),
+        (["dry", "dry"], {}, "custom_logit_processor"),
+        ({"name": "dry", "params": [1]}, {}, "custom_logit_processor"),
+        (["dry"], {"dry": 3}, "custom_logit_processor"),
+        ({"name": "dry", "params": {"base": 2}}, {"base": 2}, "custom_params"),
+        (["dry"], {"own": {}}, "custom_params"),
+        ([{"name": "dry", "params": {}}], {"dry": {}}, "custom_params"),
+    ],
+)
+def test_logits_processors_that_are_none(chosen: object, params: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        processors_of(chosen, params, "sampling_params.")
+    assert (caught.value.status, caught.value.param) == (400, f"sampling_params.{param}")
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [(5, [5, 6, 7]), (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]), (-1, [-1, 0, 1])]
+)
+def test_every_answer_has_a_seed_of_its_own(seed: int, seeds: list[int]) -> None:
+    body = SamplingFields(seed=seed)
+    made = [body.sampling_params(max_new_tokens=1, min_new_tokens=0, answer=answer) for answer in range(3)]
+    assert [one.seed for one in made] == seeds
+    for one in made:
+        one.validate()
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_seeds_of_more_than_64_bits_are_left_to_be_refused(seed: int) -> None:
+    params = SamplingFields(seed=seed).sampling_params(max_new_tokens=1, min_new_tokens=0, answer=1)
+    with pytest.raises(InvalidRequest, match="64 bits"):
+        params.validate()

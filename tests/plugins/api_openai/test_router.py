@@ -53,7 +53,7 @@ def test_chat() -> None:
     assert body["object"] == "chat.completion"
     assert body["model"] == "fake-model"
     choice = body["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": TEXT}
+    assert choice["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"] is None
     prompt = "user: Hi\nassistant:"
@@ -71,7 +71,7 @@ def test_chat() -> None:
 
 def test_chat_stream() -> None:
     first, *middle, last = stream(CHAT, messages=MESSAGES)
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
     assert first["object"] == "chat.completion.chunk"
     text = "".join(one["choices"][0]["delta"].get("content", "") for one in [*middle, last])
     assert text == TEXT
@@ -136,7 +136,7 @@ def test_chat_logprobs() -> None:
 def test_completion_logprobs() -> None:
     logprobs = complete(logprobs=1)[0]["choices"][0]["logprobs"]
     assert logprobs["tokens"] == list(TEXT)
-    assert logprobs["top_logprobs"][0] == {"A": -0.5}
+    assert logprobs["top_logprobs"][0] == {"A": -0.5, "O": -0.5}
     assert logprobs["text_offset"] == list(range(len(TEXT)))
     offsets = [one["choices"][0]["logprobs"]["text_offset"][0] for one in stream(COMPLETIONS, prompt="a", logprobs=0)]
     assert offsets == [0, len(SCRIPT[0]), len(SCRIPT[0] + SCRIPT[1])]
@@ -169,7 +169,7 @@ def test_content_parts_are_joined() -> None:
 def test_final_message_can_be_continued() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "Hello"}]
     _, client = chat(messages=messages, continue_final_message=True)
-    assert client.requests[0].prompt == "user: Hi\nassistant: Hello\n"
+    assert client.requests[0].prompt == "user: Hi\nassistant: Hello"
 
 
 def test_models() -> None:
@@ -205,8 +205,8 @@ def test_unknown_model() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
@@ -232,8 +232,8 @@ def test_bad_chats_name_the_field(body: dict[str, Any], field: str) -> None:
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 100}, "n"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
         ({"logprobs": 100}, "logprobs"),
     ],
 )

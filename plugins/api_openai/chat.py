@@ -1,0 +1,147 @@
+"""/v1/chat/completions: conversations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import error_responses, parse_body
+from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
+from pegboard.plugins.api_openai.fields import CommonBody, check_top
+from pegboard.plugins.api_openai.messages import template_messages
+from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.turn import effort_hints, take_turn
+
+_REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
+_INSTEAD = {
+    "functions": "; use tools",
+    "function_call": "; use tool_choice",
+    "chat_template": "; the model's own is used",
+}
+
+
+class ChatBody(CommonBody):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    separate_reasoning: bool = True
+    """Whether the model's thinking is given as `reasoning_content`, apart from the content."""
+    stream_reasoning: bool = True
+    """Whether a stream has the thinking piece by piece, and not as a whole when it is over."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What else the chat template gets to read: names that it knows."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Whether the answer goes on with the last message."""
+    modalities: list[str] = []
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    documents: Any = None
+
+    def check(self, prompts: int = 1) -> None:
+        """As CommonBody's."""
+        for name in _REFUSED:
+            if getattr(self, name):
+                text = f"{name} is not supported by this server{_INSTEAD.get(name, '')}"
+                raise InvalidRequest(text, param=name, code="unsupported")
+        if any(one != "text" for one in self.modalities):
+            raise InvalidRequest("modalities: this model writes text only", param="modalities", code="unsupported")
+        super().check(prompts)
+        if (self.max_completion_tokens or 0) < 0:
+            raise InvalidRequest(
+                f"max_completion_tokens must be at least 0, got {self.max_completion_tokens}",
+                param="max_completion_tokens",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        check_top("top_logprobs", self.top_logprobs)
+        if self.continue_final_message and self.messages and self.messages[-1].get("role") != "assistant":
+            raise InvalidRequest(
+                "continue_final_message needs a last message of the assistant's", param="continue_final_message"
+            )
+
+    @property
+    def top_wanted(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens to generate; None until the context is full."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the engine's fields are called here."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {
+            "prompt": "messages",
+            "max_new_tokens": limit,
+            "min_new_tokens": "min_tokens",
+            "logprobs": "top_logprobs",
+            "logprob_start": "prompt_logprobs",
+        }
+
+
+class Chat:
+    """The route."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    def add_to(self, router: APIRouter) -> None:
+        if not self._surface.client.tokenizer.has_chat_template:
+            summary = "Answer a conversation: this model has no chat template"
+            router.post("/v1/chat/completions", summary=summary, responses=error_responses(404))(self.create)
+            return
+        example = {
+            "model": self._surface.model,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 32,
+            "temperature": 0,
+        }
+        docs = documented(ChatBody, ChatCompletion, example, 504, events="Chunks of a chat completion, then [DONE].")
+        router.post("/v1/chat/completions", summary="Answer a conversation", **docs)(self.create)
+
+    async def create(self, request: Request) -> Response:
+        body = await parse_body(request, ChatBody)
+        surface = self._surface
+        surface.check_model(body.model)
+        surface.check_processor(body.custom_logit_processor)
+        body.check()
+        turn = await take_turn(
+            surface,
+            request,
+            template_messages(body.messages, surface.client.tokenizer.chat_templates.values()),
+            tools=Tools.of_chat(body.tools, body.tool_choice, body.parallel_tool_calls),
+            grammar=body.grammar(),
+            separate_reasoning=body.separate_reasoning,
+            skip_special=body.skip_special_tokens,
+            kwargs=body.chat_template_kwargs,
+            hints=effort_hints(body.reasoning_effort),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        rid = new_id("chatcmpl", body.rid)
+        requests = body.engine_requests(
+            [turn.prompt],
+            rid=rid,
+            max_new_tokens=body.limit,
+            add_special_tokens=False,
+            grammar=turn.grammar,
+            skip_special_tokens=turn.skip_special_tokens,
+        )
+        answers = await surface.submit(request, requests, body.names)
+        return await ChatWriter(surface, rid, body, turn).respond(request, answers)

@@ -1,0 +1,176 @@
+"""Answers of /v1/chat/completions, whole and in chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from pegboard.core.interfaces.output_parser import OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
+from pegboard.plugins.api_openai.completions import PromptLogprob
+from pegboard.plugins.api_openai.logprobs import chat_logprobs
+from pegboard.plugins.api_openai.usage import Usage
+from pegboard.plugins.api_openai.writer import Choice, Writer, ending
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.toolkit.generation import Answer
+    from pegboard.core.toolkit.tool_calls import ChatStream, ToolCall
+    from pegboard.plugins.api_openai.chat import ChatBody
+    from pegboard.plugins.api_openai.surface import Surface
+    from pegboard.plugins.api_openai.turn import Turn
+
+
+class ChatWriter(Writer):
+    """Bodies of `/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    wanted: ChatBody
+
+    def __init__(self, surface: Surface, rid: str, body: ChatBody, turn: Turn) -> None:
+        super().__init__(surface, rid, body)
+        self._turn = turn
+        self._streams = [turn.stream(stream_reasoning=body.stream_reasoning) for _ in range(body.n)]
+
+    def choice(self, index: int, answer: Answer) -> Choice:
+        said = self._streams[index].collect(answer.text)
+        message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["content"] = said.content or None
+            message["tool_calls"] = [_whole_call(one) for one in said.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs),
+            **self._ending(index, answer.finish_reason),
+            **self.extras(answer),
+        }
+
+    def begin(self, index: int) -> list[Choice]:
+        return [self._delta(index, {"role": "assistant", "content": "", "refusal": None})]
+
+    def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
+        stream = self._streams[index]
+        events = stream.feed(chunk.text) if chunk.text else []
+        if chunk.finish_reason is not None:
+            events += stream.finish()
+        found = [self._delta(index, _delta(stream, event)) for event in events]
+        wanted = self._logprobs(chunk.logprobs or []) if chunk.logprobs else None
+        if wanted is not None or (self.wanted.return_hidden_states and chunk.hidden_states):
+            # They are of tokens, whether or not these are text already.
+            found = found or [self._delta(index, {})]
+            found[0]["logprobs"] = wanted
+            if self.wanted.return_hidden_states:
+                found[0]["hidden_states"] = chunk.hidden_states
+        if chunk.finish_reason is not None:
+            found.append({**self._delta(index, {}), **self._ending(index, chunk.finish_reason)})
+        return found
+
+    def reasoning_tokens(self) -> int | None:
+        if self._turn.reasoning_parser is None:
+            return None
+        # The engine does not know which are which. The same text has the same tokens but where it was cut.
+        encode = self.surface.client.tokenizer.encode
+        thoughts = [one.answer().reasoning for one in self._streams]
+        return sum(len(encode(text, add_special_tokens=False)) for text in thoughts if text)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _ending(self, index: int, reason: dict[str, Any] | None) -> Choice:
+        found = ending(reason)
+        if found["finish_reason"] == "stop" and self._streams[index].calls:
+            found["finish_reason"] = "tool_calls"
+        return found
+
+    def _logprobs(self, entries: Any) -> dict[str, Any] | None:
+        return chat_logprobs(self.texts, entries, self.wanted.top_logprobs) if self.wanted.logprobs else None
+
+
+def _delta(stream: ChatStream, event: OutputEvent) -> dict[str, Any]:
+    """What an event is in a stream of chunks."""
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    if isinstance(event, ToolCallStart):
+        call = stream.calls[event.index]
+        function = {"name": call.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": call.id, "type": "function", "function": function}]}
+    if isinstance(event, ToolCallArguments):
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return {"content": event.text}
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class TopLogprob(BaseModel):
+    """A token and how likely it was; `bytes` are its own, `token` shows them as text."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Logprobs of an answer, token by token."""
+
+    content: list[ChatLogprob] | None
+    refusal: list[ChatLogprob] | None
+
+
+class CalledFunction(BaseModel):
+    """A function and its arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Call(BaseModel):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """What the model answered; no content where it only calls tools."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    matched_stop: int | str | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    hidden_states: list[list[float]] | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

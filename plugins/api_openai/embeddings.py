@@ -1,0 +1,138 @@
+"""/v1/embeddings: texts as vectors."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from pegboard.core.interfaces.client import EmbedRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import salt_of
+from pegboard.core.toolkit.http import RequestModel, json_response, parse_body
+from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import Embedding
+
+MAX_INPUTS = 2048
+"""OpenAI's bound."""
+
+
+class EmbeddingFields(RequestModel):
+    """What all bodies have that ask for embeddings, whatever is made of them."""
+
+    model: str = ""
+    user: str = ""
+    rid: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    extra_key: str = ""
+    add_special_tokens: bool = True
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
+
+    def embed_requests(
+        self, prompts: Sequence[str | list[int]], *, rid: str, normalize: bool = True, dimensions: int | None = None
+    ) -> list[EmbedRequest]:
+        """One request per prompt; those of several are called ``<rid>_<number>``."""
+        salt = salt_of(self.cache_salt, self.extra_key)
+        return [
+            EmbedRequest(
+                prompt=prompt,
+                rid=rid if len(prompts) == 1 else f"{rid}_{i}",
+                priority=self.priority,
+                cache_salt=salt,
+                add_special_tokens=self.add_special_tokens,
+                normalize=normalize,
+                dimensions=dimensions,
+                params=self.params,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+
+class EmbeddingBody(EmbeddingFields):
+    """Body of `/v1/embeddings`."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    """How many of each vector's numbers to give."""
+    normalize: bool = True
+    """Whether vectors have length 1."""
+
+    def prompts(self) -> list[str | list[int]]:
+        """The inputs, one unless `input` is a list of texts or of lists."""
+        given: Any = self.input
+        found = list(given) if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
+        if len(found) > MAX_INPUTS:
+            raise InvalidRequest(f"input may have at most {MAX_INPUTS} entries, got {len(found)}", param="input")
+        if not all(found):
+            raise InvalidRequest("input is empty", param="input")
+        return found
+
+
+class Embeddings:
+    """The route."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    def add_to(self, router: APIRouter) -> None:
+        example = {"model": self._surface.model, "input": ["The capital of France is Paris.", "Cats purr."]}
+        docs = documented(EmbeddingBody, EmbeddingList, example, 504)
+        router.post("/v1/embeddings", summary="Texts as vectors", **docs)(self.create)
+
+    async def create(self, request: Request) -> Response:
+        body = await parse_body(request, EmbeddingBody)
+        self._surface.check_model(body.model)
+        if body.dimensions is not None and body.dimensions < 1:
+            raise InvalidRequest(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
+        requests = body.embed_requests(
+            body.prompts(), rid=new_id("embd", body.rid), normalize=body.normalize, dimensions=body.dimensions
+        )
+        found = await self._surface.embed(request, requests, {"prompt": "input"})
+        write = _base64 if body.encoding_format == "base64" else list[float]
+        data = [{"object": "embedding", "index": i, "embedding": write(one.vector)} for i, one in enumerate(found)]
+        return json_response(
+            {"object": "list", "data": data, "model": self._surface.model, "usage": embedding_usage(found)}
+        )
+
+
+def _base64(vector: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def embedding_usage(found: Sequence[Embedding]) -> dict[str, int]:
+    """`usage` of embeddings."""
+    total = sum(one.prompt_tokens for one in found)
+    return {"prompt_tokens": total, "total_tokens": total}
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingEntry(BaseModel):
+    """One vector: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(BaseModel):
+    """The answer of `/v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage

@@ -1,0 +1,185 @@
+"""What the bodies of chat and text completions share: OpenAI's fields, and the field's usual extras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
+from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.http import RequestModel
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.grammar import Grammar
+
+MAX_TOP_LOGPROBS = 20
+MAX_N = 128
+
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+class StreamOptions(RequestModel):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    """Whether the stream ends with a chunk that counts tokens."""
+    continuous_usage_stats: bool = False
+    """Whether every chunk counts the tokens of its choice so far."""
+
+
+class CommonBody(SamplingFields):
+    """Fields that both have. A subclass adds its prompt, and says what the engine's fields are called in it."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    n: int = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str = ""
+    min_tokens: int = 0
+    rid: str = ""
+    cache_salt: str = ""
+    extra_key: str = ""
+    priority: int = 0
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
+    response_format: dict[str, Any] = {}
+    """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`."""
+    regex: str | None = None
+    ebnf: str | None = None
+    custom_logit_processor: str = ""
+    """The registered name of a logits processor, which gets `custom_params`."""
+    prompt_logprobs: int | None = None
+    """How many of the largest logprobs to give of each token of the prompt, beside its own."""
+    return_hidden_states: bool = False
+    lora_path: Any = None
+
+    def check(self, prompts: int = 1) -> None:
+        """Raise InvalidRequest for what is impossible, or would change the answer and is not supported."""
+        _check_range("n", self.n, 1, MAX_N)
+        if prompts * self.copies > MAX_REQUESTS:
+            raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}", param="n")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is for requests with stream: true", param="stream_options")
+        for name in ("max_tokens", "min_tokens"):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidRequest(f"{name} must be at least 0, got {getattr(self, name)}", param=name)
+        if self.prompt_logprobs is not None:
+            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+            if self.stream:
+                raise InvalidRequest("prompt_logprobs are not for streams", param="prompt_logprobs")
+        if self.lora_path:
+            raise InvalidRequest("lora_path is not supported by this server", param="lora_path", code="unsupported")
+
+    @property
+    def copies(self) -> int:
+        """How many answers the engine generates for each prompt."""
+        return self.n
+
+    @property
+    def top_wanted(self) -> int | None:
+        """How many logprobs of each output token to show beside its own; None for none at all."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has usage."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must look like. Raises InvalidRequest for two grammars, or for a malformed format."""
+        form = self.response_format
+        kind = form.get("type", "text")
+        if kind not in _FORMATS:
+            raise InvalidRequest(
+                f"response_format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
+                param="response_format.type",
+            )
+        schema = _schema_of(form) if kind == "json_schema" else None
+        schema_name = "response_format.json_schema.schema"
+        tag = {name: value for name, value in form.items() if name != "type"} if kind == "structural_tag" else None
+        return grammar_of(
+            json_schema=schema,
+            json_object=kind == "json_object",
+            regex=self.regex,
+            ebnf=self.ebnf,
+            structural_tag=tag,
+            names={"json_schema": schema_name, "json_object": "response_format", "structural_tag": "response_format"},
+        )
+
+    def engine_requests(
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        rid: str,
+        max_new_tokens: int | None,
+        add_special_tokens: bool,
+        logprob_start: int | None = None,
+        **sampling: Any,
+    ) -> list[GenerateRequest]:
+        """Prompts times `copies`, prompt by prompt; those of one HTTP request are called ``<rid>_<number>``. `sampling`
+        takes precedence over the body's fields.
+        """
+        total = len(prompts) * self.copies
+        salt = salt_of(self.cache_salt, self.extra_key)
+        if self.prompt_logprobs is not None:
+            logprob_start = 0
+        tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
+        return [
+            GenerateRequest(
+                prompt=prompt,
+                sampling=self.sampling_params(
+                    max_new_tokens=max_new_tokens,
+                    min_new_tokens=self.min_tokens,
+                    answer=answer,
+                    processor=self.custom_logit_processor,
+                    **sampling,
+                ),
+                rid=rid if total == 1 else f"{rid}_{i * self.copies + answer}",
+                stream=self.stream,
+                priority=self.priority,
+                cache_salt=salt,
+                logprobs=max(tops, default=None),
+                logprob_start=logprob_start,
+                return_hidden_states=self.return_hidden_states,
+                add_special_tokens=add_special_tokens,
+                params=self.params,
+            )
+            for i, prompt in enumerate(prompts)
+            for answer in range(self.copies)
+        ]
+
+
+def check_top(name: str, value: int) -> None:
+    """Raise InvalidRequest for a number of logprobs that nobody gets."""
+    _check_range(name, value, 0, MAX_TOP_LOGPROBS)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be from {low} to {high}, got {value}", param=name)
+
+
+def _schema_of(form: dict[str, Any]) -> Any:
+    """The schema of ``{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}, "strict": true}}``."""
+    where = "response_format.json_schema"
+    nested = form.get("json_schema")
+    if not isinstance(nested, dict):
+        raise InvalidRequest(f"{where} must be an object with name and schema", param=where)
+    for name, kind, what in (
+        ("name", str, "a string"),
+        ("description", str, "a string"),
+        ("strict", bool, "a boolean"),
+    ):
+        if nested.get(name) is not None and not isinstance(nested[name], kind):
+            raise InvalidRequest(f"{where}.{name} must be {what}", param=f"{where}.{name}")
+    if nested.get("schema") is None:
+        raise InvalidRequest(f"{where}.schema is missing", param=f"{where}.schema")
+    return nested["schema"]

@@ -1,0 +1,61 @@
+"""/v1/models: what is served."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from pegboard.core.toolkit.http import error_responses, json_answer, json_response
+from pegboard.plugins.api_openai.surface import Surface
+
+
+class ModelCard(BaseModel):
+    """One model. `root` is where it came from, `max_model_len` how many tokens its context holds."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """The answer of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Models:
+    """The routes."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    def add_to(self, router: APIRouter) -> None:
+        every, one = json_answer(ModelList), json_answer(ModelCard)
+        router.get("/v1/models", summary="The models that are served", responses=every)(self.every)
+        router.get("/v1/models/{model:path}", summary="One model", responses={**one, **error_responses(404)})(self.one)
+
+    async def every(self) -> Response:
+        return json_response({"object": "list", "data": [self._card()]})
+
+    async def one(self, model: str) -> Response:
+        self._surface.check_model(model)
+        return json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        info = self._surface.client.info
+        return {
+            "id": info.served_name,
+            "object": "model",
+            "created": info.created,
+            "owned_by": "pegboard",
+            "root": info.path,
+            "parent": None,
+            "max_model_len": info.max_context_len,
+        }

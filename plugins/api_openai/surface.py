@@ -1,0 +1,90 @@
+"""What all routes share: the engine, the model's name, and the way of requests in and of errors out."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import Answers, check_model
+from pegboard.core.toolkit.http import body_docs, error_responses, json_answer, until_disconnect
+from pegboard.core.toolkit.token_text import TokenTexts
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from pydantic import BaseModel
+
+    from pegboard.core.interfaces.api_router import ApiContext
+    from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest
+
+Names = Mapping[str, str]
+"""What fields of the engine are called in a body, where that differs."""
+
+
+class Surface:
+    """The engine behind the routes of one server."""
+
+    def __init__(self, ctx: ApiContext) -> None:
+        self.ctx = ctx
+        self.client = ctx.client
+        self.texts = TokenTexts(ctx.client.tokenizer)
+
+    @property
+    def model(self) -> str:
+        """The name of the model, as answers have it."""
+        return self.client.info.served_name
+
+    def check_model(self, model: str) -> None:
+        """Raise InvalidRequest (404) for a model that this server does not have."""
+        check_model(self.client.info, model)
+
+    def check_processor(self, name: str) -> None:
+        """Raise InvalidRequest for a logits processor that the config does not have."""
+        known = self.client.info.providers.get("logits_processor") or []
+        if name and name not in known:
+            raise InvalidRequest(
+                f"custom_logit_processor: this server has no logits processor {name[:64]!r}, but {', '.join(known)}",
+                param="custom_logit_processor",
+            )
+
+    async def submit(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Answers:
+        """Submit requests that belong together; what is refused is said in the body's words (`names`)."""
+        try:
+            return await until_disconnect(request, Answers.submit(self.client, requests))
+        except InvalidRequest as error:
+            raise renamed(error, names) from None
+
+    async def embed(self, request: Request, requests: Sequence[EmbedRequest], names: Names) -> list[Embedding]:
+        """Embeddings of prompts, in order."""
+        try:
+            return await until_disconnect(request, self.client.embed(requests))
+        except InvalidRequest as error:
+            raise renamed(error, names) from None
+
+
+def renamed(error: InvalidRequest, names: Names) -> InvalidRequest:
+    """An error in the words of a body: fields have its names in `param` and in the message."""
+    message = error.message
+    for name, called in names.items():
+        if "_" in name:
+            # A name with an underscore is a field wherever it stands; `prompt` is a word too.
+            message = re.sub(rf"\b{name}\b", called, message)
+    param = names.get(error.param, error.param) if error.param else None
+    return InvalidRequest(message, param=param, code=error.code, status=error.status)
+
+
+def new_id(prefix: str, rid: str = "") -> str:
+    """An answer's id, which aborts the request: the caller's own, or a new one."""
+    return rid or f"{prefix}-{uuid.uuid4().hex}"
+
+
+def documented(
+    body: type[BaseModel], answer: type[BaseModel], example: Mapping[str, Any], *errors: int, events: str = ""
+) -> dict[str, Any]:
+    """Arguments of a route that say what it takes and what it answers; `events` describes its stream, if it has one."""
+    responses = {**json_answer(answer), **error_responses(404, 429, *errors)}
+    if events:
+        responses[200]["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    return {"openapi_extra": body_docs(body, example), "responses": responses}

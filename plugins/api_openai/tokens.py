@@ -1,0 +1,139 @@
+"""/v1/tokenize and /v1/detokenize: what the engine reads where people read text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import RequestModel, json_response, parse_body, until_disconnect
+from pegboard.core.toolkit.rendering import render_chat
+from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.plugins.api_openai.messages import template_messages
+from pegboard.plugins.api_openai.surface import Surface, documented
+
+LONG = 16 * 1024
+"""Characters or tokens from which on the work is done in a thread."""
+
+
+class TokenizeBody(RequestModel):
+    """Body of `/v1/tokenize`: a text, several, or a conversation."""
+
+    model: str = ""
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """Whether the model's own tokens go around the text; by default around a prompt only, since a conversation has
+    them."""
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+
+
+class DetokenizeBody(RequestModel):
+    """Body of `/v1/detokenize`: the tokens of a text, or of several."""
+
+    model: str = ""
+    tokens: list[int] | list[list[int]]
+    skip_special_tokens: bool = True
+
+
+class Tokens:
+    """The routes."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    def add_to(self, router: APIRouter) -> None:
+        model = self._surface.model
+        tokenize = documented(TokenizeBody, Tokenized, {"model": model, "prompt": "The capital of France"})
+        detokenize = documented(DetokenizeBody, Detokenized, {"model": model, "tokens": [65, 66, 67]})
+        for prefix in ("/v1", ""):
+            router.post(f"{prefix}/tokenize", summary="Text to tokens", **tokenize)(self.tokenize)
+            router.post(f"{prefix}/detokenize", summary="Tokens to text", **detokenize)(self.detokenize)
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await parse_body(request, TokenizeBody)
+        self._surface.check_model(body.model)
+        texts = await self._texts(request, body)
+        special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+        encode = self._surface.client.tokenizer.encode
+        found = await _maybe_threaded(
+            sum(map(len, texts)), lambda: [encode(text, add_special_tokens=special) for text in texts]
+        )
+        spelled = [[self._surface.texts.text(token) for token in ids] for ids in found]
+        many = isinstance(body.prompt, list)
+        return json_response(
+            {
+                "tokens": found if many else found[0],
+                "count": [len(ids) for ids in found] if many else len(found[0]),
+                "max_model_len": self._surface.client.info.max_context_len,
+                "token_strs": None if not body.return_token_strs else spelled if many else spelled[0],
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await parse_body(request, DetokenizeBody)
+        self._surface.check_model(body.model)
+        given: Any = body.tokens
+        many = bool(given) and isinstance(given[0], list)
+        lists: list[list[int]] = given if many else [given]
+        size = self._surface.client.info.vocab_size
+        for ids in lists:
+            for token in ids:
+                if not 0 <= token < size:
+                    raise InvalidRequest(
+                        f"tokens: {token} is no token id of this model (0 to {size - 1})", param="tokens"
+                    )
+        decode = self._surface.client.tokenizer.decode
+        texts = await _maybe_threaded(
+            sum(map(len, lists)), lambda: [decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+        )
+        text = texts if many else texts[0]
+        # vLLM's name for it, and SGLang's.
+        return json_response({"prompt": text, "text": text})
+
+    async def _texts(self, request: Request, body: TokenizeBody) -> list[str]:
+        if (body.prompt is None) == (body.messages is None):
+            what = "is needed" if body.prompt is None else "exclude each other"
+            raise InvalidRequest(f"prompt or messages {what}", param="prompt")
+        if isinstance(body.prompt, list) and not body.prompt:
+            raise InvalidRequest("prompt is empty", param="prompt")
+        if body.messages is None:
+            return body.prompt if isinstance(body.prompt, list) else [str(body.prompt)]
+        client = self._surface.client
+        render = render_chat(
+            client,
+            template_messages(body.messages, client.tokenizer.chat_templates.values()),
+            tools=Tools.of_chat(body.tools),
+            tool_parser=self._surface.ctx.tool_parser,
+            kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+        )
+        return [await until_disconnect(request, render)]
+
+
+async def _maybe_threaded(size: int, work: Any) -> Any:
+    return await asyncio.to_thread(work) if size > LONG else work()
+
+
+class Tokenized(BaseModel):
+    """The answer of `/v1/tokenize`; lists of lists for several texts."""
+
+    tokens: list[int] | list[list[int]]
+    count: int | list[int]
+    max_model_len: int
+    token_strs: list[str] | list[list[str]] | None
+
+
+class Detokenized(BaseModel):
+    """The answer of `/v1/detokenize`: the text under two names."""
+
+    prompt: str | list[str]
+    text: str | list[str]

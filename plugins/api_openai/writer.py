@@ -1,0 +1,104 @@
+"""What writers of chat and of text completions have in common: they write whole answers, and chunks of a stream."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.toolkit.http import EventStream, event, json_response, until_disconnect
+from pegboard.plugins.api_openai.logprobs import prompt_logprobs
+from pegboard.plugins.api_openai.usage import usage
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
+
+    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.toolkit.generation import Answer, Answers
+    from pegboard.plugins.api_openai.fields import CommonBody
+    from pegboard.plugins.api_openai.surface import Surface
+
+Choice = dict[str, Any]
+
+
+class Writer(abc.ABC):
+    """Writes the answer to one HTTP request."""
+
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, surface: Surface, rid: str, body: CommonBody) -> None:
+        self.surface = surface
+        self.texts = surface.texts
+        self.wanted = body
+        self._head = {"id": rid, "created": int(time.time()), "model": surface.model}
+
+    @abc.abstractmethod
+    def choice(self, index: int, answer: Answer) -> Choice:
+        """One finished choice."""
+
+    @abc.abstractmethod
+    def begin(self, index: int) -> list[Choice]:
+        """Of a streamed choice, what comes before any token."""
+
+    @abc.abstractmethod
+    def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
+        """What a chunk of the engine brings of a streamed choice; with the last one, its end."""
+
+    def chosen(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        """Those of the generated answers that become choices."""
+        return answers
+
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens went into thinking, if it is known."""
+        return None
+
+    def body(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self.choice(index, answer) for index, answer in enumerate(self.chosen(answers))]
+        counted = usage(answers, self.wanted.copies, self.reasoning_tokens())
+        return {**self._head, "object": self.kind, "choices": choices, "usage": counted}
+
+    def chunk(self, choices: list[Choice], **more: Any) -> dict[str, Any]:
+        """One chunk of a stream."""
+        return {**self._head, "object": self.chunk_kind, "choices": choices, **more}
+
+    def extras(self, answer: Answer) -> Choice:
+        """What a choice has of the extras that were asked for."""
+        found: Choice = {}
+        if self.wanted.prompt_logprobs is not None:
+            entries = prompt_logprobs(self.texts, answer.input_logprobs, self.wanted.prompt_logprobs)
+            found["prompt_logprobs"] = entries
+        if self.wanted.return_hidden_states:
+            found["hidden_states"] = answer.hidden_states
+        return found
+
+    async def respond(self, request: Request, answers: Answers) -> Response:
+        """The HTTP answer, whole or as a stream."""
+        if self.wanted.stream:
+            return EventStream(self._events(answers), close=answers.aclose)
+        return json_response(self.body(await until_disconnect(request, answers.collect())))
+
+    async def _events(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        # With usage asked for, every other chunk carries a null, as OpenAI's do.
+        wanted = self.wanted
+        more: dict[str, Any] = {"usage": None} if wanted.include_usage else {}
+        for index in range(len(answers.answers)):
+            for choice in self.begin(index):
+                yield event(self.chunk([choice], **more))
+        async for index, chunk in answers.chunks():
+            if wanted.continuous_usage:
+                more = {"usage": usage([answers.answers[index]], 1)}
+            for choice in self.pieces(index, chunk):
+                yield event(self.chunk([choice], **more))
+        if wanted.include_usage:
+            counted = usage(answers.answers, wanted.copies, self.reasoning_tokens())
+            yield event(self.chunk([], usage=counted))
+
+
+def ending(reason: dict[str, Any] | None) -> Choice:
+    """`finish_reason`, and what matched where the output was stopped."""
+    if reason is None:
+        return {"finish_reason": None}
+    return {"finish_reason": reason.get("type", "stop"), "matched_stop": reason.get("matched")}

@@ -63,7 +63,8 @@ class FakeModel:
         self.last = np.full(rows.max_rows + 1, EMPTY, np.int64)
         self.slots = np.full(num_slots, EMPTY, np.int64)
         self.batches: list[ModelWorkerBatch] = []
-        self.early = BatchResult(np.empty(0, np.int64))
+        self.early: BatchResult | None = None
+        """What the split prefill that is under way will answer."""
         self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
@@ -72,6 +73,8 @@ class FakeModel:
             self.table.reshape(-1)[work.table.places] = work.table.slots
         if self.fail_on(work):
             self.slots[work.out_cache_loc] = EMPTY  # what a failed pass leaves behind is undefined
+            if work.part is not None:
+                self.early = None
             raise RuntimeError("out of luck")
         assert 0 not in work.out_cache_loc, "page 0 is padding"
         assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
@@ -80,6 +83,8 @@ class FakeModel:
         # Some layers are computed in each part: the first one reads what is there by then, each one writes.
         if work.part.first:
             self.early = self.answer(work)
+        if self.early is None:
+            raise RuntimeError("the first parts of this split are not there: they failed")
         self.slots[work.out_cache_loc] = work.input_ids
         return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
 

@@ -74,7 +74,7 @@ class FakeTokenizer:
 
 
 class FakeEngineClient(EngineClient):
-    """Answers every request with the pieces of `script`, one chunk each.
+    """Answers every request with the pieces of `script`, one chunk each, the last with `finish_reason`.
 
     `refuse` is raised by `submit`. Before the piece of number `fail_at` the engine fails; before the one of number
     `stall_at` it falls silent until `release` is set. Without `accepting` being set, `submit` waits. Everything that
@@ -90,11 +90,13 @@ class FakeEngineClient(EngineClient):
         fail_at: int | None = None,
         stall_at: int | None = None,
         tokenizer: FakeTokenizer | None = None,
+        finish_reason: dict[str, Any] | None = None,
     ) -> None:
         self.script = tuple(script)
         self.refuse = refuse
         self.fail_at = fail_at
         self.stall_at = stall_at
+        self.finish_reason = finish_reason or {"type": "stop", "matched": 3}
         self.busy = False
         self.is_ready = True
         self.requests: list[GenerateRequest] = []
@@ -214,7 +216,7 @@ class FakeStream(OutputStream):
                 rid=self.rid,
                 text=piece,
                 token_ids=ids,
-                finish_reason={"type": "stop", "matched": 3} if last else None,
+                finish_reason=client.finish_reason if last else None,
                 prompt_tokens=len(prompt),
                 completion_tokens=sent,
                 cached_tokens=2,

@@ -76,6 +76,7 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("tool_parser", "plain"),
         provider("api", "openai"),
         provider("api", "native"),
+        provider("api", "anthropic"),
         *more,
     )
     return Plugin("acme", "1.0", providers, **fields)
@@ -105,7 +106,7 @@ class TestSources:
     def test_the_default_preset_is_the_base(self) -> None:
         resolved = composed()
         assert names(resolved, "prefix_cache") == ["radix"]
-        assert names(resolved, "api") == ["openai", "native"]
+        assert names(resolved, "api") == ["openai", "anthropic", "native"]
         assert resolved.origins["prefix_cache.use"] == "default"
 
     def test_later_sources_win(self, tmp_path: Path) -> None:
@@ -455,7 +456,7 @@ class TestResolved:
         assert shown["server.host"].origin == "default"
         assert shown["attention.use"].note == "the first that fits of: fast, plain"
         assert shown["prefix_cache.eviction"].value == "lru"
-        assert shown["apis[1].use"].value == "native"
+        assert shown["apis[2].use"].value == "native"
 
     def test_the_schema_tells_providers_apart(self) -> None:
         found = schema(registry())

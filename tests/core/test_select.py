@@ -28,7 +28,7 @@ OTHERS = {
     "pooler": ["last"],
     "reasoning_parser": ["plain"],
     "tool_parser": ["plain"],
-    "api": ["openai", "native"],
+    "api": ["openai", "anthropic", "native"],
 }
 
 

@@ -1,0 +1,95 @@
+"""Errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import Response
+from pydantic import BaseModel
+
+from pegboard.core.toolkit.http import event
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from pegboard.core.interfaces.errors import InvalidRequest
+
+OVERLOADED = 529
+"""Anthropic's status for a server that has no room left."""
+
+REQUEST_ID = "request-id"
+"""The header in which Anthropic's clients look for the id."""
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong: the kind of error, and a sentence."""
+
+    type: str
+    message: str
+
+
+class ErrorAnswer(BaseModel):
+    """Anthropic's error body."""
+
+    type: str = "error"
+    error: ErrorDetail
+    request_id: str
+
+
+def status_of(error: InvalidRequest) -> int:
+    """The HTTP status: 529 where the queue is full, which Anthropic's clients know as being overloaded."""
+    return OVERLOADED if (error.status, error.code) == (503, "queue_full") else error.status
+
+
+def error_body(error: InvalidRequest, request_id: str) -> dict[str, Any]:
+    """The body; it has no place for the field's name, which is in the message."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = error.message
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def write_error(error: InvalidRequest) -> Response:
+    """The answer to a refused request."""
+    return _ErrorResponse(error)
+
+
+class _ErrorResponse(Response):
+    """Learns the request's id, which the server has given it, when it is sent."""
+
+    def __init__(self, error: InvalidRequest) -> None:
+        super().__init__(status_code=status_of(error), media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope.get("state", {}).get("request_id") or new_request_id()
+        self.body = msgspec.json.encode(error_body(self._error, request_id))
+        self.headers["content-length"] = str(len(self.body))
+        self.headers[REQUEST_ID] = request_id
+        await super().__call__(scope, receive, send)
+
+
+def error_event(error: InvalidRequest, request_id: str) -> bytes:
+    """An error in the middle of a stream."""
+    return event(error_body(error, request_id), "error")
+
+
+def new_request_id() -> str:
+    """An id where the server gives none."""
+    return f"req_{uuid.uuid4().hex}"

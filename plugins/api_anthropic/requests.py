@@ -1,0 +1,193 @@
+"""Bodies of Anthropic's routes."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import SamplingFields, salt_of
+from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.http import RequestModel
+from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.plugins.api_anthropic.conversation import continues, template_messages
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.plugins.api_anthropic.responses import Thinking
+
+FORMAT = "output_config.format"
+
+_EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""What templates know as `reasoning_effort`."""
+
+
+class ThinkingConfig(RequestModel):
+    """`thinking`: whether the model is to think, and whether that is shown. A budget is not enforced: `max_tokens` is
+    the limit of thinking and answer together."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+
+class OutputConfig(RequestModel):
+    """`output_config`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class Metadata(RequestModel):
+    """`metadata`, of which nothing is kept."""
+
+    user_id: str = ""
+
+
+class PromptBody(RequestModel):
+    """What is to be read: shared by the routes that answer and that count."""
+
+    model: str
+    messages: list[Any]
+    system: str | list[Any] = ""
+    tools: list[Any] = []
+    tool_choice: dict[str, Any] | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    mcp_servers: Any = None
+    container: Any = None
+
+    def checked_tools(self) -> Tools:
+        """The tools. Raises InvalidRequest for those that this server would have to run itself."""
+        for i, tool in enumerate(self.tools):
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if kind not in (None, "custom"):
+                raise InvalidRequest(
+                    f"tools.{i}.type: this server runs no tools of its own, so it has no {str(kind)[:64]!r}; "
+                    "custom tools are the client's",
+                    param=f"tools.{i}.type",
+                    code="unsupported",
+                )
+        for name in ("mcp_servers", "container"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name} is not supported by this server", param=name, code="unsupported")
+        return Tools.of_anthropic(self.tools, self.tool_choice)
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it."""
+        converted = template_messages(self.system, self.messages)
+        if self.prefilled and converted[-1].get("tool_calls"):
+            where = f"messages.{len(self.messages) - 1}"
+            raise InvalidRequest(
+                f"{where}: a tool_use block needs a tool_result block in the message behind it", param=where
+            )
+        return converted
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the answer has begun already, as the last message."""
+        return continues(self.messages)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is asked to think, or not to; None leaves it to the model."""
+        if self.thinking is None or self.thinking.type in ("adaptive", "between_tools"):
+            return None
+        return self.thinking.type == "enabled"
+
+    @property
+    def shown_thinking(self) -> Thinking:
+        """What becomes of the thinking."""
+        if self.thinks is False:
+            return "dropped"
+        return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
+
+    def template_hints(self) -> dict[str, Any]:
+        """What else the template is told, if it reads such a thing."""
+        hints: dict[str, Any] = {}
+        if self.thinks is not None:
+            hints["enable_thinking"] = self.thinks
+        if self.output_config is not None and self.output_config.effort is not None:
+            hints["reasoning_effort"] = _EFFORT[self.output_config.effort]
+        return hints
+
+
+class MessagesBody(SamplingFields, PromptBody):
+    """Body of `/v1/messages`: Anthropic's fields, and the field's usual extras."""
+
+    max_tokens: int
+    stop_sequences: list[str] = []
+    stream: bool = False
+    metadata: Metadata = Metadata()
+    regex: Any = None
+    ebnf: Any = None
+    min_tokens: int = 0
+    rid: str = ""
+    cache_salt: str = ""
+    extra_key: str = ""
+    priority: int = 0
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what is impossible on its own."""
+        if self.max_tokens < 0:
+            raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", param="max_tokens")
+        if not 0 <= self.temperature <= 1:
+            raise InvalidRequest(f"temperature must be from 0 to 1, got {self.temperature}", param="temperature")
+        if self.thinks and self.thinking is not None and self.thinking.budget_tokens is not None:
+            budget = self.thinking.budget_tokens
+            if not 0 < budget < self.max_tokens:
+                raise InvalidRequest(
+                    f"thinking.budget_tokens must be above 0 and below max_tokens ({self.max_tokens}), got {budget}",
+                    param="thinking.budget_tokens",
+                )
+
+    def grammar(self, of_tools: Grammar | None, *, forced: bool) -> Grammar | None:
+        """The one grammar: what the request asks for, or else that of its tools, which may be `forced`."""
+        given = self.output_config.format if self.output_config is not None else None
+        schema = None
+        if given is not None:
+            if given.get("type") != "json_schema" or "schema" not in given:
+                raise InvalidRequest(
+                    f'{FORMAT} must be {{"type": "json_schema", "schema": {{...}}}}', param=FORMAT, code="invalid_type"
+                )
+            schema = given["schema"]
+        own = grammar_of(
+            json_schema=schema, regex=self.regex, ebnf=self.ebnf, names={"json_schema": f"{FORMAT}.schema"}
+        )
+        if own is not None and forced:
+            raise InvalidRequest(
+                "tool_choice demands a call, and the request a format of the answer: they exclude each other",
+                param="tool_choice",
+            )
+        return own if own is not None else of_tools
+
+    def engine_request(
+        self, prompt: str, *, rid: str, grammar: Grammar | None, skip_special_tokens: bool
+    ) -> GenerateRequest:
+        """What the engine is asked for."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return GenerateRequest(
+            prompt=prompt,
+            sampling=self.sampling_params(
+                max_new_tokens=self.max_tokens,
+                min_new_tokens=self.min_tokens,
+                stop=(*self.stop_sequences, *stop),
+                grammar=grammar,
+                skip_special_tokens=self.skip_special_tokens and skip_special_tokens,
+            ),
+            rid=rid,
+            stream=self.stream,
+            priority=self.priority,
+            cache_salt=salt_of(self.cache_salt, self.extra_key),
+            add_special_tokens=False,
+            params=self.params,
+        )
+
+
+def new_id(rid: str) -> str:
+    """The message's id, which aborts the request: the caller's own, or a new one."""
+    return rid or f"msg_{uuid.uuid4().hex}"

@@ -10,9 +10,12 @@ HIDDEN = "***"
 _SECRET = re.compile(r"(^|_)(key|secret|password|token|credential)s?$")
 
 
-def is_secret(name: str) -> bool:
-    """Whether a setting of this name (or dotted path) is called a key, a secret, a token or a password."""
-    return _SECRET.search(name.rpartition(".")[2].partition("[")[0].lower()) is not None
+def is_secret(path: str) -> bool:
+    """Whether the setting at a dotted path is called a key, a secret, a token or a password. `tokens` are those of
+    language models, which are counted.
+    """
+    name = path.rpartition(".")[2].partition("[")[0].lower()
+    return _SECRET.search(name) is not None and not name.endswith("tokens")
 
 
 def redact(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +28,6 @@ def _redacted(name: str, value: Any) -> Any:
         return redact(value)
     if isinstance(value, (list, tuple)):
         return [_redacted(name, one) for one in value]
-    if isinstance(value, str) and value and is_secret(name):
+    if isinstance(value, str) and value and _SECRET.search(name.lower()):
         return HIDDEN
     return value

@@ -72,12 +72,8 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     keys = Keys.of(engine.server)
     tls = tls_context(engine.server.tls)
     listener = listen(engine.server)
-    if not keys and not _is_private(listener):
-        logger.warning(
-            "server.host is %s and no key is set: whoever reaches this machine may use this server, and administer it; "
-            "set server.api_key_file and server.admin_key_file",
-            engine.server.host,
-        )
+    if (warning := exposure(engine.server, keys, listener)) is not None:
+        logger.warning(warning)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_Server(resolved, listener, builder, keys, tls).run())
@@ -96,11 +92,16 @@ def _allow_connections(most: int) -> None:
             logger.warning("server.max_connections is %d, but only %d files may be open (ulimit -Hn)", most, hard)
 
 
-def _is_private(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
+def exposure(server: ServerSection, keys: Keys, listener: socket.socket) -> str | None:
+    """A warning where others than this machine can connect, and no key keeps them out."""
     address = ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    if (mapped or address).is_loopback or keys:
+        return None
+    return (
+        f"server.host is {server.host} and no key is set: whoever reaches this machine may use this server, and "
+        "administer it; set server.api_key_file and server.admin_key_file"
+    )
 
 
 def listen(server: ServerSection) -> socket.socket:

@@ -1,0 +1,49 @@
+"""All built-in APIs in one application, around an engine that is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from pegboard.core.compose import compose
+from pegboard.core.config_docs import builtin_registry
+from pegboard.core.server import build_api
+from pegboard.core.testing.asgi import Application, Exchange
+from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.toolkit.http import example_of
+from pegboard.core.web.routes import flat
+
+API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
+EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))
+
+
+def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
+    """Every API that this distribution has, with these settings of the server. Call it in an event loop."""
+    data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
+    return build_api(compose(data=data, env={}, registry=builtin_registry()), client or FakeEngineClient())[0]
+
+
+def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:
+    """Method, path and a body for every route; its own example where it documents one."""
+    for route in flat(app.routes):
+        body = json.dumps(example_of(route) or {}).encode()
+        for method in sorted(route.methods):
+            yield method, route.path.replace("{model:path}", "fake-model"), b"" if method == "GET" else body
+
+
+async def ask(app: Application, method: str, path: str, body: bytes = b"", **headers: str) -> Exchange:
+    """One exchange with these headers (``x_api_key="..."``)."""
+
+    async def with_headers(scope: Scope, receive: Receive, send: Send) -> None:
+        more = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        await app({**scope, "headers": [*scope["headers"], *more]}, receive, send)
+
+    return await Exchange(with_headers, method, path, body).end()
+
+
+def bearer(key: str) -> Mapping[str, str]:
+    return {"authorization": f"Bearer {key}"}

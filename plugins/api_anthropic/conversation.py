@@ -143,7 +143,7 @@ def _text_of(kind: str, block: dict[str, Any], where: str) -> str:
     if kind == "image":
         raise InvalidRequest(f"{where}: this model reads text only, no images", param=where, code="unsupported")
     raise InvalidRequest(
-        f"{where}: blocks of type {kind[:64]!r} are not supported here", param=f"{where}.type", code="unsupported"
+        f"{where}.type: blocks of type {kind[:64]!r} are not supported here", param=f"{where}.type", code="unsupported"
     )
 
 

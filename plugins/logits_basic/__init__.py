@@ -18,7 +18,7 @@ plugin = Plugin(
         Provider(
             contract="logits_processor",
             name="penalties",
-            factory=f"{_MODULE}:Penalties",
+            factory="pegboard.plugins.logits_basic.penalties:Penalties",
             summary="frequency, presence and repetition penalties",
         ),
         Provider(

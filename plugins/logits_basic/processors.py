@@ -1,4 +1,4 @@
-"""Logit bias, penalties and min_new_tokens: each gathers its (row, token) pairs on the host and touches only those."""
+"""Logit bias and min_new_tokens: each gathers its (row, token) pairs on the host and touches only those."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 
@@ -78,61 +79,15 @@ class LogitBias(LogitsProcessor):
         logits[state.rows, state.ids] += state.numbers
 
 
-@dataclass(slots=True)
-class PenaltyState:
-    """`repetition` penalties of tokens in prompt or output, and what to `subtract` for tokens in the output."""
-
-    repetition: Pairs | None
-    subtract: Pairs | None
-
-
-class Penalties(LogitsProcessor):
-    """Repetition penalty over prompt and output, then frequency and presence penalties over the output.
-
-    Repetition is transformers' formula (Keskar et al., "CTRL", 2019): a positive logit is divided by the penalty, a
-    negative one multiplied. The other two are OpenAI's: logit - frequency * count - presence * (count > 0).
-    """
-
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
-        super().__init__(options, ctx)
-        self._seen = np.zeros(ctx.vocab_size, dtype=np.bool_)
-
-    def wants(self, params: SamplingParams) -> bool:
-        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-
-    def prepare(self, rows: Sequence[SamplingRow]) -> PenaltyState | None:
-        repetition, subtract = _PairsBuilder(), _PairsBuilder()
-        for index, row in enumerate(rows):
-            params = row.params
-            if params.repetition_penalty != 1.0:
-                repetition.add(index, self._distinct(row), params.repetition_penalty)
-            if (params.frequency_penalty or params.presence_penalty) and len(row.output_ids):
-                counts = np.bincount(row.output_ids)
-                ids = np.flatnonzero(counts)
-                subtract.add(index, ids, params.frequency_penalty * counts[ids] + params.presence_penalty)
-        state = PenaltyState(repetition.finish(self.ctx.device), subtract.finish(self.ctx.device))
-        return state if state.repetition is not None or state.subtract is not None else None
-
-    def _distinct(self, row: SamplingRow) -> NDArray[np.int64]:
-        """The distinct tokens of prompt and output, without sorting them. Hashed media tokens have no logit."""
-        self._seen[row.prompt_ids[row.prompt_ids < len(self._seen)]] = True
-        self._seen[row.output_ids] = True
-        ids = np.flatnonzero(self._seen)
-        self._seen[ids] = False
-        return ids
-
-    def apply(self, logits: torch.Tensor, state: Any) -> None:
-        pairs = state.repetition
-        if pairs is not None:
-            old = logits[pairs.rows, pairs.ids]
-            logits[pairs.rows, pairs.ids] = torch.where(old < 0, old * pairs.numbers, old / pairs.numbers)
-        pairs = state.subtract
-        if pairs is not None:
-            logits[pairs.rows, pairs.ids] -= pairs.numbers
+_LAST_RESORT = float(np.finfo(np.float32).min)
+"""The logit of a token that may be taken only where nothing else is left."""
 
 
 class MinNewTokens(LogitsProcessor):
-    """Forbids end-of-sequence and stop tokens to rows that have generated less than `min_new_tokens`."""
+    """Forbids end-of-sequence and stop tokens to rows that have generated less than `min_new_tokens`.
+
+    A grammar that is at its end allows nothing but the end: with one, these tokens come last and are not ruled out.
+    """
 
     def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
@@ -141,14 +96,22 @@ class MinNewTokens(LogitsProcessor):
     reads_output = False
 
     def wants(self, params: SamplingParams) -> bool:
+        if params.min_new_tokens > 0 and len(self._ends(params)) >= self.ctx.vocab_size:
+            raise InvalidRequest(
+                f"min_new_tokens {params.min_new_tokens} cannot be reached: every token of this model is in "
+                "stop_token_ids or ends the output",
+                param="min_new_tokens",
+            )
         return params.min_new_tokens > 0
+
+    def _ends(self, params: SamplingParams) -> NDArray[np.int64]:
+        return np.union1d(self._eos, np.array(params.stop_token_ids, dtype=np.int64))
 
     def prepare(self, rows: Sequence[SamplingRow]) -> Pairs | None:
         pairs = _PairsBuilder()
         for index, row in enumerate(rows):
             if row.generated < row.params.min_new_tokens:
-                stops = np.array(row.params.stop_token_ids, dtype=np.int64)
-                pairs.add(index, np.union1d(self._eos, stops), -np.inf)
+                pairs.add(index, self._ends(row.params), -np.inf if row.params.grammar is None else _LAST_RESORT)
         return pairs.finish(self.ctx.device)
 
     def apply(self, logits: torch.Tensor, state: Any) -> None:

@@ -16,7 +16,8 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.logits_processor import LogitsProcessorContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.toolkit.custom_params import read_params
-from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens, Penalties
+from pegboard.plugins.logits_basic.penalties import Penalties
+from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
 
 
 class PenaltySuite(LogitsProcessorContract):
@@ -136,16 +137,16 @@ class CountsRepeats(Counter):
         return count % row.params.extra["counter"].get("every", 2) == 0
 
 
-class KeepsTheViews(Penalties):
+class KeepsTheViews(Counter):
     """Reads the rows in `apply`, when they may be gone."""
 
     def prepare(self, rows):
-        return rows if super().prepare(rows) is not None else None
+        kept = [(place, row) for place, row in enumerate(rows) if self.wants(row.params)]
+        return kept or None
 
     def apply(self, logits, state):
-        real = super().prepare(state)
-        if real is not None:
-            super().apply(logits, real)
+        hit = [place for place, row in state if self.due(replace(row, memo={}))]
+        logits[hit, 5] = -torch.inf
 
 
 class AppliesTheLastStep(Penalties):

@@ -10,10 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens, Penalties
+from pegboard.core.testing.sampler import make_sampling
+from pegboard.plugins.logits_basic.penalties import Penalties
+from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
+from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 VOCAB = 40
 CONTEXT = LogitsProcessorContext(VOCAB, torch.device("cpu"), frozenset({2, 7}))
@@ -154,3 +160,69 @@ def test_min_new_tokens_forbids_stop_tokens_of_the_row_too() -> None:
 def test_min_new_tokens_of_a_model_without_eos() -> None:
     processor = MinNewTokens(NoOptions(), LogitsProcessorContext(VOCAB, torch.device("cpu"), frozenset()))
     assert processor.prepare([row(min_new_tokens=5)]) is None
+
+
+def test_min_new_tokens_that_no_token_is_left_for() -> None:
+    processor = MinNewTokens(NoOptions(), CONTEXT)
+    every = SamplingParams(min_new_tokens=1, stop_token_ids=tuple(token for token in range(VOCAB) if token != 7))
+    with pytest.raises(InvalidRequest) as caught:
+        processor.wants(every)
+    assert caught.value.param == "min_new_tokens"
+    assert processor.wants(SamplingParams(min_new_tokens=1, stop_token_ids=every.stop_token_ids[1:]))
+    assert not processor.wants(SamplingParams(stop_token_ids=every.stop_token_ids))
+
+
+def test_the_end_of_a_grammar_goes_before_min_new_tokens() -> None:
+    """Where the grammar leaves nothing but the end, that is taken; where it leaves more, the end is not."""
+    rows = [row(output=[1], min_new_tokens=3, grammar=Grammar("regex", "a*"))]
+    changed = run(MinNewTokens, rows, random_logits(1))
+    assert changed.isfinite().all()
+    assert not set(changed[0].topk(VOCAB - 2).indices.tolist()) & {2, 7}
+    only_the_end = torch.full((1, VOCAB), -torch.inf)
+    only_the_end[0, 7] = changed[0, 7]
+    sampler = TorchSampler(NoOptions(), SamplerContext(VOCAB, torch.device("cpu")))
+    for params in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}, {"temperature": 1.0, "top_k": 3}):
+        assert sampler.sample(only_the_end.clone(), make_sampling([params], VOCAB)).tolist() == [7]
+
+
+class Counted(np.ndarray):
+    """An output that notes how many tokens of it are read."""
+
+    read = 0
+
+    def tolist(self) -> Any:
+        Counted.read += len(self)
+        return super().tolist()
+
+
+def test_a_step_looks_at_new_tokens_only() -> None:
+    """What a decode step costs on the host does not grow with the prompt or the output."""
+    processor = Penalties(NoOptions(), CONTEXT)
+    future = np.random.default_rng(1).integers(0, VOCAB, 300)
+    memos: list[dict[object, Any]] = [{}, {}]
+    params = [SamplingParams(repetition_penalty=1.2, presence_penalty=0.5), SamplingParams(frequency_penalty=0.3)]
+    Counted.read = 0
+    states = set()
+    for step in range(1, 300):
+        output = future[:step].view(Counted)
+        rows = [SamplingRow(one, future[:50], output, 0, memo) for one, memo in zip(params, memos, strict=True)]
+        states.add(id(processor.prepare(rows)))
+    assert Counted.read == 2 * 299
+    assert len(states) == 1, "the batch stayed the same, and so does what was gathered of it"
+
+
+def test_room_for_new_tokens_runs_out() -> None:
+    """Far more distinct tokens than were there when the batch was gathered."""
+    vocab = 5000
+    processor = Penalties(NoOptions(), LogitsProcessorContext(vocab, torch.device("cpu"), frozenset()))
+    memo: dict[object, Any] = {}
+    params = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.25)
+    output = np.random.default_rng(2).permutation(vocab)[:1500]
+    for step in range(0, 1500, 7):
+        state = processor.prepare([SamplingRow(params, np.array([3, 9]), output[:step], 0, memo)])
+        logits = torch.full((1, vocab), 3.0)
+        processor.apply(logits, state)
+        expected = torch.full((1, vocab), 3.0)
+        expected[0, output[:step]] = 2.0 - 0.25
+        expected[0, [token for token in (3, 9) if token not in output[:step]]] = 2.0
+        torch.testing.assert_close(logits, expected)

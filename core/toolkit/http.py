@@ -248,9 +248,8 @@ def error_responses(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dic
 
 def json_answer(schema: type[BaseModel] | Mapping[str, Any], description: str = "The answer.") -> dict[int | str, Any]:
     """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands."""
-    if isinstance(schema, type):
-        schema = _inlined(schema.model_json_schema(mode="serialization"))
-    return {200: {"description": description, "content": {"application/json": {"schema": dict(schema)}}}}
+    shown = dict(_inlined(schema.model_json_schema(mode="serialization")) if isinstance(schema, type) else schema)
+    return {200: {"description": description, "content": {"application/json": {"schema": shown}}}}
 
 
 def example_of(route: object) -> dict[str, Any] | None:

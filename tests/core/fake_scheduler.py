@@ -123,8 +123,9 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
         max_total_tokens=0, dtype="float32", version="0",
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
+    hooks = Hooks.load(resolved.registry)
     return SimpleNamespace(
-        scheduler=kind(token), info=info, directory=path, hooks=Hooks.load(resolved.registry), view=None
+        scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=hooks.call.shutdown
     )
 
 

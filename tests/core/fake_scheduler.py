@@ -124,9 +124,7 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
     hooks = Hooks.load(resolved.registry)
-    return SimpleNamespace(
-        scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=hooks.call.shutdown
-    )
+    return SimpleNamespace(scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=lambda: None)
 
 
 def build_nothing(resolved: Any) -> Any:

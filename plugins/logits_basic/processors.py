@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,7 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-
-
-@dataclass(slots=True)
-class Pairs:
-    """Distinct places in the logits: `rows` and `ids` int64 [pairs], and a number float32 [pairs] for each."""
-
-    rows: torch.Tensor
-    ids: torch.Tensor
-    numbers: torch.Tensor
-
-
-class _PairsBuilder:
-    """Collects the pairs of a batch, row by row."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._ids: list[NDArray[np.int64]] = []
-        self._numbers: list[NDArray[np.float32]] = []
-
-    def add(self, row: int, ids: NDArray[np.int64], numbers: NDArray[np.floating[Any]] | float) -> None:
-        self._rows.append(row)
-        self._ids.append(ids)
-        self._numbers.append(np.broadcast_to(np.asarray(numbers, dtype=np.float32), ids.shape))
-
-    def finish(self, device: torch.device) -> Pairs | None:
-        """All pairs on `device`; None where there are none."""
-        if not any(map(len, self._ids)):
-            return None
-        rows = np.repeat(np.array(self._rows, dtype=np.int64), [len(ids) for ids in self._ids])
-        ids, numbers = np.concatenate(self._ids), np.concatenate(self._numbers)
-        return Pairs(*(torch.from_numpy(array).to(device) for array in (rows, ids, numbers)))
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 
 class LogitBias(LogitsProcessor):
@@ -67,7 +36,7 @@ class LogitBias(LogitsProcessor):
         return self._state
 
     def _gather(self, params: Sequence[SamplingParams]) -> Pairs | None:
-        pairs = _PairsBuilder()
+        pairs = PairsBuilder()
         for row, one in enumerate(params):
             if one.logit_bias:
                 count = len(one.logit_bias)
@@ -77,10 +46,6 @@ class LogitBias(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, state: Any) -> None:
         logits[state.rows, state.ids] += state.numbers
-
-
-_LAST_RESORT = float(np.finfo(np.float32).min)
-"""The logit of a token that may be taken only where nothing else is left."""
 
 
 class MinNewTokens(LogitsProcessor):
@@ -108,10 +73,10 @@ class MinNewTokens(LogitsProcessor):
         return np.union1d(self._eos, np.array(params.stop_token_ids, dtype=np.int64))
 
     def prepare(self, rows: Sequence[SamplingRow]) -> Pairs | None:
-        pairs = _PairsBuilder()
+        pairs = PairsBuilder()
         for index, row in enumerate(rows):
             if row.generated < row.params.min_new_tokens:
-                pairs.add(index, self._ends(row.params), -np.inf if row.params.grammar is None else _LAST_RESORT)
+                pairs.add(index, self._ends(row.params), -np.inf if row.params.grammar is None else LAST_RESORT)
         return pairs.finish(self.ctx.device)
 
     def apply(self, logits: torch.Tensor, state: Any) -> None:

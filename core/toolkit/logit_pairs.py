@@ -1,0 +1,46 @@
+"""For logits processors: distinct places (row, token) in a batch's logits, gathered row by row on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+LAST_RESORT = float(np.finfo(np.float32).min)
+"""The logit of a token that may be taken only where nothing else is left. What a request must not get has minus
+infinity, but a grammar may allow nothing but just that, and a row without any finite logit fails."""
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Distinct places in the logits: `rows` and `ids` int64 [pairs], and a number float32 [pairs] for each."""
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    numbers: torch.Tensor
+
+
+class PairsBuilder:
+    """Collects the pairs of a batch, row by row. The ids of a row must be distinct."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._ids: list[NDArray[np.int64]] = []
+        self._numbers: list[NDArray[np.float32]] = []
+
+    def add(self, row: int, ids: NDArray[np.int64], numbers: NDArray[np.floating[Any]] | float) -> None:
+        """The same number for all ids of a row, or one for each."""
+        self._rows.append(row)
+        self._ids.append(ids)
+        self._numbers.append(np.broadcast_to(np.asarray(numbers, dtype=np.float32), ids.shape))
+
+    def finish(self, device: torch.device) -> Pairs | None:
+        """All pairs on `device`; None where there are none."""
+        if not any(map(len, self._ids)):
+            return None
+        rows = np.repeat(np.array(self._rows, dtype=np.int64), [len(ids) for ids in self._ids])
+        ids, numbers = np.concatenate(self._ids), np.concatenate(self._numbers)
+        return Pairs(*(torch.from_numpy(array).to(device) for array in (rows, ids, numbers)))

@@ -1,0 +1,36 @@
+"""The suite of LogitsProcessor on the custom processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.testing.logits_processor import LogitsProcessorContract
+
+
+class TestDry(LogitsProcessorContract):
+    provider = "dry"
+
+    def asking(self) -> Sequence[SamplingParams]:
+        return [
+            SamplingParams(extra={"dry": {}}),
+            SamplingParams(extra={"dry": {"multiplier": 2, "base": 1.1, "allowed_length": 1, "range": 20}}),
+            SamplingParams(extra={"dry": {"sequence_breakers": ["b"], "allowed_length": 1}}),
+        ]
+
+
+class TestDryInAShortRange(LogitsProcessorContract):
+    provider = "dry"
+    options = {"longest_range": 16}
+
+
+class TestBadWords(LogitsProcessorContract):
+    provider = "bad_words"
+
+    def asking(self) -> Sequence[SamplingParams]:
+        return [
+            SamplingParams(extra={"bad_words": {"words": ["a", "ba", " c"]}}),
+            SamplingParams(extra={"bad_words": {"words": ["ab"]}}),
+            SamplingParams(extra={"bad_words": {"words": ["b"]}}, grammar=Grammar("regex", "a*")),
+        ]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, TypeVar
@@ -192,7 +193,7 @@ def _invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
 
 def body_docs(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body with `parse_body`: its schema, and an example that works."""
-    content = {"schema": _inlined(model.model_json_schema()), "example": dict(example)}
+    content = {"schema": _schema_of(model, "validation"), "example": dict(example)}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
@@ -258,6 +259,12 @@ def example_of(route: object) -> dict[str, Any] | None:
     content = extra.get("requestBody", {}).get("content", {})
     example = content.get("application/json", {}).get("example")
     return dict(example) if isinstance(example, Mapping) else None
+
+
+@functools.cache
+def _schema_of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
+    """A model's schema without references; to be read only."""
+    return dict(_inlined(model.model_json_schema(mode=mode)))
 
 
 def _inlined(schema: dict[str, Any]) -> Any:

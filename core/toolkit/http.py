@@ -249,7 +249,7 @@ def error_responses(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dic
 
 def json_answer(schema: type[BaseModel] | Mapping[str, Any], description: str = "The answer.") -> dict[int | str, Any]:
     """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands."""
-    shown = dict(_inlined(schema.model_json_schema(mode="serialization")) if isinstance(schema, type) else schema)
+    shown = dict(_schema_of(schema, "serialization") if isinstance(schema, type) else schema)
     return {200: {"description": description, "content": {"application/json": {"schema": shown}}}}
 
 

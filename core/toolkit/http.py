@@ -230,6 +230,9 @@ _MEANINGS = {
     504: "The request waited too long.",
 }
 
+ERROR_SCHEMA = "#/components/schemas/ErrorAnswer"
+"""Where the server's OpenAPI document has ErrorAnswer."""
+
 COMMON_ERRORS = (400, 413, 500, 503)
 """Statuses that every route may answer with; those about keys are the server's to document."""
 
@@ -241,8 +244,13 @@ def error_responses(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dic
 
         router.post("/count", responses={**json_answer(Count), **error_responses(404)})
     """
+    # The server's document has the schema that most share; a model would have FastAPI make a field for every status.
+    schema = {"$ref": ERROR_SCHEMA} if model is ErrorAnswer else _schema_of(model, "serialization")
     return {
-        status: {"model": model, "description": _MEANINGS.get(status, "An error.")}
+        status: {
+            "description": _MEANINGS.get(status, "An error."),
+            "content": {"application/json": {"schema": schema}},
+        }
         for status in sorted({*COMMON_ERRORS, *statuses})
     }
 

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from pegboard.core.toolkit.http import (
+    ERROR_SCHEMA,
     PUBLIC,
     USER,
     ErrorAnswer,
@@ -36,7 +37,6 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_ERRORS = "#/components/schemas/ErrorAnswer"
 _KEYS_ERRORS = (401, 403)
 
 
@@ -89,7 +89,7 @@ def _complete(operation: dict[str, Any], level: Level) -> None:
     # FastAPI's own, which our routes never answer with.
     if _ERRORS_OF_FASTAPI in str(responses.get("422")):
         del responses["422"]
-    content = responses.get("400", {}).get("content") or {"application/json": {"schema": {"$ref": _ERRORS}}}
+    content = responses.get("400", {}).get("content") or {"application/json": {"schema": {"$ref": ERROR_SCHEMA}}}
     for status, answer in error_responses(*(() if level == "public" else _KEYS_ERRORS)).items():
         responses.setdefault(str(status), {"description": answer["description"], "content": content})
     operation["responses"] = dict(sorted(responses.items()))

@@ -201,6 +201,9 @@ class GrammarSection(UseSection):
     """Most compiled grammars that are kept."""
     cache_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory that kept grammars may take."""
+    jump_ahead: Annotated[int, Field(ge=0)] = 2
+    """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.
+    Requests that want logprobs or hidden states never skip a token."""
 
 
 class PluginsSection(Section):

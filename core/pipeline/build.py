@@ -276,7 +276,9 @@ class _Parts:
             memory,
             policy,
             BatchBuilder(memory, self.processors, self.spec.vocab_size, pooler),
-            ResultStage(cast(Any, tokenizer), self.spec.eos_token_ids, pooler),
+            ResultStage(
+                cast(Any, tokenizer), self.spec.eos_token_ids, pooler, jump_ahead=self.config.grammar.jump_ahead
+            ),
             worker.run,
             pooler=pooler,
             chunk_size=self._chunk_size(),

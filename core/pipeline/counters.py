@@ -22,6 +22,8 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
+    """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
     book_errors: int = 0
     schedule_time: float = 0.0
     forward_time: float = 0.0

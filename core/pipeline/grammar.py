@@ -101,6 +101,18 @@ def look_ahead(req: Req) -> FinishReason | None:
     return None
 
 
+def forced(req: Req) -> list[int]:
+    """Tokens that must come next. A backend that fails here only costs the short cut."""
+    state = state_of(req)
+    if state is None or state.free:
+        return []
+    try:
+        return [int(token) for token in state.matcher.forced()]
+    except Exception as error:
+        logger.error("the grammar of %s failed to say what it forces", req.rid, exc_info=error)
+        return []
+
+
 def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
     """What the grammars of `reqs` allow next; None where nobody has any."""
     found = [(at, state) for at, req in enumerate(reqs) if (state := state_of(req)) is not None and not state.free]

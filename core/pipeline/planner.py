@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
-from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder
+from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder, PrefillItem
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ class SplitPrefill:
 
 
 class Planner:
-    """Owns the queues: `waiting`, `running`, and `chunked`, the request whose prompt is computed in chunks and is not
-    through yet (it is in neither of the others).
+    """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
+    through yet, and `ahead`, running requests several of whose newest tokens are known and not computed (a grammar
+    forced them). A request is in one of them.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Planner:
         self.waiting: list[Req] = []
         self.running = RunningBatch(config.max_running_requests)
         self.chunked: Req | None = None
+        self.ahead: list[Req] = []
         self.split: SplitPrefill | None = None
         self.split_layers = config.split_prefill_layers if config.split_prefill_layers < num_layers else 0
         self.num_layers = num_layers
@@ -80,7 +82,8 @@ class Planner:
         """
         if flight is not None and self.running.any(HISTORY):
             return None
-        decode_turn = self._last_was_prefill and self.running and not self.config.prefill_first
+        decoding = bool(self.running) or bool(self.ahead)
+        decode_turn = self._last_was_prefill and decoding and not self.config.prefill_first
         if self.split is not None and not decode_turn:
             self._last_was_prefill = True
             return self._next_part(self.split)
@@ -93,12 +96,19 @@ class Planner:
                 return step
             if self._must_settle:
                 return None
-        if not self._make_room(flight):
-            if flight is not None and self.running:
-                return None  # and it is still the decodes' turn when the flight is settled
-            self._last_was_prefill = False
-            return None if self.split is None else self._next_part(self.split)
+        room = self._make_room(flight)
+        if not room and flight is not None and self.running:
+            return None  # and it is still the decodes' turn when the flight is settled
+        if self.ahead:
+            step = self._catch_up(room, flight)
+            if step is not None:
+                self._last_was_prefill = False
+                self.counters.decode_steps += 1
+            if step is not None or self.ahead:
+                return step
         self._last_was_prefill = False
+        if not room:
+            return None if self.split is None else self._next_part(self.split)
         step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
         if step is not None:
             self.ratio.decay()
@@ -106,6 +116,34 @@ class Planner:
         elif self.split is not None:
             return self._next_part(self.split)
         return step
+
+    # ---- tokens that are known before they are computed -----------------------------------------------------------
+
+    def run_ahead(self, req: Req) -> None:
+        """Tokens of a running request have become known beyond the one that it sampled last: all of them are computed
+        in its next step, in one go.
+        """
+        self.running.remove([req])
+        req.kv.scheduled_len = req.kv.committed_len
+        self.ahead.append(req)
+
+    def _catch_up(self, mixed: bool, flight: Step | None) -> Step | None:
+        """A step that computes what those ahead have gained, with the next token of all others (`mixed`). None where
+        memory does not suffice: they wait again then, or the results of `flight` are wanted first.
+        """
+        items = []
+        for req in list(self.ahead):
+            done = req.kv.committed_len
+            if self.memory.extend(req, req.seq_len):
+                req.kv.scheduled_len = req.seq_len
+                items.append(PrefillItem(req, done, req.seq_len - done, partial=False))
+            elif flight is None:
+                self.retract(req)
+        if not items:
+            return None
+        taken = {id(item.req) for item in items}
+        self.ahead = [req for req in self.ahead if id(req) not in taken]
+        return self.builder.extend(items, self.running, mixed=mixed, flight=NEVER if flight is None else flight.number)
 
     # ---- split prefill --------------------------------------------------------------------------------------------
 
@@ -269,6 +307,8 @@ class Planner:
             self.split = None
         if req is self.chunked:
             self.chunked = None
+        elif req in self.ahead:
+            self.ahead.remove(req)
         elif req in self.running:
             self.running.remove([req])
         elif req in self.waiting:

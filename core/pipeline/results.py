@@ -42,8 +42,18 @@ class ResultStage:
     """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
 
     def __init__(
-        self, tokenizer: TokenDecoder | None, eos_ids: Iterable[int] = (), pooler: Pooler | None = None
+        self,
+        tokenizer: TokenDecoder | None,
+        eos_ids: Iterable[int] = (),
+        pooler: Pooler | None = None,
+        *,
+        jump_ahead: int = 0,
     ) -> None:
+        self.ahead: list[Req] = []
+        """Requests that have gained tokens beyond the sampled one; whoever reads it empties it."""
+        self.forced_tokens = 0
+        """Tokens gained so, since the start."""
+        self._jump_ahead = jump_ahead
         self._tokenizer = tokenizer
         self._pooler = pooler
         self._eos_ids = tuple(eos_ids)
@@ -168,10 +178,30 @@ class ResultStage:
             _keep_logprobs(req, row, logprobs)
 
     def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
-        req.output.finish_reason = self._finish_reason(req, token)
+        reason = self._finish_reason(req, token)
+        if reason is None and req.sampling.grammar is not None:
+            reason = self._run_ahead(req) or grammar.look_ahead(req)
+        req.output.finish_reason = reason
         if req.finished:
             req.timing.finished = now
             finished.append(req)
+
+    def _run_ahead(self, req: Req) -> FinishReason | None:
+        """Take the tokens that the grammar leaves no choice about without asking the model; why the request ends among
+        them, if it does. Not where something is wanted that only the model can say of each token.
+        """
+        if not self._jump_ahead or req.logprobs is not None or req.output.hidden is not None:
+            return None
+        tokens = grammar.forced(req)[: req.remaining_tokens]
+        if len(tokens) < self._jump_ahead:
+            return None
+        for token in tokens:
+            req.tokens.append(token)
+            self.forced_tokens += 1
+            if (reason := self._finish_reason(req, token)) is not None:
+                return reason
+        self.ahead.append(req)
+        return None
 
     def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
         params = req.sampling
@@ -185,7 +215,7 @@ class ResultStage:
                 return complete
         if req.remaining_tokens == 0:
             return FinishReason(FinishType.LENGTH)
-        return None if params.grammar is None else grammar.look_ahead(req)
+        return None
 
     def _match_stop(self, req: Req, token: int) -> str | None:
         if self._tokenizer is None:

@@ -173,6 +173,7 @@ class Scheduler:
         return not (
             planner.waiting
             or planner.running
+            or planner.ahead
             or planner.chunked
             or planner.split
             or self._outbox
@@ -288,7 +289,7 @@ class Scheduler:
         return {
             **self.counters.to_dict(),
             "waiting_requests": len(self.waiting),
-            "running_requests": len(self.running) + (self.chunked is not None),
+            "running_requests": len(self.running) + len(self.planner.ahead) + (self.chunked is not None),
             "blocked_requests": self._blocked,
             "held_requests": 0 if self.gates is None else self.gates.held,
             "free_tokens": self.memory.allocator.free_tokens,
@@ -384,6 +385,13 @@ class Scheduler:
             self._tell(self.report, batch)
         if finished:
             self._finished(finished)
+        more = self.results.forced_tokens - self.counters.forced_tokens
+        if more:
+            self.counters.forced_tokens += more
+            self.counters.generated_tokens += more
+            gained, self.results.ahead = self.results.ahead, []
+            for req in gained:
+                self.planner.run_ahead(req)
 
     def _finished(self, finished: Sequence[Req]) -> None:
         if self._requests_finished:

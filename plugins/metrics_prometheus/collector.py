@@ -50,6 +50,7 @@ _COUNTERS = (
     ("computed_prompt_tokens", "prompt_tokens", "Tokens computed in prefills, again after a retraction."),
     ("cached_tokens", "cached_tokens", "Prompt tokens that were found in the prefix cache."),
     ("generation_tokens", "generated_tokens", "Tokens generated."),
+    ("forced_tokens", "forced_tokens", "Of these, tokens that a grammar forced, for which the model was not asked."),
 )
 """Metric without prefix and `_total`, the scheduler's figure, help."""
 

@@ -24,13 +24,14 @@ class SamplingBody(SamplingFields):
     ebnf: Any = None
     structural_tag: Any = None
 
-    def params(self, answer: int = 0) -> SamplingParams:
-        """For the answer of this number."""
+    def params(self, answer: int = 0, processor: Any = "") -> SamplingParams:
+        """For the answer of this number. `processor` is the `custom_logit_processor` of the whole body."""
         return self.sampling_params(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
             answer=answer,
             prefix="sampling_params.",
+            processor=processor,
             seed=self.seed if self.seed is not None else self.sampling_seed,
         )
 
@@ -59,7 +60,8 @@ class GenerateBody(RequestModel):
     audio_data: Any = None
     session_params: Any = None
     lora_path: Any = None
-    custom_logit_processor: Any = None
+    custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
+    """As in `sampling_params`, for all of a batch; a processor's parameters are `sampling_params.custom_params`."""
     return_hidden_states: bool | list[bool] = False
 
     @property
@@ -98,7 +100,6 @@ UNSUPPORTED = (
     "audio_data",
     "session_params",
     "lora_path",
-    "custom_logit_processor",
     "return_hidden_states",
 )
 UNSUPPORTED_SAMPLING = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -135,7 +136,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
             requests.append(
                 GenerateRequest(
                     prompt=prompt,
-                    sampling=sampling.params(answer),
+                    sampling=sampling.params(answer, body.custom_logit_processor),
                     rid=rids[len(requests)],
                     stream=body.stream,
                     priority=body.priority,

@@ -25,8 +25,6 @@ from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarCon
 logger = logging.getLogger(__name__)
 
 LENGTH = struct.Struct("<Q")
-MAX_NESTING = 100
-"""How deep the JSON of a schema may be nested: libraries descend into it by recursion."""
 
 
 class Start(msgspec.Struct):

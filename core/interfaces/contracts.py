@@ -159,6 +159,7 @@ _ALL = (
         Cardinality.MATCHED,
         f"{_I}.grammar:GrammarBackend",
         "compiles grammars and says which tokens may come next",
+        suite=f"{_S}.grammar:GrammarContract",
         capabilities={
             "json_schema": "JSON that satisfies a schema",
             "json_object": "any JSON object",
@@ -191,6 +192,11 @@ _ALL = (
         f"{_I}.output_parser:OutputParser",
         "finds tool calls in streamed text, and writes the grammars that force them",
     ),
+        suite=f"{_S}.tool_parser:ToolParserContract",
+        capabilities={
+            "forces": "has a grammar for answers that have to be calls",
+            "streams_arguments": "tells arguments while they come, not when the call is complete",
+        },
     Contract(
         "api",
         "apis",

@@ -26,8 +26,9 @@ class Grammar(msgspec.Struct, frozen=True):
     `source` is the JSON text of a schema or of a structural tag, a regular expression, or an EBNF grammar whose start
     rule is `root`; "" for `json_object`, which is any JSON object. A structural tag is JSON of the form
     ``{"structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str], "at_least_one": bool,
-    "stop_after_first": bool}``: free text in which, from a trigger on, one of the structures has to follow; the two
-    flags are false by default.
+    "stop_after_first": bool}``: free text in which, from a trigger on, one of the structures has to follow. Both flags
+    are false by default. With `at_least_one` the output begins with a structure, without a trigger; with
+    `stop_after_first` it ends behind one. EBNF is GBNF as `pegboard.core.toolkit.gbnf` reads it.
     """
 
     kind: GrammarKind
@@ -53,12 +54,15 @@ class GrammarMatcher(abc.ABC):
     def fill(self, mask: NDArray[np.int32], row: int) -> bool:
         """Write the tokens that may come next into ``mask[row]``, int32 [ceil(vocab / 32)], bit i%32 of word i//32 for
         token i. False where every token may (the row is then undefined). End-of-sequence tokens are set exactly where
-        the output may end.
+        the output may end; other special tokens, and bits beyond the vocabulary, are not. A token of several characters
+        may be left out although the grammar allows it, as long as shorter ones can spell the same text.
         """
 
     @abc.abstractmethod
     def accept(self, token: int) -> bool:
-        """Go on by one token. False, with nothing changed, where the grammar does not allow it."""
+        """Go on by one token. False, with nothing changed, where the grammar does not allow it; what `fill` names is
+        allowed. Raises InvalidRequest where the grammar turns out to be too complex.
+        """
 
     @abc.abstractmethod
     def rollback(self, count: int) -> None:

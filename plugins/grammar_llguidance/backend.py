@@ -122,6 +122,7 @@ class _Matcher(GrammarMatcher):
     def __init__(self, matcher: LLMatcher, ends: frozenset[int]) -> None:
         self._matcher = matcher
         self._ends = ends
+        self._taken = 0
         self._ended = False
 
     def fill(self, mask: NDArray[np.int32], row: int) -> bool:
@@ -142,6 +143,7 @@ class _Matcher(GrammarMatcher):
         # Asked first, because a matcher that is given a wrong token never recovers.
         accepted = bool(self._matcher.validate_tokens([token])) and bool(self._matcher.consume_token(token))
         self._check()
+        self._taken += accepted
         return accepted
 
     def rollback(self, count: int) -> None:
@@ -150,10 +152,18 @@ class _Matcher(GrammarMatcher):
             count -= 1
         if count and not self._matcher.rollback(count):
             raise ValueError(f"cannot take {count} tokens back: {explain(self._matcher.get_error())}")
+        self._taken -= count
 
     @property
     def terminated(self) -> bool:
-        return self._ended or bool(self._matcher.is_stopped())
+        if self._ended or self._matcher.is_stopped():
+            return True
+        # A grammar of the empty text: the library notices that it has stopped when a token comes.
+        return not self._taken and bool(self._matcher.is_accepting()) and self._only_the_end()
+
+    def _only_the_end(self) -> bool:
+        allowed = np.flatnonzero(np.frombuffer(self._matcher.compute_logit_bias(), np.uint8))
+        return set(allowed.tolist()) <= self._ends
 
     def forced(self) -> Sequence[int]:
         return () if self._ended else self._matcher.compute_ff_tokens()

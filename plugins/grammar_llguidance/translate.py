@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit import gbnf
+from pegboard.core.toolkit.grammar import structural_tag_of
+from pegboard.core.toolkit.json_schema import checked_schema, schema_of
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]"
 
@@ -23,19 +28,20 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
     """
     json_options = _json_options(max_whitespace, lenient)
     if grammar.kind == "json_object":
-        return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=json_options)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=json_options)
     if grammar.kind == "json_schema":
-        source = "{}" if grammar.source == "true" else grammar.source
-        return LLMatcher.grammar_from_json_schema(source, overrides=json_options)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(_object(schema_of(grammar.source))), overrides=json_options
+        )
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     if grammar.kind == "ebnf":
         return LLMatcher.grammar_from_lark(lark_of(gbnf.parse(grammar.source)))
-    return LLMatcher.grammar_from_lark(_structural(json.loads(grammar.source), json_options))
+    return LLMatcher.grammar_from_lark(_structural(structural_tag_of(json.loads(grammar.source)), json_options))
 
 
-def _json_options(max_whitespace: int | None, lenient: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"lenient": lenient}
+def _json_options(max_whitespace: int | None, lenient: bool) -> JsonCompileOptions:
+    options: JsonCompileOptions = {"lenient": lenient}
     if max_whitespace == 0:
         options["whitespace_flexible"] = False
     elif max_whitespace is not None:
@@ -94,43 +100,45 @@ def _code(code: int) -> str:
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
 
 
-def _structural(tag: Mapping[str, Any], json_options: Mapping[str, Any]) -> str:
+def _structural(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
     """Free text with structures in it: text runs up to a trigger, and then one of its structures follows."""
     structures, triggers = tag["structures"], tag["triggers"]
     lines: list[str] = []
     options: list[str] = []
     for index, trigger in enumerate(triggers):
         own = [one for one in structures if _trigger_of(one["begin"], triggers) == trigger]
-        if not own:
-            continue
-        options.append(f"tag{index}")
-        bodies = [_body(one, trigger, json_options) for one in own]
-        lines.append(f"head{index}[lazy]: TEXT {_quoted(trigger)}")
-        lines.append(f"tag{index}: head{index} ({' | '.join(bodies)})")
-    return "\n".join([_start(options, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
+        if own:
+            options.append(f"tag{index}")
+            bodies = " | ".join(_body(one, one["begin"][len(trigger) :], json_options) for one in own)
+            lines.append(f"head{index}[lazy]: TEXT {_quoted(trigger)}")
+            lines.append(f"tag{index}: head{index} ({bodies})")
+    first = " | ".join(_body(one, one["begin"], json_options) for one in structures)
+    return "\n".join([*_start(options, first, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
 
 
-def _start(options: list[str], tag: Mapping[str, Any]) -> str:
-    one = f"({' | '.join(options)})"
-    if tag.get("stop_after_first"):
-        return f"start: {one}" if tag.get("at_least_one") else f"start: {one} | rest\nrest: TEXT"
-    return f"start: {one}{'+' if tag.get('at_least_one') else '*'} rest\nrest: TEXT"
+def _start(options: list[str], first: str, tag: Mapping[str, Any]) -> list[str]:
+    any_tag = f"({' | '.join(options)})"
+    if tag.get("at_least_one"):
+        more = "" if tag.get("stop_after_first") else f" {any_tag}* rest"
+        return [f"start: first{more}", f"first: {first}", *([] if not more else ["rest: TEXT"])]
+    return ["start: one | rest" if tag.get("stop_after_first") else "start: one* rest", f"one: {any_tag}", "rest: TEXT"]
 
 
 def _trigger_of(begin: str, triggers: list[str]) -> str:
-    """The first that it starts with, as the trigger that is seen first while the text is read is the shortest."""
+    """The one that is seen first while the text is read."""
     return min((one for one in triggers if begin.startswith(one)), key=len)
 
 
-def _body(one: Mapping[str, Any], trigger: str, json_options: Mapping[str, Any]) -> str:
-    schema = one["schema"]
-    if schema is True:
-        schema = {}
-    begin = one["begin"][len(trigger) :]
+def _body(one: Mapping[str, Any], begin: str, json_options: JsonCompileOptions) -> str:
+    schema = _object(checked_schema(one["schema"], "structural_tag"))
     if json_options:
         schema = {**schema, "x-guidance": dict(json_options)}
     parts = [_quoted(begin) if begin else "", f"%json {json.dumps(schema)}", _quoted(one["end"]) if one["end"] else ""]
     return " ".join(filter(None, parts))
+
+
+def _object(schema: Any) -> dict[str, Any]:
+    return {} if schema is True else dict(schema)
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,222 @@
+"""GrammarBackend on xgrammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xgrammar
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import (
+    CompiledGrammar,
+    Grammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarMatcher,
+)
+from pegboard.core.toolkit import gbnf
+from pegboard.core.toolkit.grammar import structural_tag_of
+from pegboard.core.toolkit.json_schema import checked_schema, schema_of
+from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
+
+_SOURCE_LINE = re.compile(r"^\[\d\d:\d\d:\d\d\] [^:]*:\d+: ")
+
+
+class XGrammarBackend(GrammarBackend):
+    """Compiled grammars carry precomputed masks; they travel as the library's own JSON."""
+
+    def __init__(self, options: XGrammarOptions, ctx: GrammarContext) -> None:
+        super().__init__(options, ctx)
+        self._info, self._tokenizer = _tokenizer_info(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+
+    @classmethod
+    def supports(cls, ctx: GrammarContext) -> str | None:
+        if not ctx.eos_token_ids:
+            return "the model has no token that ends an answer"
+        try:
+            _tokenizer_info(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        except Exception as error:  # the library raises plain ones
+            return f"xgrammar cannot read the model's tokenizer: {error}"
+        return None
+
+    def compile(self, grammar: Grammar) -> bytes:
+        try:
+            compiled = self._compiled(grammar)
+        except NotEnforced as error:
+            text = f"{grammar.kind}: {error} by this server's grammar backend (xgrammar)"
+            raise InvalidRequest(text, param=grammar.kind, code="invalid_grammar") from None
+        except (ValueError, RuntimeError, RecursionError) as error:
+            text = f"{grammar.kind}: {_explained(error)}"
+            raise InvalidRequest(text, param=grammar.kind, code="invalid_grammar") from None
+        return str(compiled.serialize_json()).encode()
+
+    def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
+        return _Compiled(
+            xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info),
+            self._words,
+            self._encode,
+            self.ctx.eos_token_ids,
+        )
+
+    @property
+    def _words(self) -> int:
+        return -(-self.ctx.vocab_size // 32)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        if grammar.kind == "json_object":
+            return self._json_schema({"type": "object"})
+        if grammar.kind == "json_schema":
+            return self._json_schema(schema_of(grammar.source))
+        if grammar.kind == "ebnf":
+            return self._compiler.compile_grammar(gbnf.to_gbnf(gbnf.parse(grammar.source)), root_rule_name=gbnf.START)
+        if grammar.kind == "regex":
+            if why := pattern_problem(grammar.source):
+                raise NotEnforced(f"{why} is not understood")
+            return self._compiler.compile_regex(grammar.source)
+        return self._compiler.compile_structural_tag(
+            json.dumps(self._structural(structural_tag_of(json.loads(grammar.source))))
+        )
+
+    def _json_schema(self, schema: Any) -> Any:
+        return self._compiler.compile_json_schema(
+            json.dumps(self._enforceable(schema)),
+            strict_mode=False,
+            max_whitespace_cnt=self.options.max_whitespace,
+        )
+
+    def _enforceable(self, schema: Any) -> Any:
+        made = enforceable(schema, lenient=self.options.lenient_schemas)
+        return {} if made is True else made
+
+    def _structural(self, tag: dict[str, Any]) -> dict[str, Any]:
+        tags = [
+            {
+                "type": "tag",
+                "begin": one["begin"],
+                "content": {
+                    "type": "json_schema",
+                    "json_schema": self._enforceable(checked_schema(one["schema"], "structural_tag")),
+                },
+                "end": one["end"],
+            }
+            for one in tag["structures"]
+        ]
+        form = {
+            "type": "triggered_tags",
+            "triggers": tag["triggers"],
+            "tags": tags,
+            "at_least_one": tag.get("at_least_one", False),
+            "stop_after_first": tag.get("stop_after_first", False),
+        }
+        return {"type": "structural_tag", "format": form}
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_info(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> tuple[Any, Tokenizer]:
+    """xgrammar's view of the model's tokenizer; the last one is kept, since `supports` needs it first.
+
+    Special tokens have no text here, or a JSON string could hold one that ends the answer for whoever reads it.
+    """
+    tokenizer = Tokenizer.from_directory(directory)
+    metadata = xgrammar.TokenizerInfo._detect_metadata_from_hf(tokenizer.to_json())
+    words = [
+        "" if token in tokenizer.special_ids else tokenizer.id_to_token(token) or ""
+        for token in range(tokenizer.vocab_size)
+    ]
+    info = xgrammar.TokenizerInfo(
+        words,
+        metadata["vocab_type"],
+        vocab_size=vocab_size,
+        stop_token_ids=list(eos),
+        add_prefix_space=metadata["add_prefix_space"],
+    )
+    return info, tokenizer
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, compiled: Any, words: int, encode: Callable[[str], list[int]], ends: frozenset[int]) -> None:
+        self._compiled = compiled
+        self._words = words
+        self._encode = encode
+        self._ends = np.zeros((1, words), np.uint32)
+        for token in ends:
+            self._ends[0, token // 32] |= np.uint32(1 << token % 32)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> GrammarMatcher:
+        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._words, self._encode, self._ends.view(np.int32))
+
+
+class _Matcher(GrammarMatcher):
+    def __init__(self, matcher: Any, words: int, encode: Callable[[str], list[int]], ends: NDArray[np.int32]) -> None:
+        self._matcher = matcher
+        self._words = words
+        self._encode = encode
+        self._ends = ends
+
+    def fill(self, mask: NDArray[np.int32], row: int) -> bool:
+        if self._matcher.is_terminated():
+            mask[row] = 0
+            return True
+        return bool(self._matcher.fill_next_token_bitmask(mask, row))
+
+    def accept(self, token: int) -> bool:
+        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(token))
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self._matcher.rollback(count)
+
+    @property
+    def terminated(self) -> bool:
+        if self._matcher.is_terminated():
+            return True
+        if not self._matcher.is_completed():
+            return False
+        # Complete, but perhaps not at its end: more may follow in `[0-9]+`.
+        mask = np.empty((1, self._words), np.int32)
+        return bool(self._matcher.fill_next_token_bitmask(mask, 0)) and not (mask & ~self._ends).any()
+
+    def forced(self) -> Sequence[int]:
+        if self._matcher.is_terminated():
+            return ()
+        try:
+            text = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:
+            return ()  # within a character
+        if not text:
+            return ()
+        # The last token might be another one together with what follows.
+        tokens = self._encode(text)[:-1]
+        taken = 0
+        while taken < len(tokens) and self._matcher.accept_token(tokens[taken]):
+            taken += 1
+        self._matcher.rollback(taken)
+        return tokens[:taken]
+
+
+def _explained(error: Exception) -> str:
+    """The library's message without the line of its source."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return _SOURCE_LINE.sub("", lines[-1]) if lines else type(error).__name__

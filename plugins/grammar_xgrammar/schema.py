@@ -1,0 +1,256 @@
+"""What xgrammar makes of a JSON schema, and what it would leave out without a word.
+
+The library takes nearly every schema and warns, on standard error, of what it ignores. An answer that the user's own
+validator then refuses is worse than a refused request. So keywords that it does not enforce, alone or beside others,
+are found here; and where the same can be said in words that it does enforce, that is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ANNOTATIONS = frozenset(
+    {
+        "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$schema", "$vocabulary", "contentEncoding",
+        "contentMediaType", "contentSchema", "default", "definitions", "deprecated", "description", "discriminator",
+        "example", "examples", "externalDocs", "id", "nullable", "readOnly", "title", "writeOnly", "xml",
+    }
+)  # fmt: skip
+NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
+ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"})
+OBJECTS = frozenset(
+    {
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+        "maxProperties",
+    }
+)  # fmt: skip
+COMBINERS = ("$ref", "anyOf", "oneOf", "allOf")
+OF_TYPE = {
+    "integer": NUMBERS, "number": NUMBERS, "string": STRINGS, "array": ARRAYS, "object": OBJECTS,
+    "boolean": frozenset[str](), "null": frozenset[str](),
+}  # fmt: skip
+KNOWN = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", "enum", "const", *COMBINERS}
+
+UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
+"""Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.json_schema`."""
+
+
+class NotEnforced(ValueError):
+    """A schema that the library would take without enforcing all of it."""
+
+
+class Reader:
+    """Makes of a schema what the library enforces as it stands; `remarks` has what it would not, by place."""
+
+    def __init__(self) -> None:
+        self.remarks: list[str] = []
+
+    def read(self, schema: Any, place: str = "#") -> Any:
+        """The schema in other words. Descends as deep as the schema is nested."""
+        if not isinstance(schema, dict):
+            return schema
+        made = dict(schema)
+        for word in schema.keys() - KNOWN - ANNOTATIONS:
+            if not self._harmless(word, schema):
+                self._remark(place, f"{word!r} is not enforced")
+        self._combiners(made, place)
+        self._values(made, place)
+        self._types(made, place)
+        self._strings(made, place)
+        self._numbers(made, place)
+        self._required(made)
+        for key, inner in self._children(made, place):
+            made[key] = inner
+        return made
+
+    def _remark(self, place: str, text: str) -> None:
+        self.remarks.append(f"{place}: {text}")
+
+    @staticmethod
+    def _harmless(word: str, schema: Mapping[str, Any]) -> bool:
+        if word.startswith("x-"):
+            return True
+        if word == "uniqueItems":
+            return schema[word] is False
+        if word in ("then", "else"):
+            return "if" not in schema
+        if word in ("minContains", "maxContains"):
+            return "contains" not in schema
+        return word not in (
+            "additionalItems", "contains", "dependencies", "dependentRequired", "dependentSchemas", "if", "not",
+            "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+        )  # fmt: skip
+
+    def _combiners(self, made: dict[str, Any], place: str) -> None:
+        found = [word for word in COMBINERS if word in made]
+        if not found:
+            return
+        beside = sorted(made.keys() & KNOWN - {found[0]})
+        if beside:
+            self._remark(place, f"{beside[0]!r} beside {found[0]!r} is not enforced")
+        if "allOf" in made and isinstance(made["allOf"], list) and len(made["allOf"]) > 1:
+            self._remark(place, "'allOf' with several schemas is not enforced")
+        if "oneOf" in made and not _disjoint(made["oneOf"]):
+            self._remark(place, "'oneOf' is not enforced where two of its schemas may hold at once")
+        ref = made.get("$ref")
+        if isinstance(ref, str) and ref != "#" and not ref.startswith("#/"):
+            self._remark(place, f"the reference {ref[:64]!r} is not followed: only those that start with '#/' are")
+
+    def _values(self, made: dict[str, Any], place: str) -> None:
+        words = [word for word in ("enum", "const") if word in made]
+        if not words:
+            return
+        beside = sorted(made.keys() & KNOWN - {"type", words[0]} - set(COMBINERS))
+        if beside:
+            self._remark(place, f"{beside[0]!r} beside {words[0]!r} is not enforced")
+        types = _types_of(made)
+        values = made["enum"] if words[0] == "enum" else [made["const"]]
+        if types and isinstance(values, list):
+            fitting = [value for value in values if _type_of(value) & types]
+            if len(fitting) != len(values):
+                made.pop("const", None)
+                made["enum"] = fitting  # an empty one is refused by the library
+
+    def _types(self, made: dict[str, Any], place: str) -> None:
+        if any(word in made for word in (*COMBINERS, "enum", "const")):
+            return
+        types = _types_of(made)
+        if types:
+            return
+        words = made.keys() & (NUMBERS | STRINGS | ARRAYS | OBJECTS)
+        if words and "properties" not in made and "items" not in made and "prefixItems" not in made:
+            self._remark(place, f"{min(words)!r} without 'type' is not enforced")
+
+    def _strings(self, made: dict[str, Any], place: str) -> None:
+        kind = made.get("format")
+        if isinstance(kind, str) and kind in UNENFORCED_FORMATS:
+            self._remark(place, f"the format {kind!r} is not enforced")
+        shaped = [word for word in ("pattern", "format") if word in made]
+        if len(shaped) > 1:
+            self._remark(place, "'format' beside 'pattern' is not enforced")
+        if shaped and ("minLength" in made or "maxLength" in made):
+            self._remark(place, f"'minLength' and 'maxLength' beside {shaped[0]!r} are not enforced")
+        if isinstance(made.get("pattern"), str) and (why := pattern_problem(made["pattern"])):
+            self._remark(place, f"the pattern {made['pattern'][:64]!r} is not enforced: {why}")
+
+    def _numbers(self, made: dict[str, Any], place: str) -> None:
+        if "multipleOf" in made and (_types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):
+            self._remark(place, "'multipleOf' is enforced for integers without a range only")
+
+    @staticmethod
+    def _required(made: dict[str, Any]) -> None:
+        """Names that are required and described nowhere: the library asks only for those that are described."""
+        required, properties = made.get("required"), made.get("properties", {})
+        if not isinstance(required, list) or not isinstance(properties, dict):
+            return
+        missing = [name for name in required if isinstance(name, str) and name not in properties]
+        if missing and (_types_of(made) == {"object"} or properties):
+            others = made.get("additionalProperties", True)
+            made["properties"] = {**properties, **dict.fromkeys(missing, others if isinstance(others, dict) else True)}
+            made["type"] = made.get("type", "object")
+
+    def _children(self, made: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+        for word in ("properties", "patternProperties", "$defs", "definitions"):
+            if isinstance(made.get(word), dict):
+                yield word, {key: self.read(one, f"{place}/{word}/{key}") for key, one in made[word].items()}
+        for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
+            if isinstance(made.get(word), list):
+                yield word, [self.read(one, f"{place}/{word}/{i}") for i, one in enumerate(made[word])]
+        for word in ("items", "additionalProperties", "propertyNames", "unevaluatedItems"):
+            if isinstance(made.get(word), dict):
+                yield word, self.read(made[word], f"{place}/{word}")
+
+
+def enforceable(schema: Any, *, lenient: bool = False) -> Any:
+    """The schema in words that the library enforces. Raises NotEnforced for one that cannot be said so."""
+    reader = Reader()
+    made = reader.read(schema)
+    if reader.remarks and not lenient:
+        raise NotEnforced(reader.remarks[0])
+    return made
+
+
+def pattern_problem(pattern: str) -> str:
+    """What of an expression the library would ignore; "" where nothing."""
+    at, in_class = 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 2
+            continue
+        if in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+            # A bracket right behind the opening one is a character of the class.
+            at += pattern[at + 1 : at + 2] == "^"
+            at += pattern[at + 1 : at + 2] == "]"
+        elif pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
+            return "it looks ahead or behind"
+        elif (char == "^" and at != 0) or (char == "$" and at != len(pattern) - 1):
+            return f"{char!r} within an expression"
+        at += 1
+    return ""
+
+
+def _types_of(schema: Mapping[str, Any]) -> set[str]:
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    return {one for one in kind if isinstance(one, str)} if isinstance(kind, list) else set()
+
+
+def _type_of(value: Any) -> set[str]:
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, (int, float)):
+        return {"number", "integer"} if float(value).is_integer() else {"number"}
+    if isinstance(value, str):
+        return {"string"}
+    return {"array"} if isinstance(value, list) else {"object"}
+
+
+def _disjoint(schemas: Any) -> bool:
+    """Whether no value satisfies two of them, as far as types and single-valued properties say."""
+    if not isinstance(schemas, list):
+        return False
+    return all(_apart(one, other) for at, one in enumerate(schemas) for other in schemas[at + 1 :])
+
+
+def _apart(one: Any, other: Any) -> bool:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    first, second = _possible_types(one), _possible_types(other)
+    if first and second and not first & second:
+        return True
+    if first == second == {"object"}:
+        return any(
+            _values_apart(mine, other.get("properties", {}).get(name))
+            for name, mine in one.get("properties", {}).items()
+            if name in one.get("required", ()) and name in other.get("required", ())
+        )
+    return _values_apart(one, other)
+
+
+def _possible_types(schema: Mapping[str, Any]) -> set[str]:
+    types = _types_of(schema)
+    if not types and isinstance(schema.get("properties"), dict):
+        types = {"object"}
+    return types | {"integer"} if "number" in types else types
+
+
+def _values_apart(one: Any, other: Any) -> bool:
+    mine, theirs = _fixed(one), _fixed(other)
+    return bool(mine) and bool(theirs) and not any(value in theirs for value in mine)
+
+
+def _fixed(schema: Any) -> list[Any]:
+    if not isinstance(schema, dict):
+        return []
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else []

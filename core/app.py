@@ -25,7 +25,7 @@ from pegboard.core.web.documents import Documents, document
 from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.limits import BodyLimit
-from pegboard.core.web.routes import Routes
+from pegboard.core.web.routes import Routes, allowed
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiRouter
@@ -107,6 +107,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message, code = f"{request.url.path} does not take {request.method}", "method_not_allowed"
     response = write_error(request.scope, InvalidRequest(message, status=error.status_code, code=code))
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        # Of all routes at this path, and not of the first one only.
+        response.headers["allow"] = ", ".join(allowed(request.app.router.routes, request.scope))
     return response
 
 

@@ -255,10 +255,18 @@ def error_responses(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dic
     }
 
 
-def json_answer(schema: type[BaseModel] | Mapping[str, Any], description: str = "The answer.") -> dict[int | str, Any]:
-    """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands."""
-    shown = dict(_schema_of(schema, "serialization") if isinstance(schema, type) else schema)
-    return {200: {"description": description, "content": {"application/json": {"schema": shown}}}}
+def json_answer(
+    schema: type[BaseModel] | Mapping[str, Any], description: str = "The answer.", *, events: str = ""
+) -> dict[int | str, Any]:
+    """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands. `events`
+    describes the server-sent events of a route that can stream instead.
+    """
+    plain = schema if isinstance(schema, Mapping) else _inlined(schema.model_json_schema(mode="serialization"))
+    content: dict[str, Any] = {"application/json": {"schema": dict(plain)}}
+    if events:
+        # OpenAPI does not say what a schema of a stream is about, so there is none.
+        content["text/event-stream"] = {"schema": {"description": events}}
+    return {200: {"description": description, "content": content}}
 
 
 def example_of(route: object) -> dict[str, Any] | None:

@@ -83,6 +83,18 @@ def flat(routes: Iterable[Any]) -> Iterator[Any]:
             yield getattr(one, "starlette_route", None) or one
 
 
+def allowed(routes: Iterable[Any], scope: Scope) -> list[str]:
+    """The methods that a request's path takes."""
+    return sorted(
+        {
+            method
+            for route in flat(routes)
+            if route.matches(scope)[0] is not Match.NONE
+            for method in getattr(route, "methods", None) or ()
+        }
+    )
+
+
 def levels(routes: Iterable[Any]) -> dict[tuple[str, str], Level]:
     """The level of every route by method and path."""
     return {

@@ -50,8 +50,7 @@ class AnthropicRouter(ApiRouter):
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
         }
         errors = error_responses(404, OVERLOADED, model=ErrorAnswer)
-        answer = json_answer(MessageAnswer, "The message; with `stream`, its events.")
-        answer[200]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answer = json_answer(MessageAnswer, "The message.", events="From message_start to message_stop.")
         router.post(
             "/v1/messages",
             summary="Answer a conversation",

@@ -21,6 +21,7 @@ from pegboard.core.toolkit.http import (
     EventStream,
     api_router,
     body_docs,
+    error_responses,
     event,
     json_response,
     parse_body,
@@ -40,14 +41,15 @@ class NativeRouter(ApiRouter):
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["native"], dependencies=[USER])
-        public: dict[str, Any] = {"dependencies": [PUBLIC]}
+        public: dict[str, Any] = {"dependencies": [PUBLIC], "response_class": Response}
         admin: dict[str, Any] = {"dependencies": [ADMIN]}
         generate_docs = body_docs(GenerateBody, _EXAMPLE)
         router.post("/generate", summary="Generate from text or token ids", openapi_extra=generate_docs)(self.generate)
         for path in ("/health", "/ping"):
             router.get(path, summary="Whether the server process is alive", **public)(self.health)
         router.get("/ready", summary="Whether requests are taken: 503 while starting or stopping", **public)(self.ready)
-        router.get("/health_generate", summary="Whether the engine answers: generates one token")(self.health_generate)
+        probe = "Whether the engine answers: generates one token"
+        router.get("/health_generate", summary=probe, response_class=Response)(self.health_generate)
         for path in ("/model_info", "/get_model_info"):
             router.get(path, summary="The served model")(self.model_info)
         for path in ("/server_info", "/get_server_info"):
@@ -62,9 +64,10 @@ class NativeRouter(ApiRouter):
         router.post("/abort_request", summary="Abort a request, or all", openapi_extra=abort_docs, **admin)(
             self.abort_request
         )
+        trace: dict[str, Any] = {**admin, "responses": error_responses(404)}
         start, stop = "Begin a trace of the scheduler process", "End the trace and write it"
-        router.post("/start_profile", summary=start, openapi_extra=profile_docs(), **admin)(self.start_profile)
-        router.post("/stop_profile", summary=stop, **admin)(self.stop_profile)
+        router.post("/start_profile", summary=start, openapi_extra=profile_docs(), **trace)(self.start_profile)
+        router.post("/stop_profile", summary=stop, **trace)(self.stop_profile)
         return router
 
     async def generate(self, request: Request) -> Response:

@@ -11,7 +11,8 @@ plugin = Plugin(
             contract="api",
             name="openai",
             factory="pegboard.plugins.api_openai.router:OpenAIRouter",
-            summary="/v1/models, /v1/chat/completions and /v1/completions",
+            config="pegboard.plugins.api_openai.options:OpenAIOptions",
+            summary="/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/score and more",
         ),
     ),
 )

@@ -119,7 +119,6 @@ class Chat:
         body = await parse_body(request, ChatBody)
         surface = self._surface
         surface.check_model(body.model)
-        surface.check_processor(body.custom_logit_processor)
         body.check()
         turn = await take_turn(
             surface,

@@ -161,7 +161,6 @@ class Completions:
         body = await parse_body(request, CompletionBody)
         surface = self._surface
         surface.check_model(body.model)
-        surface.check_processor(body.custom_logit_processor)
         body.check()
         rid = new_id("cmpl", body.rid)
         requests = body.engine_requests(

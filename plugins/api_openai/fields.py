@@ -49,8 +49,6 @@ class CommonBody(SamplingFields):
     """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`."""
     regex: str | None = None
     ebnf: str | None = None
-    custom_logit_processor: str = ""
-    """The registered name of a logits processor, which gets `custom_params`."""
     prompt_logprobs: int | None = None
     """How many of the largest logprobs to give of each token of the prompt, beside its own."""
     return_hidden_states: bool = False
@@ -102,8 +100,8 @@ class CommonBody(SamplingFields):
                 f"response_format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
                 param="response_format.type",
             )
-        schema = _schema_of(form) if kind == "json_schema" else None
-        schema_name = "response_format.json_schema.schema"
+        where = "response_format.json_schema"
+        schema = json_schema_of(form.get("json_schema"), where) if kind == "json_schema" else None
         tag = {name: value for name, value in form.items() if name != "type"} if kind == "structural_tag" else None
         return grammar_of(
             json_schema=schema,
@@ -111,7 +109,11 @@ class CommonBody(SamplingFields):
             regex=self.regex,
             ebnf=self.ebnf,
             structural_tag=tag,
-            names={"json_schema": schema_name, "json_object": "response_format", "structural_tag": "response_format"},
+            names={
+                "json_schema": f"{where}.schema",
+                "json_object": "response_format",
+                "structural_tag": "response_format",
+            },
         )
 
     def engine_requests(
@@ -139,7 +141,6 @@ class CommonBody(SamplingFields):
                     max_new_tokens=max_new_tokens,
                     min_new_tokens=self.min_tokens,
                     answer=answer,
-                    processor=self.custom_logit_processor,
                     **sampling,
                 ),
                 rid=rid if total == 1 else f"{rid}_{i * self.copies + answer}",
@@ -167,19 +168,19 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequest(f"{name} must be from {low} to {high}, got {value}", param=name)
 
 
-def _schema_of(form: dict[str, Any]) -> Any:
-    """The schema of ``{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}, "strict": true}}``."""
-    where = "response_format.json_schema"
-    nested = form.get("json_schema")
-    if not isinstance(nested, dict):
+def json_schema_of(form: Any, where: str) -> Any:
+    """The schema of ``{"name": ..., "description": ..., "schema": {...}, "strict": true}``. It is always followed to
+    the letter, strict or not.
+    """
+    if not isinstance(form, dict):
         raise InvalidRequest(f"{where} must be an object with name and schema", param=where)
     for name, kind, what in (
         ("name", str, "a string"),
         ("description", str, "a string"),
         ("strict", bool, "a boolean"),
     ):
-        if nested.get(name) is not None and not isinstance(nested[name], kind):
+        if form.get(name) is not None and not isinstance(form[name], kind):
             raise InvalidRequest(f"{where}.{name} must be {what}", param=f"{where}.{name}")
-    if nested.get("schema") is None:
+    if form.get("schema") is None:
         raise InvalidRequest(f"{where}.schema is missing", param=f"{where}.schema")
-    return nested["schema"]
+    return form["schema"]

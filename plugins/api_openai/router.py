@@ -10,13 +10,17 @@ from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.completions import Completions
 from pegboard.plugins.api_openai.embeddings import Embeddings
 from pegboard.plugins.api_openai.models import Models
+from pegboard.plugins.api_openai.options import OpenAIOptions
+from pegboard.plugins.api_openai.responses.routes import Responses
 from pegboard.plugins.api_openai.scoring import Scoring
 from pegboard.plugins.api_openai.surface import Surface
 from pegboard.plugins.api_openai.tokens import Tokens
 
 
 class OpenAIRouter(ApiRouter):
-    """/v1/chat/completions and /v1/completions, whole and streamed; embeddings, scores, tokens and models."""
+    """/v1/chat/completions, /v1/completions, /v1/responses, whole and streamed; embeddings, scores, tokens, models."""
+
+    options: OpenAIOptions
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["openai"], dependencies=[USER])
@@ -24,6 +28,7 @@ class OpenAIRouter(ApiRouter):
         chat, completions = Chat(surface), Completions(surface)
         # The first route with an example is what a new server suggests to try.
         first = (chat, completions) if self.client.tokenizer.has_chat_template else (completions, chat)
-        for part in (*first, Embeddings(surface), Scoring(surface), Tokens(surface), Models(surface)):
+        responses = Responses(surface, self.options)
+        for part in (*first, responses, Embeddings(surface), Scoring(surface), Tokens(surface), Models(surface)):
             part.add_to(router)
         return router

@@ -40,15 +40,6 @@ class Surface:
         """Raise InvalidRequest (404) for a model that this server does not have."""
         check_model(self.client.info, model)
 
-    def check_processor(self, name: str) -> None:
-        """Raise InvalidRequest for a logits processor that the config does not have."""
-        known = self.client.info.providers.get("logits_processor") or []
-        if name and name not in known:
-            raise InvalidRequest(
-                f"custom_logit_processor: this server has no logits processor {name[:64]!r}, but {', '.join(known)}",
-                param="custom_logit_processor",
-            )
-
     async def submit(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Answers:
         """Submit requests that belong together; what is refused is said in the body's words (`names`)."""
         try:
@@ -84,7 +75,5 @@ def documented(
     body: type[BaseModel], answer: type[BaseModel], example: Mapping[str, Any], *errors: int, events: str = ""
 ) -> dict[str, Any]:
     """Arguments of a route that say what it takes and what it answers; `events` describes its stream, if it has one."""
-    responses = {**json_answer(answer), **error_responses(404, 429, *errors)}
-    if events:
-        responses[200]["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    responses = {**json_answer(answer, events=events), **error_responses(404, 429, *errors)}
     return {"openapi_extra": body_docs(body, example), "responses": responses}

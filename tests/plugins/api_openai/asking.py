@@ -8,19 +8,19 @@ from typing import Any
 
 from pegboard.core.app import build_app
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-def make_app(client: FakeEngineClient, **context: Any) -> Any:
+def make_app(client: FakeEngineClient, *, options: dict[str, Any] | None = None, **context: Any) -> Any:
     """The router as the server mounts it."""
     ctx = ApiContext(client=client, max_body_bytes=10**6, **context)
-    return build_app([("openai", OpenAIRouter(NoOptions(), ctx))], max_body_bytes=10**6)
+    return build_app([("openai", OpenAIRouter(OpenAIOptions(**(options or {})), ctx))], max_body_bytes=10**6)
 
 
 def ask(

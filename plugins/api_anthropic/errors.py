@@ -22,6 +22,8 @@ OVERLOADED = 529
 REQUEST_ID = "request-id"
 """The header in which Anthropic's clients look for the id."""
 
+_FULL = frozenset({"queue_full", "grammar_queue_full", "overloaded"})
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,8 +53,8 @@ class ErrorAnswer(BaseModel):
 
 
 def status_of(error: InvalidRequest) -> int:
-    """The HTTP status: 529 where the queue is full, which Anthropic's clients know as being overloaded."""
-    return OVERLOADED if (error.status, error.code) == (503, "queue_full") else error.status
+    """The HTTP status: 529 where a queue is full, which Anthropic's clients know as being overloaded."""
+    return OVERLOADED if error.status == 503 and error.code in _FULL else error.status
 
 
 def error_body(error: InvalidRequest, request_id: str) -> dict[str, Any]:

@@ -15,9 +15,20 @@ from pegboard.plugins.api_anthropic.conversation import continues, template_mess
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.toolkit.turn import Turn
     from pegboard.plugins.api_anthropic.responses import Thinking
 
 FORMAT = "output_config.format"
+
+NAMES = {
+    "prompt": "messages",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop": "stop_sequences",
+    "json_schema": f"{FORMAT}.schema",
+    "structural_tag": "tools",
+}
+"""What fields of the engine are called here."""
 
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What templates know as `reasoning_effort`."""
@@ -145,39 +156,29 @@ class MessagesBody(SamplingFields, PromptBody):
                     param="thinking.budget_tokens",
                 )
 
-    def grammar(self, of_tools: Grammar | None, *, forced: bool) -> Grammar | None:
-        """The one grammar: what the request asks for, or else that of its tools, which may be `forced`."""
+    def grammar(self) -> Grammar | None:
+        """What the answer has to look like, apart from tools."""
         given = self.output_config.format if self.output_config is not None else None
-        schema = None
-        if given is not None:
-            if given.get("type") != "json_schema" or "schema" not in given:
-                raise InvalidRequest(
-                    f'{FORMAT} must be {{"type": "json_schema", "schema": {{...}}}}', param=FORMAT, code="invalid_type"
-                )
-            schema = given["schema"]
-        own = grammar_of(
+        if given is not None and (given.get("type") != "json_schema" or "schema" not in given):
+            raise InvalidRequest(
+                f'{FORMAT} must be {{"type": "json_schema", "schema": {{...}}}}', param=FORMAT, code="invalid_type"
+            )
+        schema = given["schema"] if given is not None else None
+        return grammar_of(
             json_schema=schema, regex=self.regex, ebnf=self.ebnf, names={"json_schema": f"{FORMAT}.schema"}
         )
-        if own is not None and forced:
-            raise InvalidRequest(
-                "tool_choice demands a call, and the request a format of the answer: they exclude each other",
-                param="tool_choice",
-            )
-        return own if own is not None else of_tools
 
-    def engine_request(
-        self, prompt: str, *, rid: str, grammar: Grammar | None, skip_special_tokens: bool
-    ) -> GenerateRequest:
+    def engine_request(self, turn: Turn, rid: str) -> GenerateRequest:
         """What the engine is asked for."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         return GenerateRequest(
-            prompt=prompt,
+            prompt=turn.prompt,
             sampling=self.sampling_params(
                 max_new_tokens=self.max_tokens,
                 min_new_tokens=self.min_tokens,
                 stop=(*self.stop_sequences, *stop),
-                grammar=grammar,
-                skip_special_tokens=self.skip_special_tokens and skip_special_tokens,
+                grammar=turn.grammar,
+                skip_special_tokens=self.skip_special_tokens and turn.skip_special_tokens,
             ),
             rid=rid,
             stream=self.stream,

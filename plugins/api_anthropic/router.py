@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.toolkit.generation import Answers, check_model
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import Answers, check_model, renamed
 from pegboard.core.toolkit.http import (
     USER,
     EventStream,
@@ -22,8 +23,7 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
-from pegboard.core.toolkit.rendering import render_chat
-from pegboard.core.toolkit.tool_calls import ChatStream, Tools, skip_special_tokens
+from pegboard.core.toolkit.turn import Turn, take_turn
 from pegboard.plugins.api_anthropic.answers import MessageAnswer, TokenCount
 from pegboard.plugins.api_anthropic.errors import (
     OVERLOADED,
@@ -34,8 +34,13 @@ from pegboard.plugins.api_anthropic.errors import (
     write_error,
 )
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
-from pegboard.plugins.api_anthropic.requests import MessagesBody, PromptBody, new_id
+from pegboard.plugins.api_anthropic.requests import NAMES, MessagesBody, PromptBody, new_id
 from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import GenerateRequest
+    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.toolkit.tool_calls import Tools
 
 
 class AnthropicRouter(ApiRouter):
@@ -70,30 +75,12 @@ class AnthropicRouter(ApiRouter):
         check_model(self.client.info, body.model)
         body.check()
         tools = body.checked_tools()
-        of_tools = tools.grammar(self.ctx.tool_parser, features=self.client.info.features)
-        forced = tools.active and tools.choice == "required"
-        grammar = body.grammar(of_tools, forced=forced)
-        messages = body.template_messages()
-        prompt = await self._render(body, messages, tools)
+        turn = await self._turn(request, body, tools, body.grammar())
         rid = new_id(body.rid)
         request_id = getattr(request.state, "request_id", "") or new_request_id()
-        parsed = ChatStream(
-            tools=tools,
-            prompt=prompt,
-            prefill=messages[-1]["content"] if body.prefilled else "",
-            constrained=grammar is not None and (forced or grammar is not of_tools),
-            tool_parser=self.ctx.tool_parser,
-            reasoning_parser=self.ctx.reasoning_parser,
-        )
-        engine_request = body.engine_request(
-            prompt,
-            rid=rid,
-            grammar=grammar,
-            skip_special_tokens=skip_special_tokens(tools, self.ctx.tool_parser, self.ctx.reasoning_parser),
-        )
-        answers = await until_disconnect(request, Answers.submit(self.client, [engine_request]))
+        answers = await self._submit(request, body.engine_request(turn, rid))
         writer = MessageWriter(
-            rid, self.client.info.served_name, parsed, max_tokens=body.max_tokens, thinking=body.shown_thinking
+            rid, self.client.info.served_name, turn.stream(), max_tokens=body.max_tokens, thinking=body.shown_thinking
         )
         headers = {REQUEST_ID: request_id}
         if body.stream:
@@ -112,21 +99,27 @@ class AnthropicRouter(ApiRouter):
     async def count_tokens(self, request: Request) -> Response:
         body = await parse_body(request, PromptBody)
         check_model(self.client.info, body.model)
-        prompt = await self._render(body, body.template_messages(), body.checked_tools())
-        ids = await asyncio.to_thread(self.client.tokenizer.encode, prompt, add_special_tokens=False)
+        turn = await self._turn(request, body, body.checked_tools(), None)
+        ids = await asyncio.to_thread(self.client.tokenizer.encode, turn.prompt, add_special_tokens=False)
         return json_response({"input_tokens": len(ids)})
 
-    async def _render(self, body: PromptBody, messages: list[dict[str, Any]], tools: Tools) -> str:
-        return await render_chat(
-            self.client,
-            messages,
+    async def _turn(self, request: Request, body: PromptBody, tools: Tools, grammar: Grammar | None) -> Turn:
+        return await take_turn(
+            self.ctx,
+            request,
+            body.template_messages(),
             tools=tools,
-            tool_parser=self.ctx.tool_parser,
-            add_generation_prompt=not body.prefilled,
-            continue_final_message=body.prefilled,
+            grammar=grammar,
             kwargs=body.chat_template_kwargs,
             hints=body.template_hints(),
+            continue_final_message=body.prefilled,
         )
+
+    async def _submit(self, request: Request, engine_request: GenerateRequest) -> Answers:
+        try:
+            return await until_disconnect(request, Answers.submit(self.client, [engine_request]))
+        except InvalidRequest as error:
+            raise renamed(error, NAMES) from None
 
 
 async def _events(answers: Answers, writer: MessageWriter) -> AsyncGenerator[bytes, None]:

@@ -292,9 +292,10 @@ def test_formats_are_grammars() -> None:
     grammar = client.requests[0].sampling.grammar
     assert grammar == Grammar("json_schema", '{"type":"object","properties":{"b":{},"a":{}}}')
     assert message(regex="a+")[1].requests[0].sampling.grammar == Grammar("regex", "a+")
-    # Tools that need not be used give way to it.
-    _, client = message(output_config=config, tools=[TOOL])
+    # Tools that need not be used give way to it: such an answer is text, whatever it looks like.
+    found, client = message(('[[add|{"a": 1}]]',), output_config=config, tools=[TOOL])
     assert client.requests[0].sampling.grammar == grammar
+    assert [block.type for block in found.content] == ["text"]
 
 
 def test_count_tokens() -> None:
@@ -352,10 +353,19 @@ def test_bad_requests_name_the_field(body: dict[str, Any], field: str) -> None:
     assert client.requests == []
 
 
-def test_calls_cannot_be_demanded_without_a_parser() -> None:
-    done, _ = ask(PATH, {**BODY, "tools": [TOOL], "tool_choice": {"type": "any"}}, parsers=False)
+def test_tools_need_a_parser() -> None:
+    done, _ = ask(PATH, {**BODY, "tools": [TOOL]}, parsers=False)
     assert done.status == 400
-    assert "tool_choice" in done.json()["error"]["message"]
+    assert "tool_parser" in done.json()["error"]["message"]
+    assert ask(PATH, {**BODY, "tools": [TOOL], "tool_choice": {"type": "none"}}, parsers=False)[0].status == 200
+
+
+def test_the_engines_refusals_use_our_names() -> None:
+    refusal = InvalidRequest("max_new_tokens is odd", param="max_new_tokens")
+    done, _ = ask(PATH, BODY, refuse=refusal)
+    assert done.json()["error"]["message"] == "max_tokens is odd"
+    done, _ = ask(PATH, BODY, refuse=InvalidRequest("the prompt is too long", param="prompt"))
+    assert done.json()["error"]["message"] == "messages: the prompt is too long"
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT])

@@ -82,6 +82,17 @@ class TlsSection(Section):
     """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
 
 
+class SessionsSection(Section):
+    """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
+
+    max_sessions: PositiveInt = 1024
+    """Most sessions that are open at once; one more is refused with 429."""
+    max_session_tokens: PositiveInt = 262_144
+    """Most tokens that one session keeps, of all its branches together; they take 4 bytes each."""
+    idle_timeout: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds without a turn after which a session is closed; a request may ask for less."""
+
+
 class ServerSection(Section):
     """The HTTP server."""
 
@@ -113,6 +124,8 @@ class ServerSection(Section):
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests; one more is answered with 503."""
+    sessions: SessionsSection = SessionsSection()
+    """Conversations whose tokens the server remembers."""
     profile_dir: str | None = None
     """Directory below which traces of `/start_profile` are written; unset: none are made."""
 

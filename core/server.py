@@ -35,6 +35,7 @@ from pegboard.core.logs import configure_logging
 from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
+from pegboard.core.sessions import Sessions
 from pegboard.core.supervisor import Supervisor
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 from pegboard.core.web.keys import Keys
@@ -242,7 +243,7 @@ def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None 
     """The application with the config's APIs, in its order. `keys` are the config's, where they are read already."""
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
-    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
+    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes, sessions=Sessions(server.sessions))
     selection = Selection(resolved)
     ctx = with_parsers(ctx, selection)
     choices = selection.choose_all("api", ctx)

@@ -104,6 +104,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
+    from pegboard.core.interfaces.sessions import SessionParams as SessionParams
+    from pegboard.core.interfaces.sessions import SessionStore as SessionStore
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
@@ -156,6 +158,7 @@ _EXPORTS = {
     "sampler": ("Sampler", "SamplerContext"),
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
+    "sessions": ("SessionParams", "SessionStore"),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
     "tokenizer": ("Tokenizer",),
@@ -255,6 +258,8 @@ __all__ = [
     "ScheduleBatch",
     "SchedulePolicy",
     "SchedulePolicyContext",
+    "SessionParams",
+    "SessionStore",
     "TokenAllocator",
     "TokenAllocatorContext",
     "TokenBuffer",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pegboard.core.interfaces.sessions import NoSessions, SessionStore
 
 if TYPE_CHECKING:
     import fastapi
@@ -15,14 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The engine client, the largest request body in bytes that the server lets through, and the parsers of the model's
-    answers (see `pegboard.core.toolkit.tool_calls`), where there are any.
+    """The engine client, the largest request body in bytes that the server lets through, the parsers of the model's
+    answers (see `pegboard.core.toolkit.tool_calls`), where there are any, and the sessions of all APIs together, which
+    requests with `session_params` continue (see `SessionStore`).
     """
 
     client: EngineClient
     max_body_bytes: int
     tool_parser: OutputParser | None = None
     reasoning_parser: OutputParser | None = None
+    sessions: SessionStore = field(default_factory=NoSessions)
 
 
 class ApiRouter(abc.ABC):

@@ -206,7 +206,7 @@ class FakeStream(OutputStream):
             if self._ended:
                 return
             piece = client.script[number]
-            ids = client.tokenizer.encode(piece)
+            ids = client.tokenizer.encode(piece, add_special_tokens=False)
             sent += len(ids)
             last = number == len(client.script) - 1
             if last:

@@ -1,0 +1,105 @@
+"""Sessions: conversations whose tokens the server remembers, so that a request brings only what is new."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputStream
+
+
+class SessionParams(BaseModel):
+    """`session_params` of a request: which turn of which session it continues. null is what is left out.
+
+    A field of a body, as it stands: ``session_params: SessionParams | None = None``.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+    id: str | None = None
+    """The session. Without one the request is no turn of any."""
+    rid: str | None = None
+    """The turn to continue, by the id of its request; empty: the one that ended last."""
+    offset: int | None = None
+    """Where to cut the history before the new prompt is appended: so many tokens stay, or, where it is negative, all
+    but so many. 0: nothing is cut."""
+    replace: bool | None = None
+    """Whether the new turn takes the place of all that followed on `rid` before, when it has ended; without `rid`, of
+    the whole session, which begins anew with it. Otherwise it is a branch beside them."""
+    drop_previous_output: bool | None = None
+    """Whether to continue that turn's prompt, and leave its answer out of the history."""
+
+
+class SessionStore(abc.ABC):
+    """The sessions of a server. Lives in the API process, whose event loop alone uses it.
+
+    For an API plugin a turn of a session is a request like any other; `submit` takes the place of
+    `EngineClient.submit_all`, with or without a session::
+
+        streams = await self.ctx.sessions.submit(self.client, body.session_params, requests)
+        answers = Answers(streams)
+    """
+
+    @abc.abstractmethod
+    def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
+        """Begin a session; its id, a new one where none is given.
+
+        `capacity` is the most tokens that it keeps, `timeout` the seconds without a turn after which it is closed; 0
+        and None are the server's own limits, which are never exceeded. Raises InvalidRequest: 400 for what is wrong,
+        409 where there is such a session, 429 where there are too many.
+        """
+
+    @abc.abstractmethod
+    def close(self, session_id: str) -> None:
+        """Forget a session; a turn of it that is running goes on to its end. Raises InvalidRequest (404) where there is
+        none.
+        """
+
+    @abc.abstractmethod
+    async def submit(
+        self, client: EngineClient, params: SessionParams | None, requests: Sequence[GenerateRequest]
+    ) -> list[OutputStream]:
+        """Submit requests; where `params` name a session, the one request as a turn of it.
+
+        The turn's prompt is the history and behind it the request's own, without the special tokens that begin a
+        prompt unless there is no history. Its tokens and those of its answer become history once its last output has
+        been read from the stream. One that fails, is aborted or whose stream is closed before leaves the session as it
+        was, and so does one that is refused.
+
+        Raises InvalidRequest: as `client.submit_all`; 400 for several requests, for an `offset` beyond the history, for
+        an id that a turn has already, and where the session is full; 404 for a session or a turn that is not there;
+        409 where the turn that it continues, or would replace, is still running.
+        """
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Figures for `/server_info`."""
+
+
+class NoSessions(SessionStore):
+    """The store of a server without sessions: there are none, and none can be opened."""
+
+    def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
+        raise self._error("session_id")
+
+    def close(self, session_id: str) -> None:
+        raise self._error("session_id")
+
+    async def submit(
+        self, client: EngineClient, params: SessionParams | None, requests: Sequence[GenerateRequest]
+    ) -> list[OutputStream]:
+        if params is not None and params.id:
+            raise self._error("session_params")
+        return await client.submit_all(requests)
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def _error(self, param: str) -> InvalidRequest:
+        return InvalidRequest("this server keeps no sessions", param=param, code="no_sessions")

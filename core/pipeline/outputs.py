@@ -32,7 +32,11 @@ class OutputState:
         self.rid = request.rid
         self._stops = sampling.stop
         self._trim = not sampling.no_stop_trim
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        )
         self._held = ""
         self._matcher: StopMatcher | None = None
         if sampling.stop_regex:

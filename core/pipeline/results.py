@@ -223,7 +223,11 @@ class ResultStage:
         state = req.output.stop
         if state is None:
             state = req.output.stop = StopState(
-                IncrementalDetokenizer(self._tokenizer, skip_special_tokens=req.sampling.skip_special_tokens),
+                IncrementalDetokenizer(
+                    self._tokenizer,
+                    skip_special_tokens=req.sampling.skip_special_tokens,
+                    spaces_between_special_tokens=req.sampling.spaces_between_special_tokens,
+                ),
                 StopMatcher(req.sampling.stop, req.sampling.stop_regex),
             )
         early = req.output_len < req.sampling.min_new_tokens

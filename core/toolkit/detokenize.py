@@ -37,11 +37,18 @@ class IncrementalDetokenizer:
     A window of at most a few dozen tokens is decoded per call, so the cost per token does not grow with the output.
     The window also gives decoders that treat a text's first token differently (SentencePiece drops its space) the
     context they need. The idea of decoding an overlapping window is that of vLLM's and TGI's offset pairs.
+
+    Some decoders (WordPiece, or none at all) write a space between tokens. Without `spaces_between_special_tokens`
+    there is none between a special token and one behind it, as in vLLM; transformers no longer takes any notice.
     """
 
-    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        joins = not (skip_special_tokens or spaces_between_special_tokens)
+        self._joined = tokenizer.special_ids if joins else frozenset()
         self._window: list[int] = []
         self._emitted = 0
         """Characters of the window's text that have been returned."""
@@ -68,7 +75,18 @@ class IncrementalDetokenizer:
         return piece
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text if self._joined.isdisjoint(ids) else self._join(text, ids)
+
+    def _join(self, text: str, ids: Sequence[int]) -> str:
+        """The text of `ids` without what the decoder writes between special tokens."""
+        joined, end = "", 0
+        for place in range(1, len(ids)):
+            if ids[place - 1] in self._joined and ids[place] in self._joined:
+                start = len(self._tokenizer.decode(ids[:place], skip_special_tokens=False))
+                joined += text[end:start] + (self._tokenizer.id_to_token(ids[place]) or "")
+                end = len(self._tokenizer.decode(ids[: place + 1], skip_special_tokens=False))
+        return joined + text[end:]
 
     def _certain(self, text: str) -> tuple[str, int]:
         """The beginning of the window's text that no later token can change, and how many tokens behind it may still

@@ -139,3 +139,60 @@ def test_flush_begins_a_new_text(tokenizer: Tokenizer) -> None:
     first = detokenizer.push(tokenizer.encode("one")) + detokenizer.flush()
     second = detokenizer.push(tokenizer.encode(" two")) + detokenizer.flush()
     assert (first, second) == ("one", " two")
+
+
+@functools.cache
+def spaced() -> Tokenizer:
+    """Without a decoder, the library writes a space between any two tokens."""
+    tokens = ["<unk>", "<s>", "<e>", "a", "bc", "d"]
+    backend = Backend(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    backend.add_special_tokens(tokens[:3])
+    return Tokenizer(backend, named_tokens={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "<e>"})
+
+
+def written(ids: Sequence[int], special: frozenset[int], tokens: Sequence[str]) -> str:
+    """Each token behind a space, but for a special one behind a special one."""
+    text = ""
+    for place, token in enumerate(ids):
+        joined = place == 0 or (token in special and ids[place - 1] in special)
+        text += ("" if joined else " ") + tokens[token]
+    return text
+
+
+@given(ids=st.lists(st.integers(0, 5), max_size=80), lengths=LENGTHS)
+def test_spaces_between_special_tokens(ids: list[int], lengths: list[int]) -> None:
+    tokenizer = spaced()
+    special, tokens = tokenizer.special_ids, ["<unk>", "<s>", "<e>", "a", "bc", "d"]
+    assert special == {0, 1, 2}
+
+    def text(**more: bool) -> str:
+        detokenizer = IncrementalDetokenizer(tokenizer, **more)
+        return "".join(detokenizer.push(part) for part in cut(ids, lengths)) + detokenizer.flush()
+
+    joined = text(skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert joined == written(ids, special, tokens)
+    assert text(skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+    # Where special tokens are left out there is nothing between them.
+    assert text(spaces_between_special_tokens=False) == text() == tokenizer.decode(ids)
+
+
+@given(ids=ANY_IDS, lengths=LENGTHS)
+def test_tokenizers_that_write_no_spaces_have_none_to_leave_out(
+    tokenizer: Tokenizer, ids: list[int], lengths: list[int]
+) -> None:
+    """As nearly all of today's."""
+    texts = set()
+    for spaces in (True, False):
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False, spaces_between_special_tokens=spaces)
+        texts.add("".join(detokenizer.push(part) for part in cut(ids, lengths)) + detokenizer.flush())
+    assert len(texts) == 1
+
+
+def test_transformers_takes_no_notice_either() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=spaced()._backend, unk_token="<unk>", bos_token="<s>")
+    ids = [3, 1, 1, 2, 4, 5, 2]
+    for spaces in (True, False):
+        text = theirs.decode(ids, skip_special_tokens=False, spaces_between_special_tokens=spaces)
+        assert text == spaced().decode(ids, skip_special_tokens=False)

@@ -184,6 +184,7 @@ _ALL = (
         Cardinality.MATCHED,
         f"{_I}.output_parser:OutputParser",
         "tells a model's thinking from its answer, in streamed text",
+        suite=f"{_S}.reasoning_parser:ReasoningParserContract",
     ),
     Contract(
         "tool_parser",
@@ -191,12 +192,12 @@ _ALL = (
         Cardinality.MATCHED,
         f"{_I}.output_parser:OutputParser",
         "finds tool calls in streamed text, and writes the grammars that force them",
-    ),
         suite=f"{_S}.tool_parser:ToolParserContract",
         capabilities={
             "forces": "has a grammar for answers that have to be calls",
             "streams_arguments": "tells arguments while they come, not when the call is complete",
         },
+    ),
     Contract(
         "api",
         "apis",

@@ -1,0 +1,37 @@
+"""Thinking aloud, as models that reason do it."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+_PARSERS = "pegboard.plugins.parsers_reasoning.parsers"
+_OPTIONS = "pegboard.plugins.parsers_reasoning.options"
+
+plugin = Plugin(
+    name="parsers_reasoning",
+    version="0.1.0",
+    summary="thinking between <think> and </think>, or other markers",
+    providers=(
+        Provider(
+            contract="reasoning_parser",
+            name="qwen3",
+            factory=f"{_PARSERS}:QwenParser",
+            summary="<think>...</think> of models that may be told not to (enable_thinking)",
+            rank=30,
+        ),
+        Provider(
+            contract="reasoning_parser",
+            name="deepseek_r1",
+            factory=f"{_PARSERS}:ThinkParser",
+            summary="<think>...</think>, which the prompt may have opened",
+            config=f"{_OPTIONS}:ThinkOptions",
+            rank=20,
+        ),
+        Provider(
+            contract="reasoning_parser",
+            name="markers",
+            factory=f"{_PARSERS}:MarkedParser",
+            summary="thinking between any two markers",
+            config=f"{_OPTIONS}:MarkerOptions",
+            rank=-1,
+        ),
+    ),
+)

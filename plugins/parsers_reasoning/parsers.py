@@ -1,0 +1,83 @@
+"""Thinking between two markers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.toolkit.text_stream import Reading, TextStream
+
+_BEGIN, _END = "<think>", "</think>"
+
+
+class ThinkParser(OutputParser):
+    """DeepSeek-R1 and those like it: a thought at the beginning, of which the prompt may have written the marker."""
+
+    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._begin, self._end = _BEGIN, _END
+        self._starts_open = bool(getattr(options, "starts_open", False))
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        return None if _END in ctx.chat_template else f"the chat template has no {_END}"
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        # Only at the very end: what a user wrote about markers comes before the answer's header.
+        opened = prompt.rstrip().endswith(self._begin)
+        closed = prompt.rstrip().endswith(self._end)
+        return _ThinkStream(self._begin, self._end, opened or (self._starts_open and not closed))
+
+
+class QwenParser(ThinkParser):
+    """Qwen3: as R1, and with `enable_thinking=False` the prompt has an empty thought already."""
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        if "enable_thinking" not in ctx.chat_template:
+            return "the chat template has no enable_thinking"
+        return super().supports(ctx)
+
+
+class MarkedParser(ThinkParser):
+    """Markers from the config."""
+
+    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._begin, self._end = options.begin, options.end
+        self.skip_special_tokens = not options.special_tokens
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        return None
+
+
+class _ThinkStream(TextStream):
+    """A thought, if the answer begins with one, and the rest. White space beside the markers belongs to them."""
+
+    def __init__(self, begin: str, end: str, opened: bool) -> None:
+        super().__init__()
+        self._begin, self._end, self._opened = begin, end, opened
+        self._space: list[str] = []
+
+    def run(self) -> Reading[None]:
+        source = self.source
+        space = yield from source.skip_space()
+        if not (yield from source.read_marker(self._begin)) and not self._opened:
+            self.sink.content(space)
+            return
+        yield from source.skip_space()
+        if (yield from self.until(self._think, self._end)):
+            source.stop_record()
+            yield from source.skip_space()
+        else:
+            self.sink.reasoning("".join(self._space))
+
+    def _think(self, text: str) -> None:
+        end = len(text.rstrip())
+        if end:
+            self.sink.reasoning("".join(self._space) + text[:end])
+            self._space.clear()
+        if end < len(text):
+            self._space.append(text[end:])

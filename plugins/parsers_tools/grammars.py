@@ -1,0 +1,72 @@
+"""Grammars that calls have to follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.grammar import Grammar
+
+Function = Mapping[str, Any]
+
+
+def chosen(tools: Sequence[Function], name: str) -> list[Function]:
+    """All functions, or the one that is named."""
+    return [one for one in tools if not name or one["name"] == name]
+
+
+def parameters_of(function: Function) -> dict[str, Any]:
+    """The schema of a function's arguments, which are an object whatever it leaves open."""
+    schema = function.get("parameters")
+    return {"type": "object", **(schema if isinstance(schema, Mapping) else {})}
+
+
+def tagged(
+    functions: Sequence[Function], begin: str, end: str, trigger: str, *, parallel: bool, required: bool
+) -> Grammar:
+    """Calls that consist of `begin`, with the name for ``{name}`` (as JSON) or ``{bare}``, arguments, and `end`. Where
+    calls are free to be made, the schemas of functions that are not strict are left to the model.
+    """
+    structures = []
+    for one in functions:
+        opening = begin.replace("{name}", json.dumps(one["name"])).replace("{bare}", one["name"])
+        schema = parameters_of(one) if required or one.get("strict") is True else {"type": "object"}
+        structures.append({"begin": opening, "schema": schema, "end": end})
+    tag: dict[str, Any] = {"structures": structures, "triggers": [trigger]}
+    if required:
+        tag["at_least_one"] = True
+    if not parallel:
+        tag["stop_after_first"] = True
+    return Grammar("structural_tag", json.dumps(tag, ensure_ascii=False))
+
+
+def any_call(functions: Sequence[Function], arguments: str) -> Grammar:
+    """One JSON object that is a call of one of these functions."""
+    calls = []
+    for index, one in enumerate(functions):
+        # References within a schema start at its root, which is somewhere else now.
+        root = f"#/anyOf/{index}/properties/{arguments}" if len(functions) > 1 else f"#/properties/{arguments}"
+        properties = {"name": {"const": one["name"]}, arguments: _moved(parameters_of(one), root)}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+        )
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def _moved(node: Any, root: str) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _moved_ref(value, root) if key == "$ref" else _moved(value, root) for key, value in node.items()}
+    return [_moved(one, root) for one in node] if isinstance(node, list) else node
+
+
+def _moved_ref(value: Any, root: str) -> Any:
+    if isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        return root + value[1:]
+    return _moved(value, root)

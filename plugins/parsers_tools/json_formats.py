@@ -1,0 +1,304 @@
+"""Formats whose calls are JSON objects, or names with JSON objects behind."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.toolkit.call_stream import CallStream
+from pegboard.core.toolkit.json_stream import write
+from pegboard.core.toolkit.text_stream import Broken, Reading
+from pegboard.plugins.parsers_tools.grammars import any_call, chosen, tagged
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_MOST = 64
+"""Longest name of a function."""
+
+
+def _needs(ctx: OutputParserContext, *markers: str) -> str | None:
+    if any(marker in ctx.chat_template for marker in markers):
+        return None
+    return f"the chat template has no {' or '.join(markers)}"
+
+
+# ---- Hermes, Qwen ---------------------------------------------------------------------------------------------------
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+_EXPLANATION = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class HermesParser(OutputParser):
+    """JSON objects, or lists of them, between tags.
+
+    It serves chat models whose template does not know of tools, too: it explains the format to them.
+    """
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        if not ctx.chat_template:
+            return "the model has no chat template"
+        if "<arg_key>" in ctx.chat_template:
+            return "the chat template has arguments in tags"
+        if _BEGIN in ctx.chat_template or "tools" not in ctx.chat_template:
+            return None
+        return f"the chat template has a format for tools that is not {_BEGIN}"
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _HermesStream(tools)
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        begin = f'{_BEGIN}\n{{"name": {{name}}, "arguments": '
+        return tagged(chosen(tools, name), begin, f"}}\n{_END}", _BEGIN, parallel=parallel, required=required)
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        # As the templates of Qwen and Hermes say it.
+        lines = [
+            write({"type": "function", "function": {key: value for key, value in one.items() if key != "strict"}})
+            for one in tools
+        ]
+        return _EXPLANATION.format(tools="\n".join(lines))
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return "\n".join(
+            f"{_BEGIN}\n{write({'name': one['name'], 'arguments': one['arguments']})}\n{_END}" for one in calls
+        )
+
+
+class _HermesStream(CallStream):
+    def run(self) -> Reading[None]:
+        markers: tuple[str, ...] = (_BEGIN,)
+        while marker := (yield from self.content(*markers)):
+            if marker == _END:
+                self.leave_out_marker()
+                markers = (_BEGIN,)
+            else:
+                called = yield from self.attempt(self._calls(), _END)
+                markers = (_BEGIN, _END) if called else (_BEGIN,)
+
+    def _calls(self) -> Reading[None]:
+        yield from self.source.skip_space()
+        if (yield from self.source.peek()) == "[":
+            yield from self.read_calls()
+        else:
+            yield from self.read_call()
+
+
+# ---- Llama 3 --------------------------------------------------------------------------------------------------------
+
+_PYTHON = "<|python_tag|>"
+
+
+class LlamaParser(OutputParser):
+    """An answer that is a JSON object with `name` and `parameters`, or several with semicolons between them; or any
+    such after a special token.
+    """
+
+    skip_special_tokens = False
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        return _needs(ctx, _PYTHON, '{"name": function name, "parameters"')
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _LlamaStream(tools)
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        return any_call(chosen(tools, name), "parameters") if required else None
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return "; ".join(write({"name": one["name"], "parameters": one["arguments"]}) for one in calls)
+
+
+class _LlamaStream(CallStream):
+    def run(self) -> Reading[None]:
+        source = self.source
+        self.sink.content((yield from source.skip_space()))
+        source.start_record()
+        marker = _PYTHON
+        if (yield from source.peek()) != "{":
+            source.stop_record()
+            marker = yield from self.content(_PYTHON)
+        while marker:
+            while (yield from self.attempt(self._call())):
+                source.start_record()
+            marker = yield from self.content(_PYTHON)
+
+    def _call(self) -> Reading[None]:
+        source = self.source
+        yield from source.skip_space()
+        if self.sink.calls and (yield from source.peek()) == ";":
+            source.take(1)
+            yield from source.skip_space()
+        yield from self.read_call(strict=True)
+
+
+# ---- Mistral --------------------------------------------------------------------------------------------------------
+
+_CALLS, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+class MistralParser(OutputParser):
+    """A list of JSON objects behind a special token; or, as newer models write, a name and its arguments."""
+
+    skip_special_tokens = False
+
+    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._named = _ARGS in ctx.chat_template
+        """Whether the model writes names and arguments rather than a list."""
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        return _needs(ctx, _CALLS)
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _MistralStream(tools)
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        functions = chosen(tools, name)
+        if self._named:
+            begin, end = f"{_CALLS}{{bare}}{_ARGS}", ""
+        else:
+            begin, end = f'{_CALLS} [{{"name": {{name}}, "arguments": ', "}]"
+        return tagged(functions, begin, end, _CALLS, parallel=parallel, required=required)
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        if not calls:
+            return ""
+        if self._named:
+            return "".join(f"{_CALLS}{one['name']}{_ARGS}{write(one['arguments'])}" for one in calls)
+        return f"{_CALLS} {write([{'name': one['name'], 'arguments': one['arguments']} for one in calls])}"
+
+    def call_id(self) -> str:
+        """Nine letters and digits: Mistral's templates refuse other ids."""
+        return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+
+class _MistralStream(CallStream):
+    def run(self) -> Reading[None]:
+        while (yield from self.content(_CALLS)):
+            # What ends a call that is broken begins the next one.
+            yield from self.attempt(self._calls(), _CALLS)
+
+    def _calls(self) -> Reading[None]:
+        source = self.source
+        yield from source.skip_space()
+        char = yield from source.peek()
+        if char == "[":
+            yield from self.read_calls()
+        elif char == "{":
+            yield from self.read_call()
+        else:
+            name = yield from source.read_run(_NAME, _MOST)
+            self.check(name)
+            yield from source.skip_space()
+            if (yield from source.read_marker(_ID)):
+                yield from source.read_run(_NAME, _MOST)
+            yield from source.read_marker(_ARGS)
+            yield from source.skip_space()
+            yield from self.read_object(name)
+
+
+# ---- DeepSeek -------------------------------------------------------------------------------------------------------
+
+_OUTER = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001 - its own characters
+_INNER, _SEP, _INNER_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+_FENCE = "```json\n"
+
+
+class DeepSeekParser(OutputParser):
+    """Names and JSON objects between tokens: `function`, a separator, the name and fenced JSON (V3, R1), or the name, a
+    separator and JSON (V3.1).
+    """
+
+    skip_special_tokens = False
+
+    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._fenced = "```json" in ctx.chat_template
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        return _needs(ctx, _INNER)
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _DeepSeekStream(tools)
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        begin, end = self._parts("{bare}")
+        return tagged(chosen(tools, name), begin, end, _OUTER[0], parallel=parallel, required=required)
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        if self._fenced:
+            return f"{_OUTER[0]}{_INNER}function{_SEP}{name}\n{_FENCE}", f"\n```{_INNER_END}{_OUTER[1]}"
+        return f"{_OUTER[0]}{_INNER}{name}{_SEP}", f"{_INNER_END}{_OUTER[1]}"
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        if not calls:
+            return ""
+        written = []
+        for one in calls:
+            begin, end = self._parts(one["name"])
+            written.append(f"{begin}{write(one['arguments'])}{end}".removeprefix(_OUTER[0]).removesuffix(_OUTER[1]))
+        return _OUTER[0] + "\n".join(written) + _OUTER[1]
+
+
+class _DeepSeekStream(CallStream):
+    def run(self) -> Reading[None]:
+        markers: tuple[str, ...] = (_INNER, _OUTER[0])
+        while marker := (yield from self.content(*markers)):
+            if marker in (_INNER_END, _OUTER[1]):
+                self.leave_out_marker()
+            else:
+                called = yield from self.attempt(self._call(marker), _INNER_END)
+                markers = (_INNER, _INNER_END, *_OUTER) if called else (_INNER, _OUTER[0])
+
+    def _call(self, marker: str) -> Reading[None]:
+        if marker == _OUTER[0]:
+            yield from self.source.skip_space()
+            if not (yield from self.source.read_marker(_INNER)):
+                raise Broken
+        source = self.source
+        name = yield from source.read_run(_NAME, _MOST)
+        if not (yield from source.read_marker(_SEP)):
+            raise Broken
+        if (yield from source.peek()) != "{":
+            name = yield from source.read_run(_NAME, _MOST)
+            self.check(name)
+            yield from source.skip_space()
+            fenced = yield from source.read_marker("```json")
+            yield from source.skip_space()
+            yield from self.read_object(name)
+            yield from source.skip_space()
+            if fenced:
+                yield from source.read_marker("```")
+        else:
+            yield from self.read_object(name)

@@ -1,0 +1,119 @@
+"""EBNF of calls whose arguments are no JSON: Python's literals, and values in tags.
+
+The schemas of arguments hold as far as their types go (strings, numbers, booleans, enums of those, lists and objects of
+anything); required ones come in the schema's order, each of the others may follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.plugins.parsers_tools.grammars import Function, parameters_of
+
+_PYTHON_RULES = r"""
+value ::= string | number | boolean | "None" | list | dict
+list ::= "[" (value (", " value)*)? "]"
+dict ::= "{" (string ": " value (", " string ": " value)*)? "}"
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\nrt])* "\""
+integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+number ::= integer ("." [0-9]{1,15})?
+boolean ::= "True" | "False"
+"""
+
+_TAG_RULES = r"""
+value ::= string | number | boolean | list | dict
+list ::= "[" (json (", " json)*)? "]"
+dict ::= "{" (quoted ": " json (", " quoted ": " json)*)? "}"
+json ::= quoted | number | boolean | "null" | list | dict
+quoted ::= "\"" ([^"\\<\x00-\x1f] | "\\" ["\\nrt])* "\""
+string ::= ([^<] | "<" [^/<])*
+integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+number ::= integer ("." [0-9]{1,15})?
+boolean ::= "true" | "false"
+"""
+
+
+def python_calls(functions: Sequence[Function], *, parallel: bool) -> str:
+    """``[f(a=1), g()]``, of these functions."""
+    lines = [f'root ::= "[" call {"(" + _text(", ") + " call)* " if parallel else ""}"]"']
+    lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
+    for i, one in enumerate(functions):
+        required, others = _arguments(one)
+        pairs = [(f"{name}=", kind) for name, kind in required]
+        first = " ".join(f"{_text(', ' * bool(j) + head)} {_python(kind)}" for j, (head, kind) in enumerate(pairs))
+        more = _optional([(f"{name}=", _python(kind)) for name, kind in others], started=bool(pairs), index=i)
+        lines.append(f"call{i} ::= {_text(one['name'] + '(')} {first} {more[0]} {_text(')')}")
+        lines += more[1:]
+    return "\n".join(lines) + _PYTHON_RULES
+
+
+def tagged_calls(functions: Sequence[Function], begin: str, end: str, *, parallel: bool) -> str:
+    """``<function=f>`` and parameters in tags of their own, one to a line, between `begin` and `end`."""
+    lines = [f"root ::= call{' (' + _text(chr(10)) + ' call)*' if parallel else ''}"]
+    lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
+    for i, one in enumerate(functions):
+        required, others = _arguments(one)
+        parts = [f"{_text(begin + '<function=' + one['name'] + '>' + chr(10))}"]
+        parts += [_tag(name, kind) for name, kind in required]
+        parts += [f"({_tag(name, kind)})?" for name, kind in others]
+        lines.append(f"call{i} ::= {' '.join(parts)} {_text('</function>' + end)}")
+    return "\n".join(lines) + _TAG_RULES
+
+
+def _arguments(function: Function) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Names and schemas of the arguments that must be there, and of those that may."""
+    schema = parameters_of(function)
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    needed = schema.get("required") or []
+    required = [(name, properties.get(name, True)) for name in dict.fromkeys(needed)]
+    return required, [(name, one) for name, one in properties.items() if name not in needed]
+
+
+def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int) -> list[str]:
+    """What each of `pairs` may add, in their order; commas stand between what is there. The first entry belongs into
+    the rule, the others are rules.
+    """
+    if not pairs:
+        return [""]
+    if started:
+        return [" ".join(f"({_text(', ' + head)} {kind})?" for head, kind in pairs)]
+    # Whichever comes first has no comma before it.
+    rules = []
+    for j, (head, kind) in enumerate(pairs):
+        rest = " ".join(f"({_text(', ' + other)} {its})?" for other, its in pairs[j + 1 :])
+        rules.append(f"first{index}x{j} ::= {_text(head)} {kind} {rest}")
+    return [f"({' | '.join(f'first{index}x{j}' for j in range(len(pairs)))})?", *rules]
+
+
+def _python(schema: Any) -> str:
+    kind = _kind(schema)
+    if isinstance(kind, list):
+        return f"({' | '.join(_text(repr(one)) for one in kind)})"
+    return kind
+
+
+def _tag(name: str, schema: Any) -> str:
+    kind = _kind(schema)
+    if isinstance(kind, list):
+        words = (one if isinstance(one, str) else json.dumps(one) for one in kind)
+        kind = f"({' | '.join(map(_text, words))})"
+    return f"{_text(f'<parameter={name}>' + chr(10))} {kind} {_text(chr(10) + '</parameter>' + chr(10))}"
+
+
+def _kind(schema: Any) -> str | list[Any]:
+    """The rule of a schema's values, or the values themselves."""
+    if not isinstance(schema, Mapping):
+        return "value"
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and all(one is None or isinstance(one, (str, int, float)) for one in values):
+        return values
+    rules = {"array": "list", "object": "dict", "string": "string", "integer": "integer", "number": "number"}
+    return {**rules, "boolean": "boolean"}.get(str(schema.get("type")), "value")
+
+
+def _text(text: str) -> str:
+    """A literal of GBNF."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'

@@ -1,0 +1,255 @@
+"""Calls as Python writes them: ``[weather(city="Rome", days=3), now()]``. Nothing is ever evaluated: the literals are
+read one character at a time, and told as JSON while they come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.toolkit.call_stream import CallStream
+from pegboard.core.toolkit.json_stream import MAX_DEPTH, Tell
+from pegboard.core.toolkit.text_stream import Broken, Reading
+from pegboard.plugins.parsers_tools.grammars import chosen
+from pegboard.plugins.parsers_tools.literals import python_calls
+
+_BEGIN, _END = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_MOST = 64
+_MAX_NUMBER = 1000
+_NUMBER_CHARS = re.compile(r"[-+.0-9eE_]+")
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_PLAIN = re.compile(r"[^'\"\\\r\n]+")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "",
+            "\\": "\\", "'": "'", '"': '"'}  # fmt: skip
+_HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
+
+
+class PythonicParser(OutputParser):
+    """An answer that is a list of calls with keyword arguments."""
+
+    skip_special_tokens = False
+
+    @classmethod
+    def supports(cls, ctx: OutputParserContext) -> str | None:
+        if "[func_name1(" in ctx.chat_template or _BEGIN in ctx.chat_template:
+            return None
+        return "the chat template has no [func_name1(...)]"
+
+    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+        return _PythonicStream(tools)
+
+    def constraint(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel)) if required else None
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        if not calls:
+            return ""
+        written = (
+            f"{one['name']}({', '.join(f'{key}={value!r}' for key, value in one['arguments'].items())})"
+            for one in calls
+        )
+        return f"[{', '.join(written)}]"
+
+
+class _PythonicStream(CallStream):
+    def run(self) -> Reading[None]:
+        source = self.source
+        self.sink.content((yield from source.skip_space()))
+        source.start_record()
+        marker = _BEGIN
+        if (yield from source.peek()) != "[":
+            source.stop_record()
+            marker = yield from self.content(_BEGIN)
+        while marker:
+            if marker == _END:
+                self.leave_out_marker()
+                marker = yield from self.content(_BEGIN)
+            else:
+                called = yield from self.attempt(self._calls())
+                marker = yield from self.content(_BEGIN, *([_END] if called else []))
+
+    def _calls(self) -> Reading[None]:
+        source = self.source
+        yield from source.skip_space()
+        yield from source.expect("[")
+        while True:
+            yield from source.skip_space()
+            yield from self._call()
+            source.start_record()
+            yield from source.skip_space()
+            char = yield from source.peek()
+            if char not in (",", "]"):
+                raise Broken
+            source.take(1)
+            if char == "]":
+                return
+
+    def _call(self) -> Reading[None]:
+        """``name(key=value, ...)``. It is told once it is more than a word in brackets."""
+        source = self.source
+        name = yield from source.read_run(_NAME, _MOST)
+        self.check(name)
+        yield from source.expect("(")
+        yield from source.skip_space()
+        first = True
+        while (yield from source.peek()) != ")":
+            key = yield from source.read_run(_NAME, _MOST)
+            yield from source.skip_space()
+            if not key or (yield from source.peek()) != "=":
+                if not first:
+                    self.sink.arguments(key)
+                raise Broken
+            source.take(1)
+            if first:
+                self.start(name)
+            self.sink.arguments(f"{'{' if first else ', '}{json.dumps(key)}: ")
+            first = False
+            yield from source.skip_space()
+            yield from self._value(self.sink.arguments)
+            yield from source.skip_space()
+            char = yield from source.peek()
+            if char == ",":
+                source.take(1)
+                yield from source.skip_space()
+            elif char != ")":
+                raise Broken
+        source.take(1)
+        if first:
+            self.start(name)
+        self.sink.arguments("{}" if first else "}")
+        self.sink.end()
+
+    def _value(self, tell: Tell) -> Reading[None]:
+        source = self.source
+        stack: list[str] = []
+        while True:
+            char = yield from source.peek()
+            if char in _CLOSING:
+                source.take(1)
+                tell("[" if char == "(" else char)
+                stack.append(char)
+                if len(stack) > MAX_DEPTH:
+                    raise Broken
+                yield from source.skip_space()
+                if (yield from source.peek()) != _CLOSING[char]:
+                    if char == "{":
+                        yield from self._key(tell)
+                    continue
+                self._close(tell, stack)
+            else:
+                yield from self._scalar(tell, char)
+            if not (yield from self._to_next(tell, stack)):
+                return
+
+    def _to_next(self, tell: Tell, stack: list[str]) -> Reading[bool]:
+        source = self.source
+        while stack:
+            yield from source.skip_space()
+            char = yield from source.peek()
+            if char == ",":
+                source.take(1)
+                yield from source.skip_space()
+                # A comma may stand before the end.
+                if (yield from source.peek()) != _CLOSING[stack[-1]]:
+                    tell(", ")
+                    if stack[-1] == "{":
+                        yield from self._key(tell)
+                    return True
+            elif char != _CLOSING[stack[-1]]:
+                raise Broken
+            self._close(tell, stack)
+        return False
+
+    def _close(self, tell: Tell, stack: list[str]) -> None:
+        self.source.take(1)
+        tell("}" if stack.pop() == "{" else "]")
+
+    def _key(self, tell: Tell) -> Reading[None]:
+        if (yield from self.source.peek()) not in ("'", '"'):
+            raise Broken
+        yield from self._string(tell)
+        yield from self.source.skip_space()
+        yield from self.source.expect(":")
+        tell(": ")
+        yield from self.source.skip_space()
+
+    def _scalar(self, tell: Tell, char: str) -> Reading[None]:
+        if char in ("'", '"'):
+            yield from self._string(tell)
+        elif char in ("-", "+", ".") or "0" <= char <= "9":
+            text = yield from self.source.read_run(_NUMBER_CHARS, _MAX_NUMBER)
+            number = text.replace("_", "")
+            good = len(number) <= _MAX_NUMBER and _NUMBER.fullmatch(number)
+            tell(_json_number(number) if good else text)
+            if not good:
+                raise Broken
+        else:
+            word = yield from self.source.read_run(_LETTERS, _MOST)
+            tell(_WORDS.get(word, word))
+            if word not in _WORDS:
+                raise Broken
+
+    def _string(self, tell: Tell) -> Reading[None]:
+        source = self.source
+        quote = source.take(1)
+        if (yield from source.read_marker(quote)):
+            if not (yield from source.read_marker(quote)):
+                tell('""')
+                return
+            quote *= 3
+        tell('"')
+        while not (yield from source.read_marker(quote)):
+            char = yield from source.peek()
+            if not char or (char in "\r\n" and len(quote) == 1):
+                raise Broken
+            if char == "\\":
+                tell((yield from self._escape()))
+            elif char in "'\"\r\n":
+                tell(_quoted(source.take(1)))
+            else:
+                tell(_quoted(source.run_of(_PLAIN)))
+        tell('"')
+
+    def _escape(self) -> Reading[str]:
+        source = self.source
+        source.take(1)
+        char = yield from source.peek()
+        if char in _ESCAPES:
+            return _quoted(_ESCAPES[source.take(1)])
+        if char not in _HEX_LENGTHS:
+            # As Python has it: what is no escape is a backslash.
+            return "\\\\"
+        source.take(1)
+        digits = ""
+        while len(digits) < _HEX_LENGTHS[char] and (one := (yield from source.peek())):
+            if one not in "0123456789abcdefABCDEF":
+                break
+            digits += source.take(1)
+        code = int(digits, 16) if len(digits) == _HEX_LENGTHS[char] else -1
+        if not 0 <= code <= 0x10FFFF:
+            return "\\\\" + char + digits
+        # Halves of a surrogate pair come one by one, and may stay so in JSON.
+        return f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else _quoted(chr(code))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_number(text: str) -> str:
+    """A number that both languages know: Python allows zeros in front, and points without digits beside them."""
+    sign, text = ("-" if text.startswith("-") else ""), text.lstrip("+-")
+    mantissa, mark, exponent = text.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    point = f".{fraction or '0'}" if "." in mantissa else ""
+    return f"{sign}{whole.lstrip('0') or '0'}{point}{mark}{exponent}"

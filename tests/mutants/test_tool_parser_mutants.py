@@ -1,0 +1,240 @@
+"""Broken tool parsers, and the tests of the suite that notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pegboard.core.interfaces.output_parser import Content, ParserStream, ToolCallArguments, ToolCallStart
+from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.core.testing.tool_parser import ToolParserContract
+from pegboard.plugins.parsers_plain.parser import PlainParser
+from pegboard.plugins.parsers_tools.grammars import tagged
+from pegboard.plugins.parsers_tools.json_formats import HermesParser
+
+
+class HermesSuite(ToolParserContract):
+    """The suite as an author of such a parser would have it."""
+
+    param = "hermes"
+    chat_template = "{% if tools %}<tool_call>{% endif %}"
+
+
+class Around(ParserStream):
+    """A stream around another one."""
+
+    def __init__(self, inner: ParserStream) -> None:
+        self.inner = inner
+
+    def feed(self, text):
+        return self.inner.feed(text)
+
+    def finish(self):
+        return self.inner.finish()
+
+
+def around(stream: type[Around]) -> type[HermesParser]:
+    """A parser that has this stream around its own."""
+
+    class Wrapped(HermesParser):
+        def stream(self, tools=(), *, prompt=""):
+            return stream(super().stream(tools, prompt=prompt))
+
+    Wrapped.__name__ = stream.__name__
+    return Wrapped
+
+
+class LosesTheEnd(Around):
+    def finish(self):
+        return []
+
+
+class TrimsPieces(Around):
+    def feed(self, text):
+        pieces = [Content(one.text.lstrip()) if isinstance(one, Content) else one for one in super().feed(text)]
+        return [one for one in pieces if not isinstance(one, Content) or one.text]
+
+
+class WaitsForLines(Around):
+    """Holds text back until a line is complete, and everything that comes after the last one."""
+
+    held = ""
+
+    def feed(self, text):
+        lines, mark, self.held = (self.held + text).rpartition("\n")
+        return super().feed(lines + mark)
+
+
+class TellsArgumentsAtTheEnd(Around):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.kept: list[Any] = []
+
+    def feed(self, text):
+        out = []
+        for one in super().feed(text):
+            (self.kept if isinstance(one, ToolCallArguments) or self.kept else out).append(one)
+        return out
+
+    def finish(self):
+        return [*self.kept, *super().finish()]
+
+
+class TellsContentAtTheEnd(Around):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.events: list[Any] = []
+
+    def feed(self, text):
+        self.events += super().feed(text)
+        return []
+
+    def finish(self):
+        return [*self.events, *super().finish()]
+
+
+class NeedsWholeMarkers(Around):
+    """Looks for the marker in each piece alone."""
+
+    def feed(self, text):
+        if "<tool_call>" not in text and "<" in text:
+            head, mark, tail = text.partition("<")
+            return super().feed(head) + super().feed(mark + " " + tail)
+        return super().feed(text)
+
+
+class LooksAtEverythingAgain(Around):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.text = ""
+
+    def feed(self, text):
+        self.text += text
+        self.text.count("<tool_call>")
+        self.seen = len(self.text.replace("<", "<").split(" "))
+        return super().feed(text)
+
+
+class TellsEmptyText(Around):
+    def feed(self, text):
+        return [*super().feed(text), Content("")]
+
+
+class CountsFromOne(Around):
+    def feed(self, text):
+        return [
+            type(one)(one.index + 1, one.name if isinstance(one, ToolCallStart) else one.text)
+            if isinstance(one, (ToolCallStart, ToolCallArguments))
+            else one
+            for one in super().feed(text)
+        ]
+
+
+class EscapesTwice(Around):
+    def feed(self, text):
+        return [
+            ToolCallArguments(one.index, one.text.replace("\\n", "\\\\n"))
+            if isinstance(one, ToolCallArguments)
+            else one
+            for one in super().feed(text)
+        ]
+
+
+class CallsAnybody(HermesParser):
+    def stream(self, tools=(), *, prompt=""):
+        return super().stream((), prompt=prompt)
+
+
+class CallsNobodyWithoutTools(HermesParser):
+    def stream(self, tools=(), *, prompt=""):
+        return super().stream(tools or [{"name": "nobody"}], prompt=prompt)
+
+
+class OneStreamForAll(HermesParser):
+    def stream(self, tools=(), *, prompt=""):
+        self.only = getattr(self, "only", None) or super().stream(tools, prompt=prompt)
+        return self.only
+
+
+class ForcesAnotherFormat(HermesParser):
+    def constraint(self, tools, **more):
+        return tagged(tools, '<call>{"name": {name}, "arguments": ', "}</call>", "<call>", parallel=True, required=True)
+
+
+class ForcesWithoutArguments(HermesParser):
+    def constraint(self, tools, **more):
+        bare = [{"name": one["name"]} for one in tools]
+        return super().constraint(bare, **more)
+
+
+class ForcesWhomever(HermesParser):
+    def constraint(self, tools, *, name="", **more):
+        return super().constraint(tools, **more)
+
+
+class ForcesTheFirst(HermesParser):
+    def constraint(self, tools, *, name="", **more):
+        return super().constraint(tools, name=name or tools[0]["name"], **more)
+
+
+class ExplainsTheFirst(HermesParser):
+    def instructions(self, tools):
+        return super().instructions(tools[:1])
+
+
+class WritesNothingAsSomething(HermesParser):
+    def write_calls(self, calls):
+        return super().write_calls(calls) or "none"
+
+
+class SameId(HermesParser):
+    def call_id(self):
+        return "call_1"
+
+
+class OddIds(HermesParser):
+    def call_id(self):
+        return f"call {super().call_id()}"
+
+
+class PromisesNothing(PlainParser):
+    def constraint(self, tools, **more):
+        return tagged(tools, "<x>", "</x>", "<x>", parallel=True, required=True)
+
+
+def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
+    return Mutant(factory, suite=HermesSuite, caught_by=caught_by, base=base)
+
+
+MUTANTS = [
+    mutant(around(LosesTheEnd), "test_what_looks_like_a_call_is_content"),
+    mutant(around(LosesTheEnd), "test_nothing_is_lost"),
+    mutant(around(TrimsPieces), "test_text_without_calls_is_content"),
+    mutant(around(WaitsForLines), "test_text_without_calls_is_content"),
+    mutant(around(TellsArgumentsAtTheEnd), "test_arguments_are_told_as_they_come"),
+    mutant(around(TellsContentAtTheEnd), "test_content_is_told_as_it_comes"),
+    mutant(around(NeedsWholeMarkers), "test_how_the_text_is_cut_does_not_matter"),
+    mutant(around(NeedsWholeMarkers), "test_calls_are_read"),
+    mutant(around(LooksAtEverythingAgain), "test_the_work_is_in_proportion"),
+    mutant(around(TellsEmptyText), "test_nothing_comes_of_nothing"),
+    mutant(around(CountsFromOne), "test_calls_are_read"),
+    mutant(around(EscapesTwice), "test_text_around_calls_is_content"),
+    mutant(CallsAnybody, "test_a_function_that_nobody_offered_is_not_called"),
+    mutant(CallsNobodyWithoutTools, "test_without_tools_every_function_will_do"),
+    mutant(OneStreamForAll, "test_streams_know_nothing_of_each_other"),
+    mutant(ForcesAnotherFormat, "test_forced_calls_are_read"),
+    mutant(ForcesWithoutArguments, "test_forced_calls_are_read"),
+    mutant(ForcesWhomever, "test_a_named_function_is_called_once"),
+    mutant(ForcesTheFirst, "test_every_function_can_be_forced"),
+    mutant(ExplainsTheFirst, "test_instructions_name_every_function"),
+    mutant(WritesNothingAsSomething, "test_no_calls_are_no_text"),
+    mutant(SameId, "test_ids_are_new_and_plain"),
+    mutant(OddIds, "test_ids_are_new_and_plain"),
+    mutant(PromisesNothing, "test_no_grammar_is_promised", PlainParser),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

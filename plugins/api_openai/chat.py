@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import error_responses, parse_body
 from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.core.toolkit.turn import effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
-from pegboard.plugins.api_openai.turn import effort_hints, take_turn
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {
@@ -121,7 +121,7 @@ class Chat:
         surface.check_model(body.model)
         body.check()
         turn = await take_turn(
-            surface,
+            surface.ctx,
             request,
             template_messages(body.messages, surface.client.tokenizer.chat_templates.values()),
             tools=Tools.of_chat(body.tools, body.tool_choice, body.parallel_tool_calls),

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
     from pegboard.core.toolkit.generation import Answer
     from pegboard.core.toolkit.tool_calls import ChatStream, ToolCall
+    from pegboard.core.toolkit.turn import Turn
     from pegboard.plugins.api_openai.chat import ChatBody
     from pegboard.plugins.api_openai.surface import Surface
-    from pegboard.plugins.api_openai.turn import Turn
 
 
 class ChatWriter(Writer):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import Answers, check_model
+from pegboard.core.toolkit.generation import Answers, check_model, renamed
 from pegboard.core.toolkit.http import body_docs, error_responses, json_answer, until_disconnect
 from pegboard.core.toolkit.token_text import TokenTexts
 
@@ -53,17 +52,6 @@ class Surface:
             return await until_disconnect(request, self.client.embed(requests))
         except InvalidRequest as error:
             raise renamed(error, names) from None
-
-
-def renamed(error: InvalidRequest, names: Names) -> InvalidRequest:
-    """An error in the words of a body: fields have its names in `param` and in the message."""
-    message = error.message
-    for name, called in names.items():
-        if "_" in name:
-            # A name with an underscore is a field wherever it stands; `prompt` is a word too.
-            message = re.sub(rf"\b{name}\b", called, message)
-    param = names.get(error.param, error.param) if error.param else None
-    return InvalidRequest(message, param=param, code=error.code, status=error.status)
 
 
 def new_id(prefix: str, rid: str = "") -> str:

@@ -18,6 +18,7 @@ from pegboard.core.toolkit.http import (
     until_disconnect,
 )
 from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import NAMES, ResponseBody
 from pegboard.plugins.api_openai.responses.items import input_items, messages_of
@@ -25,7 +26,6 @@ from pegboard.plugins.api_openai.responses.run import Run
 from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, ResponseAnswer
 from pegboard.plugins.api_openai.responses.store import ResponseStore
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
-from pegboard.plugins.api_openai.turn import Turn, effort_hints, take_turn
 
 Items = list[dict[str, Any]]
 
@@ -127,8 +127,8 @@ class Responses:
         stored = self._store.get(body.previous_response_id)
         if stored is None:
             raise InvalidRequest(
-                f"there is no response {body.previous_response_id[:64]!r} to follow on: it was not stored, or is no "
-                "longer kept; send the whole conversation as input",
+                f"previous_response_id: there is no response {body.previous_response_id[:64]!r} to follow on: it was not "
+                "stored, or is no longer kept; send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -136,7 +136,7 @@ class Responses:
 
     async def _turn(self, request: Request, body: ResponseBody, before: Items, own: Items) -> Turn:
         return await take_turn(
-            self._surface,
+            self._surface.ctx,
             request,
             messages_of(before + own, body.instructions, given=len(own)),
             tools=Tools.of_responses(body.tools, body.tool_choice, body.parallel_tool_calls),

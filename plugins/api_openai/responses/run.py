@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
     from pegboard.core.toolkit.generation import Answer, Answers
     from pegboard.core.toolkit.tool_calls import Tools
+    from pegboard.core.toolkit.turn import Turn
     from pegboard.plugins.api_openai.responses.body import ResponseBody
     from pegboard.plugins.api_openai.surface import Surface
-    from pegboard.plugins.api_openai.turn import Turn
 
 
 class Run:

@@ -27,7 +27,7 @@ plugin = Plugin(
         ),
         Provider(
             contract="reasoning_parser",
-            name="markers",
+            name="marked",
             factory=f"{_PARSERS}:MarkedParser",
             summary="thinking between any two markers",
             config=f"{_OPTIONS}:MarkerOptions",

@@ -44,7 +44,7 @@ plugin = Plugin(
         ),
         Provider(
             contract="tool_parser",
-            name="llama3",
+            name="llama3_json",
             factory=f"{_JSON}:LlamaParser",
             summary='an answer that is {"name": ..., "parameters": ...}, or follows <|python_tag|>',
             provides=_ALL,

@@ -18,6 +18,6 @@ class TestQwen3(ReasoningParserContract):
 
 
 class TestMarkers(ReasoningParserContract):
-    provider = "markers"
+    provider = "marked"
     options = {"begin": "[THINK]", "end": "[/THINK]"}
     begin, end = "[THINK]", "[/THINK]"

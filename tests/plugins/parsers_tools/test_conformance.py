@@ -11,7 +11,7 @@ class TestHermes(ToolParserContract):
 
 
 class TestLlama3(ToolParserContract):
-    provider = "llama3"
+    provider = "llama3_json"
     chat_template = "<|python_tag|>"
     leads = False
 

@@ -18,6 +18,7 @@ from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
+    from pegboard.core.toolkit.generation import Answer
 
 MAX_INPUTS = 2048
 """OpenAI's bound."""
@@ -108,8 +109,8 @@ def _base64(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def embedding_usage(found: Sequence[Embedding]) -> dict[str, int]:
-    """`usage` of embeddings."""
+def embedding_usage(found: Sequence[Embedding | Answer]) -> dict[str, int]:
+    """`usage` where it is prompts that count."""
     total = sum(one.prompt_tokens for one in found)
     return {"prompt_tokens": total, "total_tokens": total}
 

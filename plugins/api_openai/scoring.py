@@ -25,7 +25,6 @@ from pegboard.core.toolkit.http import (
 )
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
-from pegboard.plugins.api_openai.usage import usage
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
@@ -213,7 +212,9 @@ class Scoring:
         answers = await self._surface.submit(request, requests, names)
         done = await until_disconnect(request, answers.collect())
         scores = [_probabilities(one, body.apply_softmax) for one in done]
-        return json_response({**self._head("score"), "object": "scoring", "scores": scores, "usage": usage(done, 1)})
+        return json_response(
+            {**self._head("score"), "object": "scoring", "scores": scores, "usage": embedding_usage(done)}
+        )
 
     def _head(self, prefix: str) -> dict[str, Any]:
         return {"id": new_id(prefix), "created": int(time.time()), "model": self._surface.model}

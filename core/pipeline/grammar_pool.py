@@ -101,7 +101,7 @@ class GrammarPool:
     def pids(self) -> list[int]:
         """Of the workers that are there, for tests and whoever wonders."""
         with self._lock:
-            return [worker.pid for worker in self._workers]
+            return [worker.pid for worker in self._workers if worker.pid]
 
     def _done(self, _: Future[CompiledGrammar]) -> None:
         with self._lock:

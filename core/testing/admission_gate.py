@@ -36,10 +36,12 @@ class ManualClock:
         self.now += seconds
 
 
-def gated_request(params: Mapping[str, Any] | None = None, *, rid: str = "") -> Req:
+def gated_request(
+    params: Mapping[str, Any] | None = None, *, rid: str = "", sampling: SamplingParams | None = None
+) -> Req:
     """A waiting request with parameters for gates. Its rid is like no other's, so that traces of it can be found."""
     name = rid or f"gated-{next(_NAMES)}-request"
-    return Req(name, np.arange(1, 6, dtype=np.int64), SamplingParams(max_new_tokens=4), params=params)
+    return Req(name, np.arange(1, 6, dtype=np.int64), sampling or SamplingParams(max_new_tokens=4), params=params)
 
 
 class AdmissionGateContract(ContractSuite):
@@ -158,7 +160,7 @@ class AdmissionGateContract(ContractSuite):
     def test_a_name_may_come_again(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
         gate.cancel(req)
-        again = gated_request(req.params, rid=req.rid)
+        again = gated_request(req.params, rid=req.rid, sampling=req.sampling)
         assert gate.concerns(again)
         assert gate.enter(again).state is not GateState.FAILED
         gate.cancel(again)

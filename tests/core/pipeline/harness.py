@@ -56,7 +56,9 @@ def oracle(prompt: Sequence[int], n: int, *, ignore_eos: bool = False) -> list[i
 
 
 class FakeModel:
-    """`execute` of a scheduler: writes tokens into slots, reads contexts back, hashes them."""
+    """`execute` of a scheduler: writes tokens into slots, reads contexts back, hashes them; of a mask it takes the
+    token that the hash points at.
+    """
 
     def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
         self.table = rows.host.copy() if rows.mirrored else rows.host
@@ -104,6 +106,10 @@ class FakeModel:
             assert work.positions[last] == work.seq_lens[i] - 1
             if sampled is None or last in sampled:
                 tokens.append(next_token(context))
+        if work.sampling is not None and work.sampling.mask is not None:
+            for at, bits in zip(work.sampling.mask.rows.tolist(), work.sampling.mask.bits, strict=True):
+                allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+                tokens[at] = int(allowed[tokens[at] % allowed.shape[0]])
         sampled_tokens = np.array(tokens, np.int64)
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)

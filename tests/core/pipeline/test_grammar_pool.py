@@ -1,0 +1,201 @@
+"""Compiling in helper processes: whatever a grammar does to its own, nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.grammar_worker import Start
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.grammar_pool import GrammarPool, PoolLimits
+from pegboard.core.testing.grammar_fakes import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
+
+PATIENCE = 60.0
+
+
+def script(text: str) -> Grammar:
+    return Grammar("regex", text)
+
+
+def failure(future: Future[CompiledGrammar]) -> InvalidRequest:
+    error = future.exception(PATIENCE)
+    assert isinstance(error, InvalidRequest)
+    return error
+
+
+class Pools:
+    """Pools of one test, closed at its end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.made: list[GrammarPool] = []
+
+    def __call__(self, *, factory: str = "", memory: int = 256 * 2**20, **limits: float) -> GrammarPool:
+        ctx = scripted_context(self._directory)
+        start = Start(
+            factory=factory or "pegboard.core.testing.grammar_fakes:ScriptedBackend",
+            options_model="pegboard.core.interfaces.options:NoOptions",
+            options={},
+            directory=str(ctx.directory),
+            vocab_size=ctx.vocab_size,
+            eos_token_ids=[EOS],
+            memory=memory,
+        )
+        pool = GrammarPool(start, ScriptedBackend(NoOptions(), ctx), PoolLimits(**limits))  # type: ignore[arg-type]
+        self.made.append(pool)
+        return pool
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[Pools]:
+    pools = Pools(tmp_path)
+    yield pools
+    for pool in pools.made:
+        pool.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended and nobody waits for its status."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_grammar_comes_back_and_no_process_starts_before_it(pools: Pools) -> None:
+    pool = pools(workers=2)
+    assert pool.pids() == []
+    compiled = pool.submit(script("tokens 7 8")).result(PATIENCE)
+    assert isinstance(compiled, ScriptedGrammar)
+    assert compiled.tokens == (7, 8)
+    (pid,) = pool.pids()
+    pool.submit(script("tokens 9")).result(PATIENCE)
+    assert pool.pids() == [pid], "one worker does for one grammar after the other"
+    pool.close()
+    assert gone(pid)
+    assert pool.pids() == []
+
+
+def test_several_work_at_once_but_no_more_than_may(pools: Pools) -> None:
+    pool = pools(workers=2, compile_timeout=30)
+    slow = [pool.submit(script("slow 0.3")) for _ in range(5)]
+    for one in slow:
+        one.result(PATIENCE)
+    assert 1 <= len(pool.pids()) <= 2
+    assert pool.open == 0
+
+
+@pytest.mark.parametrize("what", ["hang", "hang in C"])
+def test_one_that_never_ends_fails_alone(pools: Pools, what: str) -> None:
+    pool = pools(workers=1, compile_timeout=0.5)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    (before,) = pool.pids()
+    error = failure(pool.submit(script(what)))
+    assert (error.status, error.code, error.param) == (400, "grammar_timeout", "regex")
+    assert "0.5 s" in error.message
+    assert gone(before), "the worker that was at it is gone"
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+    assert pool.pids() != [before]
+    assert pool.killed == 1
+
+
+def test_one_that_crashes_its_worker_fails_alone(pools: Pools) -> None:
+    pool = pools(workers=1)
+    error = failure(pool.submit(script("die")))
+    assert (error.status, error.code, error.param) == (400, "grammar_failed", "regex")
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+
+
+def test_one_that_eats_memory_fails_alone_and_its_worker_lives(pools: Pools) -> None:
+    pool = pools(workers=1, memory=200 * 2**20)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    before = pool.pids()
+    error = failure(pool.submit(script("eat")))
+    assert (error.status, error.code, error.param) == (400, "grammar_too_large", "regex")
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+    assert pool.pids() == before
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "code"),
+    [("refuse", 400, "invalid_grammar"), ("raise", 400, "grammar_failed")],
+)
+def test_whatever_a_backend_raises_is_an_answer(pools: Pools, what: str, status: int, code: str) -> None:
+    pool = pools(workers=1)
+    error = failure(pool.submit(script(what)))
+    assert (error.status, error.code, error.param) == (status, code, "regex")
+    assert "as asked" in error.message
+    assert pool.killed == 0
+
+
+def test_a_library_that_prints_does_not_spoil_the_messages(pools: Pools) -> None:
+    pool = pools(workers=1)
+    assert pool.submit(script("print")).result(PATIENCE).size_bytes
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+
+
+def test_a_backend_that_cannot_start_is_the_servers_fault(pools: Pools) -> None:
+    pool = pools(workers=1, factory="pegboard.core.testing.grammar_fakes:Missing")
+    error = failure(pool.submit(script("tokens 5")))
+    assert (error.status, error.code) == (500, "grammar_worker_failed")
+    assert "Missing" in error.message
+
+
+def test_what_cannot_be_loaded_raises(pools: Pools) -> None:
+    with pytest.raises(RuntimeError, match="as asked"):
+        pools(workers=1).submit(script("broken")).result(PATIENCE)
+
+
+def test_the_queue_is_bounded(pools: Pools) -> None:
+    pool = pools(workers=1, max_queued=2, compile_timeout=30)
+    waiting = [pool.submit(script("slow 0.2")) for _ in range(3)]
+    assert pool.full
+    for one in waiting:
+        one.result(PATIENCE)
+    assert not pool.full
+
+
+def test_whoever_waits_too_long_for_a_worker_is_told(pools: Pools) -> None:
+    pool = pools(workers=1, queue_timeout=0.2, compile_timeout=30)
+    first, second = pool.submit(script("slow 1")), pool.submit(script("tokens 5"))
+    assert first.result(PATIENCE).size_bytes
+    error = failure(second)
+    assert (error.status, error.code) == (503, "grammar_queue_full")
+
+
+def test_closing_ends_a_compilation_under_way(pools: Pools) -> None:
+    pool = pools(workers=2, compile_timeout=600)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    running, waiting = pool.submit(script("hang")), [pool.submit(script("hang")) for _ in range(4)]
+    deadline = time.monotonic() + PATIENCE
+    while not running.running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pids = pool.pids()
+    pool.close()
+    assert pids
+    assert all(gone(pid) for pid in pids)
+    assert all(one.done() for one in [running, *waiting])
+    pool.close()
+
+
+def test_a_worker_that_was_killed_from_outside_is_replaced(pools: Pools) -> None:
+    pool = pools(workers=1)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    (pid,) = pool.pids()
+    os.kill(pid, 9)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+    assert pool.pids() != [pid]

@@ -112,7 +112,9 @@ class Chat:
             "max_tokens": 32,
             "temperature": 0,
         }
-        docs = documented(ChatBody, ChatCompletion, example, 504, events="Chunks of a chat completion, then [DONE].")
+        docs = documented(
+            ChatBody, ChatCompletion, example, 409, 504, events="Chunks of a chat completion, then [DONE]."
+        )
         router.post("/v1/chat/completions", summary="Answer a conversation", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
@@ -142,5 +144,5 @@ class Chat:
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )
-        answers = await surface.submit(request, requests, body.names)
+        answers = await surface.submit(request, requests, body.names, body.session_params)
         return await ChatWriter(surface, rid, body, turn).respond(request, answers)

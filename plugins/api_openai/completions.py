@@ -154,7 +154,7 @@ class Completions:
             "max_tokens": 16,
             "temperature": 0,
         }
-        docs = documented(CompletionBody, Completion, example, 504, events="Chunks of a completion, then [DONE].")
+        docs = documented(CompletionBody, Completion, example, 409, 504, events="Chunks of a completion, then [DONE].")
         router.post("/v1/completions", summary="Continue a text", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
@@ -171,7 +171,7 @@ class Completions:
             logprob_start=0 if body.echo and body.logprobs is not None else None,
             grammar=body.grammar(),
         )
-        answers = await surface.submit(request, requests, NAMES)
+        answers = await surface.submit(request, requests, NAMES, body.session_params)
         echoes = [self._text(prompt, body) if body.echo else "" for prompt in body.prompts() for _ in range(body.n)]
         return await CompletionWriter(surface, rid, body, echoes).respond(request, answers)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import RequestModel
@@ -52,6 +53,8 @@ class CommonBody(SamplingFields):
     prompt_logprobs: int | None = None
     """How many of the largest logprobs to give of each token of the prompt, beside its own."""
     return_hidden_states: bool = False
+    session_params: SessionParams | None = None
+    """The session's turn that this one continues."""
     lora_path: Any = None
 
     def check(self, prompts: int = 1) -> None:
@@ -59,6 +62,9 @@ class CommonBody(SamplingFields):
         _check_range("n", self.n, 1, MAX_N)
         if prompts * self.copies > MAX_REQUESTS:
             raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}", param="n")
+        if self.session_params is not None and self.session_params.id and prompts * self.copies > 1:
+            many, what = ("n", "answer") if self.copies > 1 else ("prompt", "prompt")
+            raise InvalidRequest(f"{many}: a turn of a session has one {what}", param=many)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is for requests with stream: true", param="stream_options")
         for name in ("max_tokens", "min_tokens"):

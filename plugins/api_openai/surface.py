@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.api_router import ApiContext
     from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest
+    from pegboard.core.interfaces.sessions import SessionParams
 
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
@@ -39,10 +40,19 @@ class Surface:
         """Raise InvalidRequest (404) for a model that this server does not have."""
         check_model(self.client.info, model)
 
-    async def submit(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Answers:
-        """Submit requests that belong together; what is refused is said in the body's words (`names`)."""
+    async def submit(
+        self,
+        request: Request,
+        requests: Sequence[GenerateRequest],
+        names: Names,
+        session: SessionParams | None = None,
+    ) -> Answers:
+        """Submit requests that belong together, or one turn of a session; what is refused is said in the body's words
+        (`names`).
+        """
+        submit = self.ctx.sessions.submit(self.client, session, requests)
         try:
-            return await until_disconnect(request, Answers.submit(self.client, requests))
+            return Answers(await until_disconnect(request, submit))
         except InvalidRequest as error:
             raise renamed(error, names) from None
 

@@ -127,8 +127,8 @@ class Responses:
         stored = self._store.get(body.previous_response_id)
         if stored is None:
             raise InvalidRequest(
-                f"previous_response_id: there is no response {body.previous_response_id[:64]!r} to follow on: it was not "
-                "stored, or is no longer kept; send the whole conversation as input",
+                f"previous_response_id: there is no response {body.previous_response_id[:64]!r} to follow on: it was "
+                "not stored, or is no longer kept; send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )

@@ -52,6 +52,9 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"n": 10_000}, "n"),
+    ({"n": 2, "session_params": {"id": "s"}}, "n"),
+    ({"session_params": {"id": "s"}}, "session_params"),
+    ({"session_params": {"id": 5}}, "session_params.id"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -143,6 +146,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": [[1], []]}, "prompt"),
     (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
     (COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, "n"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "session_params": {"id": "s"}}, "prompt"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 1, "n": 2}, "best_of"),
     (COMPLETIONS, {"best_of": 129}, "best_of"),
@@ -225,7 +229,7 @@ def test_it_is_refused_by_name(app: Any, path: str, body: dict[str, Any], field:
     assert done.status == 400, done.body
     error = done.json()["error"]
     assert (error["param"], error["type"]) == (field, "invalid_request_error")
-    assert field.rpartition(".")[2] in error["message"], error
+    assert field.rpartition(".")[2].removesuffix("_params") in error["message"], error
 
 
 def test_tools_need_a_parser() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from pegboard.core.config import SessionsSection
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.sessions import Sessions
+from pegboard.core.testing.asgi import call
 from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeTokenizer
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
-from tests.plugins.api_openai.asking import CHAT, MESSAGES, ask
+from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask
 
 TEXT = "".join(SCRIPT)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
@@ -344,3 +348,31 @@ def test_failure_in_a_stream_is_an_event() -> None:
 def test_a_model_without_a_template_says_so() -> None:
     error = asking.refused(CHAT, {"messages": MESSAGES}, tokenizer=FakeTokenizer(has_chat_template=False))
     assert "no chat template" in error["message"]
+
+
+# ---- sessions ----------------------------------------------------------------------------------------------------
+
+
+def test_turns_of_a_session() -> None:
+    """The prompt is what was said before, in tokens, and behind it what is new; over both APIs."""
+
+    async def scene() -> None:
+        client = FakeEngineClient(script=("Yes.",))
+        sessions = Sessions(SessionsSection())
+        app = asking.make_app(client, sessions=sessions)
+        session = sessions.open()
+        first = await call(app, "POST", CHAT, {"messages": MESSAGES, "session_params": {"id": session}})
+        assert first.status == 200
+        assert _said(client) == "user: Hi\nassistant:"
+        body = {"prompt": "\nuser: Sure?", "session_params": {"id": session, "rid": first.json()["id"]}}
+        assert (await call(app, "POST", COMPLETIONS, body)).status == 200
+        assert _said(client) == "user: Hi\nassistant:Yes.\nuser: Sure?"
+        done = await call(app, "POST", CHAT, {"messages": MESSAGES, "session_params": {"id": "other"}})
+        assert (done.status, done.json()["error"]["param"]) == (404, "session_params.id")
+
+    asyncio.run(scene())
+
+
+def _said(client: FakeEngineClient) -> str:
+    prompt = client.requests[-1].prompt
+    return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))

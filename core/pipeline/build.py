@@ -34,6 +34,7 @@ from pegboard.core.pipeline.grammar import KINDS
 from pegboard.core.pipeline.grammar_gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.operation import Operation, RequestLog
 from pegboard.core.pipeline.probe import PoolProbe
 from pegboard.core.pipeline.profiler import Profiler
 from pegboard.core.pipeline.report import StepReport
@@ -41,7 +42,6 @@ from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
 from pegboard.core.pipeline.source import prepare_model
-from pegboard.core.pipeline.time_stats import log_finished
 from pegboard.core.pipeline.view import SchedulerView
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.version import __version__
@@ -268,9 +268,7 @@ class _Parts:
             pooler=pooler,
         )
         overlap = config.loop == "overlap"
-        finished = hooks.freeze("requests_finished")
-        if self.config.log_requests:
-            finished = (*finished, log_finished)
+        request_log = RequestLog(on=self.config.log_requests)
         scheduler = Scheduler(
             config,
             memory,
@@ -293,12 +291,12 @@ class _Parts:
             hooks=StepHooks(
                 batch_scheduled=hooks.freeze("batch_scheduled"),
                 batch_committed=hooks.freeze("batch_committed"),
-                requests_finished=finished,
+                requests_finished=(*hooks.freeze("requests_finished"), request_log),
                 idle=(hooks.call.idle,),
             ),
         )
         profiler = Profiler(self.config.server.profile_dir, scheduler.set_on_step)
-        scheduler.controls.update(profiler.controls())
+        scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
         return scheduler, worker
 
     def _grammar_gate(self, tokenizer: Tokenizer, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:

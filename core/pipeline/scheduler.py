@@ -118,6 +118,8 @@ class Scheduler:
         self.gates = gates
         self.pooler = pooler
         self.report = report
+        self.paused = False
+        """While it is, no step is started (see operation.py)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         self.loop = make_loop(config.loop, self)
@@ -168,8 +170,12 @@ class Scheduler:
 
     @property
     def resting(self) -> bool:
-        """All requests that are here are held back or kept by gates: a step can wait some milliseconds."""
+        """All requests that are here are held back or kept by gates, or the scheduler is paused: a step can wait some
+        milliseconds.
+        """
         planner = self.planner
+        if self.paused:
+            return not self._outbox and self.loop.flight is None
         return not (
             planner.waiting
             or planner.running
@@ -288,6 +294,7 @@ class Scheduler:
         cache = self.memory.cache
         return {
             **self.counters.to_dict(),
+            "paused": self.paused,
             "waiting_requests": len(self.waiting),
             "running_requests": len(self.running) + len(self.planner.ahead) + (self.chunked is not None),
             "blocked_requests": self._blocked,
@@ -332,6 +339,8 @@ class Scheduler:
 
     def launch(self, flight: Step | None) -> Step | None:
         """Plan the next step behind `flight` and start it; None where nothing can be planned (see Planner.plan)."""
+        if self.paused:
+            return None
         start = time.perf_counter()
         planned_at = self.clock()
         step = self.planner.plan(flight)

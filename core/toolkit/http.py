@@ -261,7 +261,7 @@ def json_answer(
     """FastAPI's `responses` of a route whose success is JSON: a pydantic model, or a JSON schema as it stands. `events`
     describes the server-sent events of a route that can stream instead.
     """
-    plain = schema if isinstance(schema, Mapping) else _inlined(schema.model_json_schema(mode="serialization"))
+    plain = schema if isinstance(schema, Mapping) else _schema_of(schema, "serialization")
     content: dict[str, Any] = {"application/json": {"schema": dict(plain)}}
     if events:
         # OpenAPI does not say what a schema of a stream is about, so there is none.

@@ -64,7 +64,7 @@ class NativeRouter(ApiRouter):
         router.post("/abort_request", summary="Abort a request, or all", openapi_extra=abort_docs, **admin)(
             self.abort_request
         )
-        trace: dict[str, Any] = {**admin, "responses": error_responses(404)}
+        trace: dict[str, Any] = {**admin, "responses": error_responses(404, 409)}
         start, stop = "Begin a trace of the scheduler process", "End the trace and write it"
         router.post("/start_profile", summary=start, openapi_extra=profile_docs(), **trace)(self.start_profile)
         router.post("/stop_profile", summary=stop, **trace)(self.stop_profile)

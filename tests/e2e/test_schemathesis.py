@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import httpx
 import pytest
@@ -104,8 +104,7 @@ def test_it_would_notice() -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_whole_server_keeps_to_its_document(tmp_path: Any, seed: int) -> None:
+def test_a_whole_server_keeps_to_its_document(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
     config = {
         "model": {"path": str(model), "dtype": "float32", "context_length": 256},
@@ -115,7 +114,7 @@ def test_a_whole_server_keeps_to_its_document(tmp_path: Any, seed: int) -> None:
         "server": {"api_key": API_KEY, "admin_key": ADMIN_KEY, "profile_dir": str(tmp_path / "traces")},
     }
     with serving(config, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server:
-        requests, found = explore(server.address, ADMIN_KEY, examples=30, seed=seed)
+        requests, found = explore(server.address, ADMIN_KEY, examples=30, seed=2)
         assert not found, "\n\n".join(found[:10])
         assert requests > 2000
         headers = {"x-api-key": ADMIN_KEY}

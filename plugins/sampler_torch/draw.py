@@ -10,6 +10,8 @@ _MIX_2 = -0x6B2FB644ECCEEE15
 _BLOCK = 256
 _WIDTHS = (64, 256, 1024, 4096)
 _NUCLEUS_WIDTH = 256
+_TRIALS = 8
+_NEXT_TRIAL = 0x2545F4914F6CDD1D
 
 
 def uniforms(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -80,15 +82,18 @@ def draw_from_top(
     top_ks: torch.Tensor,
     top_ps: torch.Tensor,
     min_ps: torch.Tensor,
-    uniform: torch.Tensor,
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
 ) -> torch.Tensor:
     """Token int64 [n] of rows with a top_k or a top_p, by the inverse distribution function over the largest logits.
 
     Each row looks at as few candidates as its filters need: 64, 256, 1024, 4096, and only then a sort of the whole row.
-    Candidates stand in one order (larger logit first, smaller id among equals) and a row is drawn only once every token
-    that ties with its last candidate is there, so that neither order nor cut depends on the width or on other rows.
+    A nucleus of more than 256 is drawn from by rejection, and only where that fails does the row go on. Candidates
+    stand in one order (larger logit first, smaller id among equals) and a row is drawn only once every token that ties
+    with its last candidate is there, so that neither order nor cut depends on the width or on other rows.
     """
     vocab = logits.shape[1]
+    uniform = uniforms(seeds, steps)
     limited = top_ks < vocab
     totals = torch.zeros_like(uniform)
     nucleus = (~limited).nonzero().squeeze(1)
@@ -112,7 +117,52 @@ def draw_from_top(
         start[rows[~complete]] = width + 1
         start[rows[complete]] = vocab + 1
         pending = pending[start[pending] <= vocab]
+        if width == _NUCLEUS_WIDTH and len(wide := pending[~limited[pending]]):
+            tokens[wide] = _reject(logits, peaks, temperatures, top_ps, min_ps, totals, seeds, steps, wide)
+            missed = wide[tokens[wide] < 0]
+            # The first number has been used, and what it did not lead to is no longer as likely.
+            uniform[missed] = uniforms(_of_trial(seeds[missed], _TRIALS), steps[missed])
+            pending = torch.cat([pending[limited[pending]], missed])
         if len(pending) == 0:
+            break
+    return tokens
+
+
+def _of_trial(seeds: torch.Tensor, trial: int) -> torch.Tensor:
+    """Other seeds for another trial: the numbers that follow from them have nothing to do with the first ones."""
+    return seeds + ((trial * _NEXT_TRIAL + 2**63) % 2**64 - 2**63)
+
+
+def _reject(
+    logits: torch.Tensor,
+    peaks: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    totals: torch.Tensor,
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Tokens int64 [rows] of wide nuclei: drawn from the whole row until one lies inside, -1 where none does so soon.
+
+    A token lies inside if what stands before it, in the order of `draw_from_top`, is less than top_p of the mass: one
+    sum, and no sort. Whatever the trials give, a row that goes on to another way to draw has the same distribution.
+    """
+    tokens = torch.full_like(rows, -1)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    left = torch.arange(len(rows), device=rows.device)
+    for trial in range(_TRIALS):
+        here = rows[left]
+        own, mass = logits[here], weights(logits[here], peaks[here], temperatures[here])
+        drawn = draw_from_all(mass, uniforms(_of_trial(seeds[here], trial), steps[here]))[:, None]
+        value = own.gather(1, drawn)
+        before = (own > value) | ((own == value) & (ids < drawn))
+        inside = block_sums(mass * before).sum(-1) < top_ps[here] * totals[here]
+        inside &= mass.gather(1, drawn).squeeze(1) >= min_ps[here]
+        tokens[left[inside]] = drawn[inside].squeeze(1)
+        left = left[~inside]
+        if len(left) == 0:
             break
     return tokens
 

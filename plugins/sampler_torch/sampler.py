@@ -36,7 +36,7 @@ class TorchSampler(Sampler):
         self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
     ) -> torch.Tensor:
         """Tokens of the rows that are not greedy; `logits` and `peaks` are theirs."""
-        uniform = uniforms(batch.seeds[rows], batch.steps[rows])
+        seeds, steps = batch.seeds[rows], batch.steps[rows]
         temperatures, vocab = batch.temperatures[rows], logits.shape[1]
         top_ks, top_ps, min_ps = batch.top_ks[rows], batch.top_ps[rows], batch.min_ps[rows]
         top_ks = torch.where(top_ks < 1, vocab, top_ks)
@@ -55,14 +55,15 @@ class TorchSampler(Sampler):
                 top_ks[some],
                 top_ps[some].to(torch.float64),
                 min_ps[some],
-                uniform[some],
+                seeds[some],
+                steps[some],
             )
         if len(some) < len(rows):
             rest = (~cut).nonzero().squeeze(1)
             mass = weights(_take(logits, rest), peaks[rest], temperatures[rest])
             if batch.need_min_p:
                 mass.mul_(torch.ge(mass, min_ps[rest, None], out=torch.empty_like(mass)))
-            tokens[rest] = draw_from_all(mass, uniform[rest])
+            tokens[rest] = draw_from_all(mass, uniforms(seeds[rest], steps[rest]))
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:

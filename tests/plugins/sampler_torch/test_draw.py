@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.testing.sampler import make_sampling
+from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.plugins.sampler_torch import draw
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
@@ -93,7 +94,7 @@ def test_each_row_looks_at_as_few_as_it_needs(widths: list[tuple[int, int]]) -> 
     logits = torch.cat([steep, steep, steep, flat, flat])
     rows = [{"top_k": 20}, {"top_k": 300}, {"top_p": 0.9}, {"top_k": 20}, {"top_p": 0.9}]
     sample(logits, [{"temperature": 1.0, **row} for row in rows])
-    assert widths == [(2, 64), (2, 256), (2, 1024), (1, 4096), (1, 20000)]
+    assert widths == [(2, 64), (2, 256), (1, 1024)]
 
 
 def test_a_cut_through_ties_widens_the_look_for_that_row_alone(widths: list[tuple[int, int]]) -> None:
@@ -115,3 +116,34 @@ def test_infinite_logits_take_it_all() -> None:
     logits = torch.zeros(3, 100)
     logits[:, 40] = torch.inf
     assert sample(logits, [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}]) == [40, 40, 40]
+
+
+def test_a_wide_nucleus_is_not_sorted_unless_it_is_missed_again_and_again(widths: list[tuple[int, int]]) -> None:
+    logits = torch.randn(1, 20000, generator=torch.Generator().manual_seed(1)) * 0.1
+    rows = [{"temperature": 1.0, "top_p": 0.5, "seed": seed} for seed in range(200)]
+    sample(logits.expand(200, -1), rows)
+    sorted_rows = sum(count for count, width in widths if width == 20000)
+    assert sorted_rows < 10, "one row in 256 misses it eight times"
+
+
+@pytest.mark.parametrize(("top_p", "min_p"), [(0.3, 0.0), (0.9, 0.85)])
+def test_wide_nuclei_are_drawn_from_as_if_they_were_sorted(top_p: float, min_p: float) -> None:
+    """Both ways, and their mixture where the trials end."""
+    vocab = 6000
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(2)) * 0.05
+    row = {"temperature": 1.0, "top_p": top_p, "min_p": min_p}
+    exact = exact_probabilities(logits.numpy(), row)
+    groups = torch.from_numpy(exact).argsort(descending=True) % 20
+    tokens = []
+    for start in range(0, 2000, 500):
+        tokens += sample(logits.expand(500, -1), [{**row, "seed": seed} for seed in range(start, start + 500)])
+    counts = np.bincount(tokens, minlength=vocab)
+    assert not counts[exact == 0].any()
+    by_group = [np.bincount(groups.numpy(), weights=values, minlength=20) for values in (counts, exact)]
+    assert chi_square(by_group[0], by_group[1]) > P_VALUE
+
+
+def test_of_equal_logits_at_the_cut_of_a_wide_nucleus_the_smaller_ids_stay() -> None:
+    tokens = sample(torch.zeros(300, 9000), [{"temperature": 1.0, "top_p": 0.6, "seed": seed} for seed in range(300)])
+    assert max(tokens) < 5400
+    assert max(tokens) > 5000

@@ -181,7 +181,8 @@ class ChatStream:
 
     def finish(self) -> list[OutputEvent]:
         """The rest, when the text has ended."""
-        return self._note(self._parse("", last=True))
+        events = self._note(self._parse("", last=True))
+        return [*events, self._whole_reasoning()] if self._unsent else events
 
     def answer(self) -> ChatAnswer:
         """Everything so far."""

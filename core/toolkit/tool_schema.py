@@ -145,7 +145,8 @@ def _check_keywords(schema: dict[str, Any], where: str) -> None:
             raise _wrong(f"{where}.{key}", "must be a number")
     for key in _COUNTS:
         value = schema.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole or value < 0:
             raise _wrong(f"{where}.{key}", "must be a whole number that is not negative")
 
 

@@ -318,6 +318,42 @@ class ModelRunnerContract(ContractSuite):
         tokens = output.next_token_ids.tolist()
         assert [tokens[0], tokens[2]] == [best[0], best[2]]
 
+    def test_only_what_the_mask_allows(self, prompts: list[list[int]]) -> None:
+        """Sampled and in the logprobs, after all processors; a row without a mask is left as it is, and one all whose
+        tokens the processors have forbidden gets one of them all the same.
+        """
+        vocab = self.make_model().spec.vocab_size
+        allowed = {0: [3, 31, 32, vocab - 1], 2: [6, 7]}
+
+        def forbid(logits: torch.Tensor) -> None:
+            logits[:, [6, 7]] = -torch.inf
+            logits[:, [5, 33]] = 1e4
+
+        rows = [{}, {}, {"temperature": 1.0, "seed": 5}]
+        output = self.rig(processors=[ScriptedProcessor("forbid", [], forbid)]).step(
+            dict(enumerate(prompts)),
+            rows,
+            processed=True,
+            allowed=allowed,
+            logprobs=[LogprobRequest(top=4, token_ids=(5,)), None, None],
+            return_logits=True,
+        )
+        logits, tokens = output.logits, output.next_token_ids.tolist()
+        assert logits is not None
+        expected = torch.stack([self.expected(prompt)[-1] for prompt in prompts])
+        assert tokens[0] == allowed[0][int(expected[0, allowed[0]].argmax())], "the best of those that are allowed"
+        self.check_logits(logits[:1, allowed[0]], expected[:1, allowed[0]])
+        assert tokens[1] in (5, 33), "a row without a mask"
+        assert tokens[2] in allowed[2], "all that the grammar allows was forbidden, and the grammar has the last word"
+        for row, few in allowed.items():
+            others = [token for token in range(vocab) if token not in few]
+            assert bool((logits[row, others] == -torch.inf).all()), "other tokens are left in the logits"
+        assert output.logprobs is not None
+        exact = expected[0, allowed[0]].double().log_softmax(-1)
+        close = float(output.logprobs.token_logprobs[0]) - float(exact.max())
+        assert abs(close) < 1e-3, "logprobs are those of the tokens that are allowed"
+        assert float(output.logprobs.chosen[0][0]) == -torch.inf
+
     def test_logprobs(self, prompts: list[list[int]]) -> None:
         """Of the processed logits, free of the temperature; log_softmax in float64 of the logits returned beside them,
         so 1e-5 is what float32 sums cost.

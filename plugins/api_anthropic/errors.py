@@ -37,11 +37,19 @@ _TYPES = {
 }
 
 
+class ErrorCause(BaseModel):
+    """For programs: a word that names the cause, and the field that is to blame, if one is."""
+
+    error_code: str
+    param: str | None
+
+
 class ErrorDetail(BaseModel):
-    """What is wrong: the kind of error, and a sentence."""
+    """What is wrong: the kind of error, a sentence, and the cause."""
 
     type: str
     message: str
+    details: ErrorCause
 
 
 class ErrorAnswer(BaseModel):
@@ -58,13 +66,14 @@ def status_of(error: InvalidRequest) -> int:
 
 
 def error_body(error: InvalidRequest, request_id: str) -> dict[str, Any]:
-    """The body; it has no place for the field's name, which is in the message."""
+    """The body. The message names the field too: `details` are an addition that not every client knows."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.message
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    details = {"error_code": error.code, "param": error.param or None}
+    return {"type": "error", "error": {"type": kind, "message": message, "details": details}, "request_id": request_id}
 
 
 def write_error(error: InvalidRequest) -> Response:

@@ -69,6 +69,20 @@ class PromptBody(RequestModel):
     chat_template_kwargs: dict[str, Any] = {}
     mcp_servers: Any = None
     container: Any = None
+    thread: Any = None
+
+    def check_prompt(self) -> None:
+        """Raise InvalidRequest for what this server would have to keep, or to run, by itself."""
+        if self.thread:
+            # Anthropic's client goes on without a thread where it reads this code.
+            raise InvalidRequest(
+                "thread: this server keeps no conversations; send the whole one, without a thread",
+                param="thread",
+                code="thread_unsupported_request",
+            )
+        for name in ("mcp_servers", "container"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name} is not supported by this server", param=name, code="unsupported")
 
     def checked_tools(self) -> Tools:
         """The tools. Raises InvalidRequest for those that this server would have to run itself."""
@@ -81,9 +95,6 @@ class PromptBody(RequestModel):
                     param=f"tools.{i}.type",
                     code="unsupported",
                 )
-        for name in ("mcp_servers", "container"):
-            if getattr(self, name):
-                raise InvalidRequest(f"{name} is not supported by this server", param=name, code="unsupported")
         return Tools.of_anthropic(self.tools, self.tool_choice)
 
     def template_messages(self) -> list[dict[str, Any]]:
@@ -144,6 +155,7 @@ class MessagesBody(SamplingFields, PromptBody):
 
     def check(self) -> None:
         """Raise InvalidRequest for what is impossible on its own."""
+        self.check_prompt()
         if self.max_tokens < 0:
             raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", param="max_tokens")
         if not 0 <= self.temperature <= 1:

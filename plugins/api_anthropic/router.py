@@ -99,6 +99,7 @@ class AnthropicRouter(ApiRouter):
     async def count_tokens(self, request: Request) -> Response:
         body = await parse_body(request, PromptBody)
         check_model(self.client.info, body.model)
+        body.check_prompt()
         turn = await self._turn(request, body, body.checked_tools(), None)
         ids = await asyncio.to_thread(self.client.tokenizer.encode, turn.prompt, add_special_tokens=False)
         return json_response({"input_tokens": len(ids)})

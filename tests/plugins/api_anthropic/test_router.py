@@ -339,6 +339,7 @@ def test_count_tokens() -> None:
         ({"regex": "a", "ebnf": "b"}, "ebnf"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}, "regex": "a"}, "tool_choice"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ],
 )
@@ -349,8 +350,16 @@ def test_bad_requests_name_the_field(body: dict[str, Any], field: str) -> None:
     assert error["type"] == "error"
     assert error["error"]["type"] == "invalid_request_error"
     assert field in error["error"]["message"]
+    assert str(error["error"]["details"]["param"]).startswith(field)
     assert error["request_id"] == done.headers["request-id"]
     assert client.requests == []
+
+
+def test_threads_are_refused_as_the_client_expects() -> None:
+    """Its tool runner asks for a thread, and sends the whole conversation where it reads this code."""
+    for path in (PATH, COUNT):
+        done, _ = ask(path, {**BODY, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
+        assert (done.status, done.json()["error"]["details"]["error_code"]) == (400, "thread_unsupported_request")
 
 
 def test_tools_need_a_parser() -> None:
@@ -397,7 +406,8 @@ def test_error_types(status: int, code: str, answered: int, kind: str) -> None:
     for streamed in (False, True):
         done, _ = ask(PATH, {**BODY, "stream": streamed}, refuse=refusal)
         assert done.status == answered
-        assert done.json()["error"] == {"type": kind, "message": "top_p: no"}
+        details = {"error_code": code, "param": "top_p"}
+        assert done.json()["error"] == {"type": kind, "message": "top_p: no", "details": details}
         assert ("retry-after" in done.headers) == (status in (429, 503))
 
 
@@ -423,7 +433,7 @@ def test_failure_in_a_stream_is_an_event() -> None:
     *before, (name, error) = frames(done)
     assert [one for one, _ in before] == ["message_start", "content_block_start", "content_block_delta"]
     assert name == error["type"] == "error"
-    assert error["error"] == {"type": "api_error", "message": FAILURE}
+    assert (error["error"]["type"], error["error"]["message"]) == ("api_error", FAILURE)
     assert error["request_id"] == done.headers["request-id"]
     assert client.aborted == []
 

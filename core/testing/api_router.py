@@ -28,6 +28,24 @@ from pegboard.core.web.keys import Keys
 
 MAX_BODY = 100_000
 
+ODD = {
+    "deep lists": b"[" * 150 + b"]" * 150,
+    "deep objects": b'{"a":' * 150 + b"1" + b"}" * 150,
+    "deeper": b"[" * 40_000 + b"]" * 40_000,
+    "many digits": b"9" * 5000,
+    "beyond floats": b"1e999",
+    "below floats": b"-1e999",
+    "beyond 64 bits": b"36893488147419103232",
+    "half a character": rb'"\ud800"',
+    "no character": rb'"\u0000"',
+    "not a number": b"NaN",
+    "infinity": b"Infinity",
+    "long text": b'"' + b"x" * 90_000 + b'"',
+    "many": b"[" + b"1," * 20_000 + b"1]",
+    "twice": b'{"a": 1, "a": 2}',
+}
+"""JSON, more or less, that servers have stumbled over, by what it is."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -36,9 +54,19 @@ class Sample:
     path: str
     body: dict[str, Any]
     streams: bool
+    fields: tuple[str, ...] = ()
 
     def encode(self, **changes: Any) -> bytes:
         return json.dumps({**self.body, **changes}).encode()
+
+    def with_raw(self, field: str, value: bytes) -> bytes:
+        """The body with this JSON, whatever it is, as the value of a field."""
+        others = {name: one for name, one in self.body.items() if name != field}
+        return b"{%s: %s%s" % (json.dumps(field).encode(), value, (b", " if others else b"") + self._tail(others))
+
+    @staticmethod
+    def _tail(others: dict[str, Any]) -> bytes:
+        return json.dumps(others)[1:].encode()
 
 
 class ApiRouterContract(ContractSuite):
@@ -63,8 +91,8 @@ class ApiRouterContract(ContractSuite):
             example = example_of(route)
             if example is not None and "POST" in (route.methods or ()):
                 content = (route.openapi_extra or {})["requestBody"]["content"]["application/json"]
-                streams = "stream" in content.get("schema", {}).get("properties", {})
-                found.append(Sample(route.path, example, streams))
+                fields = tuple(content.get("schema", {}).get("properties", {}))
+                found.append(Sample(route.path, example, "stream" in fields, fields))
         return found
 
     def generating(self, *, streams: bool = False) -> list[Sample]:
@@ -179,6 +207,22 @@ class ApiRouterContract(ContractSuite):
                 done = asyncio.run(_try(self, sample, sample.encode(**{field: wrong})))
                 assert done.status == 400, (sample.path, field, done.body)
                 assert field in json.dumps(done.json()), f"the answer does not name {field!r}: {done.body!r}"
+
+    @pytest.mark.parametrize("value", ODD.values(), ids=ODD.keys())
+    def test_odd_values_are_no_bugs(self, value: bytes) -> None:
+        """Refused or, where a field takes anything, served. Deep nesting above all: whoever walks through what a client
+        sent in recursion must not be surprised."""
+
+        async def scene(sample: Sample) -> list[tuple[str, int | None]]:
+            app = self.make_app(FakeEngineClient())
+            fields = [*sample.fields, *sample.body]
+            answers = [(name, await call(app, "POST", sample.path, sample.with_raw(name, value))) for name in fields]
+            return [(name, done.status) for name, done in answers]
+
+        for sample in self.samples():
+            for field, status in asyncio.run(scene(sample)):
+                assert status is not None
+                assert status < 500, f"{sample.path}: {status} for {field} = {value[:40]!r}..."
 
     def test_unknown_and_null_fields_are_tolerated(self) -> None:
         for sample in self.generating():

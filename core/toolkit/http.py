@@ -22,12 +22,13 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -134,10 +135,48 @@ class ErrorFormats:
         return error_response
 
 
-class RequestModel(BaseModel):
-    """Base of request bodies: known fields have strict types, unknown ones are ignored, null stands for the default."""
+MAX_ENTRIES = 10_000
+"""Most entries of an object of a request whose values have a type, such as `logit_bias`."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=())
+
+def _bounded(node: Any) -> Any:
+    """A core schema in which neither lists nor objects collect errors without end."""
+    if isinstance(node, list):
+        return [_bounded(one) for one in node]
+    if isinstance(node, tuple):
+        return tuple(_bounded(one) for one in node)
+    if not isinstance(node, dict):
+        return node
+    kept = ("default", "metadata", "serialization")
+    out = {name: one if name in kept else _bounded(one) for name, one in node.items()}
+    if out.get("type") in ("list", "set", "frozenset", "tuple"):
+        out["fail_fast"] = True
+    elif out.get("type") == "dict" and out.get("values_schema", {"type": "any"}).get("type") != "any":
+        return core_schema.no_info_before_validator_function(_few_entries, cast(CoreSchema, out))
+    return out
+
+
+def _few_entries(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"may have at most {MAX_ENTRIES} entries, got {len(value)}")
+    return value
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies: known fields have strict types, unknown ones are ignored, null stands for the default.
+
+    The first wrong entry of a list ends the validation: pydantic would collect an error for each of millions. Objects
+    with wrong entries are bounded by MAX_ENTRIES instead.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: CoreSchema = _bounded(handler(source))
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.testing.asgi import Exchange
 from pegboard.core.toolkit.http import (
     LARGE_BODY,
+    MAX_ENTRIES,
     EventStream,
     RequestModel,
     api_router,
@@ -38,6 +40,61 @@ class Body(RequestModel):
     prompt: str | list[str] | list[int] = ""
     inner: Inner | None = None
     flag: bool = False
+
+
+class Many(RequestModel):
+    stop: str | list[str] = ""
+    ids: list[int] | list[list[int]] = []
+    bias: dict[str, float] = {}
+    inner: list[Inner] = []
+    anything: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", [1] * 50_000),
+        ("ids", ["x"] * 50_000),
+        ("ids", [["x"] * 50_000]),
+        ("inner", [{"number": "x"}] * 50_000),
+        ("inner", [5] * 50_000),
+        ("bias", {str(i): "x" for i in range(50_000)}),
+    ],
+)
+def test_wrong_entries_do_not_pile_up(field: str, value: Any) -> None:
+    """A body of 16 MB may hold eight million; an error for each would take minutes and gigabytes."""
+    with pytest.raises(ValidationError) as caught:
+        Many.model_validate_json(msgspec.json.encode({field: value}))
+    assert caught.value.error_count() <= 4
+    with pytest.raises(InvalidRequest, match=field):
+        validate_body(msgspec.json.encode({field: value}), Many)
+
+
+def test_what_is_right_may_be_long() -> None:
+    whole = {
+        "stop": ["x"] * 50_000,
+        "ids": [[1] * 50_000],
+        "inner": [{"number": 1}] * 50_000,
+        "bias": {str(i): 0.5 for i in range(MAX_ENTRIES)},
+        "anything": {str(i): "x" for i in range(50_000)},
+    }
+    body = validate_body(msgspec.json.encode(whole), Many)
+    assert (len(body.stop), len(body.inner), len(body.bias), len(body.anything)) == (
+        50_000,
+        50_000,
+        MAX_ENTRIES,
+        50_000,
+    )
+    schema = Many.model_json_schema()["properties"]
+    assert schema["bias"]["additionalProperties"] == {"type": "number"}
+    assert schema["anything"]["type"] == "object"
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_are_finite(number: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="ratio") as caught:
+        validate_body(b'{"ratio": %s}' % number, Body)
+    assert caught.value.param == "ratio"
 
 
 def test_null_and_unknown_fields() -> None:

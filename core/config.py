@@ -204,7 +204,7 @@ class GrammarSection(UseSection):
     """Seconds that one grammar may take to compile; its request fails with 400 then."""
     queue_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that a grammar may wait for a helper; its request fails with 503 then."""
-    max_queued: PositiveInt = 64
+    max_queued: PositiveInt = 256
     """Most grammars that wait to be compiled; a request with one more fails with 503."""
     max_source_bytes: PositiveInt = 256 * 1024
     """Longest grammar that is taken, in bytes."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,128 +18,140 @@ from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.toolkit import http
 from pegboard.core.toolkit.generation import Answers
 from pegboard.core.toolkit.http import EventStream, json_response, parse_body
-from pegboard.plugins.api_native.requests import GenerateBody, engine_requests
-from pegboard.plugins.api_native.responses import Responder
-from pegboard.plugins.api_native.router import NativeRouter, _events
-from pegboard.plugins.api_openai.requests import ChatBody
-from pegboard.plugins.api_openai.router import OpenAIRouter
+from tests.mutants.small_api import SmallApi, TextBody, events
 
 
-class LeavesARouteUndocumented(NativeRouter):
+class LeavesARouteUndocumented(SmallApi):
     def routes(self) -> APIRouter:
         router = super().routes()
-        router.get("/secret")(self.health)
+        router.get("/secret")(self.alive)
         return router
 
 
-class SaysNothingOfKeys(NativeRouter):
+class SaysNothingOfKeys(SmallApi):
     def routes(self) -> APIRouter:
         router = super().routes()
         router.dependencies.clear()
-        router.get("/secret", summary="For whom?")(self.health)
+        router.get("/secret", summary="For whom?")(self.alive)
         return router
 
 
-class ClaimsAPathTwice(NativeRouter):
+class ClaimsAPathTwice(SmallApi):
     def routes(self) -> APIRouter:
         router = super().routes()
-        router.get("/health", summary="Again")(self.health)
+        router.get("/alive", summary="Again")(self.alive)
         return router
 
 
-class DocumentsAnExampleThatFails(NativeRouter):
+class DocumentsAnExampleThatFails(SmallApi):
     def routes(self) -> APIRouter:
         router = super().routes()
         for route in router.routes:
-            if isinstance(route, APIRoute) and route.path == "/generate" and route.openapi_extra:
+            if isinstance(route, APIRoute) and route.path == "/text" and route.openapi_extra:
                 content = route.openapi_extra["requestBody"]["content"]["application/json"]
-                content["example"] = {"text": ""}
+                content["example"] = {"text": 5}
         return router
 
 
-class ParsesLikeFastAPI(NativeRouter):
+class ParsesLikeFastAPI(SmallApi):
     """Validation errors with 422, as the framework has them."""
 
-    async def generate(self, request: Request) -> Response:
+    async def text(self, request: Request) -> Response:
         try:
-            return await super().generate(request)
+            return await super().text(request)
         except InvalidRequest as error:
             if error.code == "malformed_json":
                 error.status = 422
             raise
 
 
-class TakesAnyType(NativeRouter):
-    async def generate(self, request: Request) -> Response:
+class TakesAnyType(SmallApi):
+    async def text(self, request: Request) -> Response:
         try:
-            return await super().generate(request)
+            return await super().text(request)
         except InvalidRequest as error:
             if error.code == "invalid_type":
                 return json_response({"text": ""})
             raise
 
 
-class WritesErrorsItsOwnWay(NativeRouter):
+class WritesErrorsItsOwnWay(SmallApi):
     """And does not say so: what the server itself refuses looks different."""
 
-    async def generate(self, request: Request) -> Response:
+    async def text(self, request: Request) -> Response:
         try:
-            return await super().generate(request)
+            return await super().text(request)
         except InvalidRequest as error:
             return json_response({"detail": error.message, "field": error.param}, error.status)
 
 
-class HidesTheField(NativeRouter):
-    async def generate(self, request: Request) -> Response:
+class WalksInRecursion(SmallApi):
+    """Looks for something in whatever a client sent."""
+
+    async def text(self, request: Request) -> Response:
+        body = await parse_body(request, TextBody)
+
+        def depth(value: Any) -> int:
+            if isinstance(value, dict):
+                return 1 + max([depth(one) for one in value.values()], default=0)
+            return 1 + max([depth(one) for one in value], default=0) if isinstance(value, list) else 0
+
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(len(inspect.stack()) + 200)
         try:
-            return await super().generate(request)
+            depth(body.notes)
+        finally:
+            sys.setrecursionlimit(limit)
+        return await super().text(request)
+
+
+class HidesTheField(SmallApi):
+    async def text(self, request: Request) -> Response:
+        try:
+            return await super().text(request)
         except InvalidRequest as error:
             if error.code == "invalid_type":
                 raise InvalidRequest("bad request") from None
             raise
 
 
-class RefusesUnknownFields(NativeRouter):
-    async def generate(self, request: Request) -> Response:
-        if unknown := (await request.json()).keys() - GenerateBody.model_fields.keys():
+class RefusesUnknownFields(SmallApi):
+    async def text(self, request: Request) -> Response:
+        if unknown := (await request.json()).keys() - TextBody.model_fields.keys():
             raise InvalidRequest(f"unknown fields: {unknown}")
-        return await super().generate(request)
+        return await super().text(request)
 
 
-class DropsTheLastPiece(NativeRouter):
-    async def generate(self, request: Request) -> Response:
-        requests, _ = engine_requests(await parse_body(request, GenerateBody))
-        answers = await Answers.submit(self.client, requests)
-        done = await http.until_disconnect(request, answers.collect())
-        done[0].text = done[0].text.rpartition(" ")[0]
-        return json_response(Responder(self.client.tokenizer, text_in_logprobs=False).answer(requests[0], done[0], 0))
+class DropsTheLastPiece(SmallApi):
+    async def text(self, request: Request) -> Response:
+        body = await parse_body(request, TextBody)
+        answers = await Answers.submit(self.client, [body.request()])
+        [done] = await http.until_disconnect(request, answers.collect())
+        return json_response({"text": done.text.rpartition(" ")[0]})
 
 
-class AnswersRefusalsWith400(NativeRouter):
-    async def generate(self, request: Request) -> Response:
+class AnswersRefusalsWith400(SmallApi):
+    async def text(self, request: Request) -> Response:
         try:
-            return await super().generate(request)
+            return await super().text(request)
         except InvalidRequest as error:
             raise InvalidRequest(error.message) from None
 
 
-class _Unwatched(NativeRouter):
-    """The native route without its care; subclasses leave out one thing each."""
+class _Unwatched(SmallApi):
+    """The route without its care; subclasses leave out one thing each."""
 
-    submit_first = True
     watch: Callable[..., Coroutine[Any, Any, Any]] | None = staticmethod(http.until_disconnect)
     stream: type[EventStream] = EventStream
 
-    async def generate(self, request: Request) -> Response:
-        body = await parse_body(request, GenerateBody)
-        requests, batch = engine_requests(body)
-        responder = Responder(self.client.tokenizer, text_in_logprobs=False)
-        answers = await Answers.submit(self.client, requests)
+    async def text(self, request: Request) -> Response:
+        body = await parse_body(request, TextBody)
+        answers = await Answers.submit(self.client, [body.request()])
         if body.stream:
-            return self.stream(_events(requests, answers, responder, 0.0, batch), close=answers.aclose)
+            return self.stream(events(answers), close=answers.aclose)
         watch = type(self).watch
-        done = await (answers.collect() if watch is None else watch(request, answers.collect()))
-        return json_response(responder.answer(requests[0], done[0], 0.0))
+        [done] = await (answers.collect() if watch is None else watch(request, answers.collect()))
+        return json_response({"text": done.text})
 
 
 class IgnoresLeavers(_Unwatched):
@@ -163,26 +177,23 @@ class StreamsBreakOff(_Unwatched):
     stream = _Brittle
 
 
-class StreamsBeforeAcceptance(NativeRouter):
-    async def generate(self, request: Request) -> Response:
-        body = await parse_body(request, GenerateBody)
+class StreamsBeforeAcceptance(SmallApi):
+    async def text(self, request: Request) -> Response:
+        body = await parse_body(request, TextBody)
         if not body.stream:
-            return await super().generate(request)
-        requests, batch = engine_requests(body)
-        responder = Responder(self.client.tokenizer, text_in_logprobs=False)
+            return await super().text(request)
 
-        async def events() -> Any:
-            answers = await Answers.submit(self.client, requests)
-            async for frame in _events(requests, answers, responder, 0.0, batch):
+        async def late() -> Any:
+            answers = await Answers.submit(self.client, [body.request()])
+            async for frame in events(answers):
                 yield frame
 
-        return EventStream(events(), close=_nothing)
+        return EventStream(late(), close=_nothing)
 
 
-class AbortsEverybody(NativeRouter):
-    async def generate(self, request: Request) -> Response:
-        requests, _ = engine_requests(await parse_body(request, GenerateBody))
-        answers = await Answers.submit(self.client, requests)
+class AbortsEverybody(SmallApi):
+    async def text(self, request: Request) -> Response:
+        answers = await Answers.submit(self.client, [(await parse_body(request, TextBody)).request()])
         async for _, chunk in answers.chunks():
             if chunk.text:
                 break
@@ -190,25 +201,26 @@ class AbortsEverybody(NativeRouter):
         return json_response({"text": ""})
 
 
-class OneAtATime(NativeRouter):
+class OneAtATime(SmallApi):
     def routes(self) -> APIRouter:
         self.lock = asyncio.Lock()
         return super().routes()
 
-    async def generate(self, request: Request) -> Response:
+    async def text(self, request: Request) -> Response:
         async with self.lock:
-            return await super().generate(request)
+            return await super().text(request)
 
 
-class RendersOnTheLoop(OpenAIRouter):
-    async def _render(self, body: ChatBody) -> str:
-        return self.client.tokenizer.apply_chat_template(body.template_messages())
+class RendersOnTheLoop(SmallApi):
+    async def text(self, request: Request) -> Response:
+        self.client.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+        return await super().text(request)
 
 
-class RunsUnready(NativeRouter):
-    async def generate(self, request: Request) -> Response:
+class RunsUnready(SmallApi):
+    async def text(self, request: Request) -> Response:
         try:
-            return await super().generate(request)
+            return await super().text(request)
         except InvalidRequest as error:
             return json_response({"text": error.message})
 
@@ -217,8 +229,7 @@ async def _nothing() -> None: ...
 
 
 def _mutant(factory: type[Any], caught_by: str) -> Mutant:
-    base = OpenAIRouter if issubclass(factory, OpenAIRouter) else NativeRouter
-    return Mutant(factory, suite=ApiRouterContract, caught_by=caught_by, base=base)
+    return Mutant(factory, suite=ApiRouterContract, caught_by=caught_by, base=SmallApi)
 
 
 MUTANTS = [
@@ -228,6 +239,7 @@ MUTANTS = [
     _mutant(DocumentsAnExampleThatFails, "test_documented_examples_work"),
     _mutant(ParsesLikeFastAPI, "test_malformed_bodies_are_refused"),
     _mutant(TakesAnyType, "test_wrong_types_are_refused_by_name"),
+    _mutant(WalksInRecursion, "test_odd_values_are_no_bugs"),
     _mutant(HidesTheField, "test_wrong_types_are_refused_by_name"),
     _mutant(WritesErrorsItsOwnWay, "test_errors_have_one_format"),
     _mutant(RefusesUnknownFields, "test_unknown_and_null_fields_are_tolerated"),

@@ -37,6 +37,7 @@ from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
 from pegboard.core.sessions import Sessions
 from pegboard.core.supervisor import Supervisor
+from pegboard.core.toolkit import rendering
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.tls import tls_context
@@ -181,6 +182,8 @@ class _Server:
 
     async def _serve(self, client: AsyncEngineClient) -> None:
         app, routers = build_api(self._resolved, client, self._keys)
+        if client.tokenizer.has_chat_template:
+            rendering.warm_up()
         self._hooks.call.register_routes(app=app)
         settings = self._resolved.engine.server
         server = _QuietServer(

@@ -73,8 +73,14 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 def scheduler_of(server: Served) -> psutil.Process:
-    (child,) = psutil.Process(server.process.pid).children()
+    (child,) = schedulers_of(server)
     return child
+
+
+def schedulers_of(server: Served) -> list[psutil.Process]:
+    """There are other helpers too."""
+    children = psutil.Process(server.process.pid).children()
+    return [one for one in children if "pegboard.core.scheduler_process" in one.cmdline()]
 
 
 def state(server: Served) -> dict[str, Any]:
@@ -168,7 +174,7 @@ def test_a_killed_scheduler_fails_what_runs_and_is_replaced(own: Served) -> None
         assert answer["error"]["code"] == "engine_failed"
         assert "was ended by signal 9" in answer["error"]["message"]
     # Again, while the next one still loads.
-    wait_for(lambda: [one for one in psutil.Process(own.process.pid).children() if one.pid != first.pid])
+    wait_for(lambda: [one for one in schedulers_of(own) if one.pid != first.pid])
     assert generate(own, [5]).status_code == 503
     scheduler_of(own).kill()
     wait_for(lambda: httpx.get(f"{own.address}/health_generate", timeout=PATIENCE).status_code == 200)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -310,3 +312,19 @@ def test_a_slow_conversation_is_cut_off_when_the_pool_closes() -> None:
     pool.close()
     with pytest.raises(InvalidRequest):
         future.result(10)
+
+
+@pytest.mark.parametrize("source", ["x", ENDLESS], ids=["at rest", "at work"])
+def test_helpers_end_with_a_server_that_is_killed(source: str) -> None:
+    code = (
+        "import time; from pegboard.core.toolkit import rendering; "
+        "from pegboard.core.toolkit.chat_prompt import ChatPrompt; "
+        f"pool = rendering.RenderPool(helpers=1, seconds=1); pool.submit(ChatPrompt(source={source!r}, messages=[]))\n"
+        "while not pool._helpers: time.sleep(0.01)\n"
+        "print(*[one._process.pid for one in pool._helpers], flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        helper = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+    helper.wait(30)

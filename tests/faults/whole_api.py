@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:
     for route in flat(app.routes):
         body = json.dumps(example_of(route) or {}).encode()
         for method in sorted(route.methods):
-            yield method, route.path.replace("{model:path}", "fake-model"), b"" if method == "GET" else body
+            yield method, re.sub(r"\{.*?\}", "some", route.path), b"" if method == "GET" else body
 
 
 async def ask(app: Application, method: str, path: str, body: bytes = b"", **headers: str) -> Exchange:

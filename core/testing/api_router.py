@@ -18,8 +18,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from pegboard.core.app import build_app
+from pegboard.core.config import SessionsSection
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.sessions import Sessions
 from pegboard.core.testing.asgi import PATIENCE, Exchange, call, strings
 from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.testing.suite import ContractSuite
@@ -78,7 +80,8 @@ class ApiRouterContract(ContractSuite):
 
     def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
         """The router as the server mounts it."""
-        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes))
+        sessions = Sessions(SessionsSection())
+        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
         return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
 
     def api_routes(self) -> list[APIRoute]:

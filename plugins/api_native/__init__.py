@@ -11,7 +11,8 @@ plugin = Plugin(
             contract="api",
             name="native",
             factory="pegboard.plugins.api_native.router:NativeRouter",
-            summary="/generate, /health, /model_info, /server_info, /flush_cache, /abort_request and the profiler",
+            config="pegboard.plugins.api_native.options:NativeOptions",
+            summary="/generate, sessions, /encode, /health, /model_info, /server_info, and what operators ask for",
         ),
     ),
 )

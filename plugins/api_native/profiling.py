@@ -1,13 +1,11 @@
-"""Bodies of the profiler's routes."""
+"""Body of the profiler's route."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
-
-from pegboard.core.toolkit.http import RequestModel, parse_body
-from pegboard.plugins.api_native.requests import refuse_unsupported
+from pegboard.core.toolkit.http import RequestModel
+from pegboard.plugins.api_native.bodies import refuse_unsupported
 
 
 class ProfileBody(RequestModel):
@@ -33,17 +31,3 @@ class ProfileBody(RequestModel):
         refuse_unsupported(self, ("start_step", "profile_by_stage", "profile_stages", "merge_profiles"))
         fields = ("output_dir", "num_steps", "activities", "with_stack", "record_shapes")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
-
-
-def profile_docs() -> dict[str, Any]:
-    """`openapi_extra` of the route. Its body is optional, so there is no example that a bad one could be told from."""
-    content = {"schema": ProfileBody.model_json_schema()}
-    return {"requestBody": {"required": False, "content": {"application/json": content}}}
-
-
-async def profile_arguments(request: Request) -> dict[str, Any]:
-    """What a request says about the trace it wants. Raises InvalidRequest with the field's name."""
-    body = ProfileBody()
-    if await request.body():
-        body = await parse_body(request, ProfileBody)
-    return body.arguments()

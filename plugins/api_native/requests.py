@@ -1,56 +1,116 @@
-"""Bodies of the native routes, and what they ask of the engine."""
+"""The body of /generate, and what it asks of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import WithJsonSchema
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
-from pegboard.core.toolkit.http import RequestModel, validate_part
+from pegboard.core.interfaces.sessions import SessionParams
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, processors_of, salt_of
+from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.http import validate_part
+from pegboard.plugins.api_native.bodies import PromptBody, each, refuse_unsupported
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_PREFIX = "sampling_params."
 
 
 class SamplingBody(SamplingFields):
     """`sampling_params` of a request."""
 
     max_new_tokens: int = 128
+    """Most tokens to generate; fewer where the context ends before."""
     min_new_tokens: int = 0
     sampling_seed: int | None = None
+    """The same as `seed`."""
     n: int = 1
+    """How many answers to give."""
     json_schema: Any = None
+    """A JSON schema, as text or as it is, that the answer must satisfy. Of this and the next three one only."""
     regex: Any = None
+    """A regular expression that the whole answer must match."""
     ebnf: Any = None
+    """A grammar in GBNF that the answer must follow."""
     structural_tag: Any = None
+    """Structures, each with a schema, that the answer must keep to from where one of them begins."""
 
-    def params(self, answer: int = 0, processor: Any = "") -> SamplingParams:
-        """For the answer of this number. `processor` is the `custom_logit_processor` of the whole body."""
+    def check(self) -> None:
+        """Raise InvalidRequest for a number of answers that is none, or too many."""
+        if not 1 <= self.n <= MAX_REQUESTS:
+            raise InvalidRequest(f"n must be from 1 to {MAX_REQUESTS}, got {self.n}", param=f"{_PREFIX}n")
+        if self.seed is not None and self.sampling_seed is not None and self.seed != self.sampling_seed:
+            raise InvalidRequest("seed and sampling_seed are the same, and differ", param=f"{_PREFIX}sampling_seed")
+
+    def grammar(self) -> Grammar | None:
+        """The grammar of the answer. Raises InvalidRequest for more than one."""
+        values = {name: getattr(self, name) for name in _GRAMMARS}
+        return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})  # type: ignore[misc]
+
+    def params(self, answer: int, grammar: Grammar | None, processors: dict[str, Any] | None) -> SamplingParams:
+        """For the answer of this number. `processors` are those that the body names outside of this."""
+        more = {} if processors is None else {"extra": processors}
         return self.sampling_params(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
             answer=answer,
-            prefix="sampling_params.",
-            processor=processor,
+            prefix=_PREFIX,
             seed=self.seed if self.seed is not None else self.sampling_seed,
+            grammar=grammar,
+            **more,
         )
 
 
-class GenerateBody(RequestModel):
-    """Body of `/generate`: one prompt, or a batch where `text` or `input_ids` is a list of prompts."""
+_SAMPLING_SCHEMA = SamplingBody.model_json_schema()
 
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] = {}
+UNSUPPORTED = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+)
+
+
+class GenerateBody(PromptBody):
+    """Body of `/generate`: one prompt, or a batch where `text` or `input_ids` is a list of prompts. Fields about one
+    prompt may then be lists, too, with an entry for each.
+    """
+
+    sampling_params: Annotated[
+        dict[str, Any] | list[dict[str, Any]],
+        WithJsonSchema({"anyOf": [_SAMPLING_SCHEMA, {"type": "array", "items": _SAMPLING_SCHEMA}], "default": {}}),
+    ] = {}
     stream: bool = False
-    rid: str | list[str] = ""
+    """Whether to send server-sent events while it is generated: each has all of the answer so far."""
     return_logprob: bool | list[bool] = False
+    """Whether to return log-probabilities, in `meta_info`, each as [value, token id, text]."""
     logprob_start_len: int | list[int] = -1
+    """The prompt's token from which on to return those of the prompt, too; -1: none of them."""
     top_logprobs_num: int | list[int] = 0
+    """How many of the largest ones to return at each place."""
     token_ids_logprob: list[int] | list[list[int]] = []
+    """Tokens whose log-probabilities to return at each place."""
     return_text_in_logprobs: bool = False
+    """Whether the text of each token stands beside its id; null otherwise."""
+    return_hidden_states: bool | list[bool] = False
+    """Whether to return the last hidden state behind each generated token; the server's config must allow it."""
+    session_params: SessionParams | None = None
+    """The session, and its turn, that the prompt continues."""
+    custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
+    """As in `sampling_params`: logits processors by name, never code. Its parameters are the `custom_params` there."""
     priority: int = 0
     cache_salt: str = ""
+    """Cached prefixes are shared only between requests with the same one."""
     extra_key: str = ""
     params: dict[str, Any] = {}
     """What the request says to plugins that act on requests (admission gates), by provider name."""
@@ -58,129 +118,105 @@ class GenerateBody(RequestModel):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    session_params: Any = None
     lora_path: Any = None
-    custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
-    """As in `sampling_params`, for all of a batch; a processor's parameters are `sampling_params.custom_params`."""
-    return_hidden_states: bool | list[bool] = False
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: int | None = None
+    """0: there is one engine."""
 
     @property
-    def batch(self) -> bool:
-        """Whether the answer is a list."""
-        return isinstance(self.text, list) or bool(self.input_ids and isinstance(self.input_ids[0], list))
+    def in_session(self) -> bool:
+        """Whether it is a turn of a session."""
+        return self.session_params is not None and bool(self.session_params.id)
 
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one for a request that is no batch. Raises InvalidRequest where there is none, or two kinds."""
-        if (self.text is None) == (self.input_ids is None):
-            what = "text or input_ids is needed" if self.text is None else "text and input_ids exclude each other"
-            raise InvalidRequest(what, param="text")
-        prompts: list[str | list[int]]
-        if self.text is not None:
-            prompts = list(self.text) if isinstance(self.text, list) else [self.text]
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """An error of the engine, with the field as it is called here."""
+        param = error.param or ""
+        head = param.partition(".")[0]
+        if head == "custom_logit_processor" and self.custom_logit_processor:
+            called = param
+        elif head in _SAMPLING_FIELDS:
+            called = f"{_PREFIX}{param}"
         else:
-            ids: Any = self.input_ids
-            prompts = ids if self.batch else [ids]
-        name = "text" if self.text is not None else "input_ids"
-        if not prompts or not all(prompts):
-            raise InvalidRequest(f"{name} is empty", param=name)
-        return prompts
+            called = {**_CALLED, "prompt": self.prompt_field}.get(param, param)
+        return InvalidRequest(error.message, param=called or None, code=error.code, status=error.status)
 
 
-class AbortBody(RequestModel):
-    """Body of `/abort_request`."""
-
-    rid: str = ""
-    abort_all: bool = False
-
-
-UNSUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "session_params",
-    "lora_path",
-    "return_hidden_states",
-)
-UNSUPPORTED_SAMPLING = ("json_schema", "regex", "ebnf", "structural_tag")
-
-
-def refuse_unsupported(body: RequestModel, names: Sequence[str], prefix: str = "") -> None:
-    """Raise InvalidRequest for a field that would change the answer and that nothing here understands yet."""
-    for name in names:
-        value = getattr(body, name)
-        if any(value) if isinstance(value, list) else value:
-            raise InvalidRequest(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
+_SAMPLING_FIELDS = frozenset({*SamplingBody.model_fields, *SamplingParams.__struct_fields__})
+_CALLED = {"logprob_start": "logprob_start_len", "logprobs": "top_logprobs_num"}
 
 
 def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
-    """What to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt."""
+    """What to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. Raises InvalidRequest
+    for what no engine could do; the rest is found out where it is submitted.
+    """
     refuse_unsupported(body, UNSUPPORTED)
     prompts = body.prompts()
     count = len(prompts)
-    samplings = [validate_part(one, SamplingBody, "sampling_params") for one in _each(body.sampling_params, count)]
+    each_sampling = each(body.sampling_params, count, "sampling_params")
+    samplings = [validate_part(one, SamplingBody, "sampling_params") for one in each_sampling]
     for sampling in samplings:
-        refuse_unsupported(sampling, UNSUPPORTED_SAMPLING, "sampling_params.")
-        if not 1 <= sampling.n <= MAX_REQUESTS:
-            raise InvalidRequest(f"n must be from 1 to {MAX_REQUESTS}, got {sampling.n}", param="sampling_params.n")
+        sampling.check()
     total = sum(sampling.n for sampling in samplings)
+    if body.in_session and total > 1:
+        param = "sampling_params.n" if count == 1 else "session_params"
+        raise InvalidRequest(f"a turn of a session is one prompt with one answer, got {total}", param=param)
     if total > MAX_REQUESTS:
-        raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}, got {total}", param="text")
-    logprobs = _logprobs(body, count)
-    token_ids = _token_ids(body, count)
-    rids = _rids(body, [sampling.n for sampling in samplings])
-    salt = salt_of(body.cache_salt, body.extra_key)
+        raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}, got {total}", param=body.prompt_field)
+    rids = body.rids([sampling.n for sampling in samplings])
     requests: list[GenerateRequest] = []
-    for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+    for prompt, sampling, wanted in zip(prompts, samplings, _wanted(body, count), strict=True):
+        grammar, processors = sampling.grammar(), _processors(body, sampling)
         for answer in range(sampling.n):
-            requests.append(
-                GenerateRequest(
-                    prompt=prompt,
-                    sampling=sampling.params(answer, body.custom_logit_processor),
-                    rid=rids[len(requests)],
-                    stream=body.stream,
-                    priority=body.priority,
-                    cache_salt=salt,
-                    logprobs=logprobs[i],
-                    token_ids_logprob=token_ids[i],
-                    params=body.params,
-                )
+            request = GenerateRequest(
+                prompt=prompt,
+                sampling=sampling.params(answer, grammar, processors),
+                rid=rids[len(requests)],
+                stream=body.stream,
+                priority=body.priority,
+                cache_salt=salt_of(body.cache_salt, body.extra_key),
+                params=body.params,
             )
+            requests.append(msgspec.structs.replace(request, **wanted))
     return requests, body.batch or total > 1
 
 
-def _each(value: Any, count: int, name: str = "sampling_params") -> list[Any]:
-    """One value per prompt: a list as it is, anything else for all."""
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", param=name)
-    return value
-
-
-def _logprobs(body: GenerateBody, count: int) -> list[int | None]:
-    if any(start >= 0 for start in _each(body.logprob_start_len, count, "logprob_start_len")):
-        raise InvalidRequest("logprobs of the prompt are not supported yet", param="logprob_start_len")
-    wanted = _each(body.return_logprob, count, "return_logprob")
-    tops = _each(body.top_logprobs_num, count, "top_logprobs_num")
-    return [top if want else None for want, top in zip(wanted, tops, strict=True)]
-
-
-def _token_ids(body: GenerateBody, count: int) -> list[tuple[int, ...]]:
+def _wanted(body: GenerateBody, count: int) -> list[dict[str, Any]]:
+    """What each prompt's request wants to be told beyond text: fields of GenerateRequest."""
+    logprobs = each(body.return_logprob, count, "return_logprob")
+    tops = each(body.top_logprobs_num, count, "top_logprobs_num")
+    starts = each(body.logprob_start_len, count, "logprob_start_len")
+    hidden = each(body.return_hidden_states, count, "return_hidden_states")
     ids: Any = body.token_ids_logprob
-    if ids and isinstance(ids[0], list):
-        return [tuple(one) for one in _each(ids, count, "token_ids_logprob")]
-    return [tuple(ids)] * count
+    chosen = each(ids, count, "token_ids_logprob") if ids and isinstance(ids[0], list) else [ids] * count
+    found = []
+    for want, top, start, tokens, states in zip(logprobs, tops, starts, chosen, hidden, strict=True):
+        if top < 0:
+            raise InvalidRequest(f"top_logprobs_num must be at least 0, got {top}", param="top_logprobs_num")
+        if start < -1:
+            raise InvalidRequest(f"logprob_start_len must be at least -1, got {start}", param="logprob_start_len")
+        if start >= 0 and not want:
+            raise InvalidRequest("logprob_start_len is for requests with return_logprob", param="logprob_start_len")
+        asked: dict[str, Any] = {"return_hidden_states": states}
+        if want:
+            start_at = start if start >= 0 else None
+            asked |= {"logprobs": top, "logprob_start": start_at, "token_ids_logprob": tuple(tokens)}
+        found.append(asked)
+    return found
 
 
-def _rids(body: GenerateBody, answers: Sequence[int]) -> list[str]:
-    """One id per answer; those of several answers are ``<rid>_<number>``, which aborting <rid> aborts together."""
-    rids: list[str] = []
-    if isinstance(body.rid, list):
-        for rid, n in zip(_each(body.rid, len(answers), "rid"), answers, strict=True):
-            rids += [rid] if n == 1 else [f"{rid}_{i}" for i in range(n)]
-        return rids
-    total = sum(answers)
-    if total == 1 or not body.rid:
-        return [body.rid] * total
-    return [f"{body.rid}_{i}" for i in range(total)]
+def _processors(body: GenerateBody, sampling: SamplingBody) -> dict[str, Any] | None:
+    """The logits processors that the body names itself; None where it names none."""
+    if not body.custom_logit_processor:
+        return None
+    if sampling.custom_logit_processor:
+        raise InvalidRequest(
+            "custom_logit_processor is given twice: here and in sampling_params", param="custom_logit_processor"
+        )
+    try:
+        return processors_of(body.custom_logit_processor, sampling.custom_params)
+    except InvalidRequest as error:
+        if error.param == "custom_params":
+            error.param = f"{_PREFIX}custom_params"
+        raise

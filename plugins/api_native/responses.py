@@ -1,18 +1,80 @@
-"""Answers of the native routes."""
+"""Answers of /generate, as they are written and as the OpenAPI document describes them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, RootModel
+
+from pegboard.plugins.api_native.bodies import Described
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
+    from pegboard.core.interfaces.client import GenerateRequest, Logprob
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.toolkit.generation import Answer
 
-Entry = tuple[float, int, str | None]
+Entry = tuple[float | None, int, str | None]
+"""Log-probability, token id, text. The first is null where nothing precedes the token, and for minus infinity."""
 
 WEIGHT_VERSION = "default"
 """Weights do not change while a server runs, so far."""
+
+
+class FinishReason(Described):
+    """Why an answer ended: `matched` is the stop token's id or the stop string, `length` the number of tokens."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+
+
+class CachedTokens(Described):
+    """Where they lay."""
+
+    device: int = 0
+
+
+class MetaInfo(Described):
+    """What is told of an answer beside its text. Lists of log-probabilities have an entry per token."""
+
+    id: str
+    """The request's id."""
+    finish_reason: FinishReason | None = None
+    """null while more is to come."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt whose KV was there already."""
+    cached_tokens_details: CachedTokens | None = None
+    num_retractions: int
+    """How often it had to give its memory to others."""
+    weight_version: str
+    e2e_latency: float
+    """Seconds since the request came."""
+    input_token_logprobs: list[Entry] | None = None
+    """Of the prompt, from `logprob_start_len` on; empty where that was -1."""
+    output_token_logprobs: list[Entry] | None = None
+    input_top_logprobs: list[list[Entry] | None] | None = None
+    output_top_logprobs: list[list[Entry] | None] | None = None
+    input_token_ids_logprobs: list[list[Entry] | None] | None = None
+    output_token_ids_logprobs: list[list[Entry] | None] | None = None
+    hidden_states: list[list[float | None]] | None = None
+    """The last hidden state behind each generated token."""
+
+
+class Generated(Described):
+    """One answer."""
+
+    text: str
+    output_ids: list[int]
+    """All generated tokens, also those that stop strings cut off."""
+    meta_info: MetaInfo
+    index: int | None = Field(None, description="In streams of several answers: which of them.")
+
+
+class GeneratedAnswer(RootModel[Generated | list[Generated]]):
+    """One answer; a list of them for a batch, or for several answers to one prompt."""
 
 
 class Responder:
@@ -30,27 +92,33 @@ class Responder:
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "cached_tokens": answer.cached_tokens,
+            "cached_tokens_details": {"device": answer.cached_tokens},
             "num_retractions": answer.num_retractions,
             "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }
         if request.logprobs is not None:
-            self._add_logprobs(meta, request, answer)
+            self._add_logprobs(meta, "input", answer.input_logprobs, request)
+            self._add_logprobs(meta, "output", list(answer.logprobs), request)
+        if request.return_hidden_states:
+            meta["hidden_states"] = answer.hidden_states
         return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
 
-    def _add_logprobs(self, meta: dict[str, Any], request: GenerateRequest, answer: Answer) -> None:
+    def _add_logprobs(self, meta: dict[str, Any], which: str, found: list[Logprob], request: GenerateRequest) -> None:
         top = request.logprobs or 0
-        meta["input_token_logprobs"] = []
-        meta["output_token_logprobs"] = [self._entry(value, token) for value, token, _ in answer.logprobs]
+        meta[f"{which}_token_logprobs"] = [self._entry(value, token) for value, token, _ in found]
         if top:
-            meta["output_top_logprobs"] = [[self._entry(*one) for one in more[:top]] for _, _, more in answer.logprobs]
+            meta[f"{which}_top_logprobs"] = [self._entries(one, 0, top) for one in found]
         if request.token_ids_logprob:
             # They follow the top ones.
-            meta["output_token_ids_logprobs"] = [
-                [self._entry(*one) for one in more[top:]] for _, _, more in answer.logprobs
-            ]
+            meta[f"{which}_token_ids_logprobs"] = [self._entries(one, top, None) for one in found]
 
-    def _entry(self, value: float, token: int) -> Entry:
+    def _entries(self, found: Logprob, start: int, end: int | None) -> list[Entry] | None:
+        """null for a prompt's first token, which has no distribution to look into."""
+        value, _, more = found
+        return None if value is None else [self._entry(*one) for one in more[start:end]]
+
+    def _entry(self, value: float | None, token: int) -> Entry:
         text = self._tokenizer.decode([token], skip_special_tokens=False) if self._texts else None
         return value, token, text
 
@@ -60,31 +128,3 @@ def _finish_reason(answer: Answer) -> dict[str, Any] | None:
     if reason is not None and reason.get("type") == "length":
         return {**reason, "length": answer.completion_tokens}
     return reason
-
-
-def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Body of `/model_info`."""
-    return {
-        "model_path": info.path,
-        "tokenizer_path": info.path,
-        "served_model_name": info.served_name,
-        "is_generation": True,
-        "architecture": info.architecture,
-        "dtype": info.dtype,
-        "weight_version": WEIGHT_VERSION,
-        "max_context_length": info.max_context_len,
-        "max_total_num_tokens": info.max_total_tokens,
-        "vocab_size": info.vocab_size,
-        "has_chat_template": tokenizer.has_chat_template,
-    }
-
-
-def load(scheduler: dict[str, Any]) -> dict[str, Any]:
-    """One entry of `/v1/loads`, from the scheduler's counters."""
-    waiting, running = scheduler.get("waiting_requests", 0), scheduler.get("running_requests", 0)
-    return {
-        "dp_rank": 0,
-        "num_reqs": waiting + running,
-        "num_waiting_reqs": waiting,
-        "num_tokens": scheduler.get("total_tokens", 0) - scheduler.get("free_tokens", 0),
-    }

@@ -15,11 +15,11 @@ import pytest
 from pegboard.core.app import build_app
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.testing.asgi import Exchange
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.fake_client import FakeEngineClient
 from pegboard.core.testing.servers import serving
+from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 
 
@@ -38,7 +38,7 @@ class Profiled(FakeEngineClient):
 def post(path: str, body: bytes, refuse: InvalidRequest | None = None) -> tuple[Exchange, Profiled]:
     async def scene() -> tuple[Exchange, Profiled]:
         client = Profiled(refuse)
-        router = NativeRouter(NoOptions(), ApiContext(client=client, max_body_bytes=10**6))
+        router = NativeRouter(NativeOptions(), ApiContext(client=client, max_body_bytes=10**6))
         return await Exchange(build_app([("native", router)], max_body_bytes=10**6), "POST", path, body).end(), client
 
     return asyncio.run(scene())

@@ -1,0 +1,119 @@
+"""What bodies of several routes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import RequestModel, body_docs, error_responses, json_answer, parse_body
+
+M = TypeVar("M", bound=RequestModel)
+
+NOTHING: tuple[Any, ...] = (None, "", [], False)
+
+
+class PromptBody(RequestModel):
+    """One prompt, or a batch where `text` or `input_ids` is a list of prompts."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    rid: str | list[str] = ""
+    """The request's id, with which it can be aborted: one for each prompt, or one for all of them together."""
+
+    @property
+    def batch(self) -> bool:
+        """Whether the answer is a list."""
+        return isinstance(self.text, list) or bool(self.input_ids and isinstance(self.input_ids[0], list))
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that has the prompt."""
+        return "input_ids" if self.text is None and self.input_ids is not None else "text"
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one for a request that is no batch. Raises InvalidRequest where there is none, or two kinds."""
+        if (self.text is None) == (self.input_ids is None):
+            what = "text or input_ids is needed" if self.text is None else "text and input_ids exclude each other"
+            raise InvalidRequest(what, param="text")
+        prompts: list[str | list[int]]
+        if self.text is not None:
+            prompts = list(self.text) if isinstance(self.text, list) else [self.text]
+        else:
+            ids: Any = self.input_ids
+            prompts = ids if self.batch else [ids]
+        name = self.prompt_field
+        if not prompts or not all(prompts):
+            raise InvalidRequest(f"{name} is empty", param=name)
+        return prompts
+
+    def rids(self, answers: Sequence[int]) -> list[str]:
+        """One id per answer; those of several answers are ``<rid>_<number>``, which aborting <rid> aborts together."""
+        if isinstance(self.rid, list):
+            rids: list[str] = []
+            for rid, n in zip(each(self.rid, len(answers), "rid"), answers, strict=True):
+                rids += [rid] if n == 1 else [f"{rid}_{i}" for i in range(n)]
+            return rids
+        total = sum(answers)
+        if total == 1 or not self.rid:
+            return [self.rid] * total
+        return [f"{self.rid}_{i}" for i in range(total)]
+
+
+class Described(BaseModel):
+    """Base of what only describes answers: they may have more fields."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Done(Described):
+    """It has been done."""
+
+    success: bool
+    message: str | None = None
+
+
+def each(value: Any, count: int, name: str) -> list[Any]:
+    """One value per prompt: a list as it is, anything else for all."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", param=name)
+    return value
+
+
+def refuse_unsupported(body: BaseModel, names: Sequence[str], prefix: str = "") -> None:
+    """Raise InvalidRequest for a field that would change the answer and that nothing here understands. Lists of nothing
+    say nothing.
+    """
+    for name in names:
+        value = getattr(body, name)
+        if value not in NOTHING and not (isinstance(value, list) and all(one in NOTHING for one in value)):
+            raise InvalidRequest(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
+
+
+def answers(schema: type[BaseModel] | Mapping[str, Any], *errors: int, events: str = "") -> dict[str, Any]:
+    """Arguments of a route that say what it answers; `events` describes its stream, if it has one."""
+    responses = {**json_answer(schema), **error_responses(*errors)}
+    if events:
+        responses[200]["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    return {"responses": responses}
+
+
+def takes(model: type[RequestModel], example: dict[str, Any] | None = None, *, required: bool = True) -> dict[str, Any]:
+    """Arguments of a route that say what it takes. Without an example nobody tries it: it changes something, or speaks
+    of something that has to be there first.
+    """
+    docs = body_docs(model, example or {})
+    docs["requestBody"]["required"] = required
+    if example is None:
+        del docs["requestBody"]["content"]["application/json"]["example"]
+    return {"openapi_extra": docs}
+
+
+async def optional_body(request: Request, model: type[M]) -> M:
+    """The body, where there is one; `model`'s defaults otherwise. Raises InvalidRequest with the field's name."""
+    return await parse_body(request, model) if await request.body() else model()

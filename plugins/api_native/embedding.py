@@ -1,0 +1,149 @@
+"""/encode and /classify."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import RootModel
+
+from pegboard.core.interfaces.api_router import ApiContext
+from pegboard.core.interfaces.client import EmbedRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import MAX_REQUESTS, salt_of
+from pegboard.core.toolkit.http import json_response, parse_body, until_disconnect
+from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, refuse_unsupported, takes
+from pegboard.plugins.api_native.responses import WEIGHT_VERSION
+
+_UNSUPPORTED = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "is_cross_encoder_request",
+    "routed_dp_rank",
+)
+
+
+class EncodeBody(PromptBody):
+    """Body of `/encode` and `/classify`: one prompt, or a batch where `text` or `input_ids` is a list of prompts."""
+
+    dimensions: int | None = None
+    """How many numbers of the vector to keep, from its beginning; all by default."""
+    normalize: bool = True
+    """Whether the vector has length 1."""
+    priority: int = 0
+    cache_salt: str = ""
+    """Cached prefixes are shared only between requests with the same one."""
+    extra_key: str = ""
+    params: dict[str, Any] = {}
+    """What the request says to plugins that act on requests (admission gates), by provider name."""
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    is_cross_encoder_request: bool = False
+    routed_dp_rank: int | None = None
+
+    def requests(self) -> list[EmbedRequest]:
+        """What to ask of the engine. Raises InvalidRequest for what no engine could do."""
+        refuse_unsupported(self, _UNSUPPORTED)
+        prompts = self.prompts()
+        if len(prompts) > MAX_REQUESTS:
+            raise InvalidRequest(f"at most {MAX_REQUESTS} prompts, got {len(prompts)}", param=self.prompt_field)
+        rids = self.rids([1] * len(prompts))
+        return [
+            EmbedRequest(
+                prompt=prompt,
+                rid=rid or uuid.uuid4().hex,
+                priority=self.priority,
+                cache_salt=salt_of(self.cache_salt, self.extra_key),
+                normalize=self.normalize,
+                dimensions=self.dimensions,
+                params=self.params,
+            )
+            for prompt, rid in zip(prompts, rids, strict=True)
+        ]
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """An error of the engine, with the field as it is called here."""
+        param = self.prompt_field if error.param == "prompt" else error.param
+        return InvalidRequest(error.message, param=param, code=error.code, status=error.status)
+
+
+class EncodedFinish(Described):
+    """A prompt that was read to its end."""
+
+    type: Literal["length"]
+    length: int
+
+
+class EncodedMeta(Described):
+    """What is told of a vector."""
+
+    id: str
+    finish_reason: EncodedFinish
+    prompt_tokens: int
+    cached_tokens: int
+    weight_version: str
+    e2e_latency: float
+
+
+class Encoded(Described):
+    """One prompt's vector."""
+
+    embedding: list[float]
+    meta_info: EncodedMeta
+
+
+class EncodedAnswer(RootModel[Encoded | list[Encoded]]):
+    """One vector, or a list of them for a batch."""
+
+
+class Embedding:
+    """The routes."""
+
+    def __init__(self, ctx: ApiContext) -> None:
+        self._client = ctx.client
+
+    def add_to(self, router: APIRouter) -> None:
+        docs = {**takes(EncodeBody, {"text": "The capital of France"}), **answers(EncodedAnswer, 429, 504)}
+        router.post("/encode", summary="Vectors of texts or token ids", **docs)(self.encode)
+        docs = {**takes(EncodeBody), **answers(EncodedAnswer)}
+        router.post("/classify", summary="Classes of texts, by models with a head for it", **docs)(self.classify)
+
+    async def encode(self, request: Request) -> Response:
+        started = time.monotonic()
+        body = await parse_body(request, EncodeBody)
+        requests = body.requests()
+        try:
+            found = await until_disconnect(request, self._client.embed(requests))
+        except InvalidRequest as error:
+            raise body.named(error) from None
+        latency = time.monotonic() - started
+        bodies = [
+            {
+                "embedding": one.vector,
+                "meta_info": {
+                    "id": asked.rid,
+                    "finish_reason": {"type": "length", "length": 0},
+                    "prompt_tokens": one.prompt_tokens,
+                    "cached_tokens": one.cached_tokens,
+                    "weight_version": WEIGHT_VERSION,
+                    "e2e_latency": latency,
+                },
+            }
+            for asked, one in zip(requests, found, strict=True)
+        ]
+        return json_response(bodies if body.batch else bodies[0])
+
+    async def classify(self, request: Request) -> Response:
+        (await parse_body(request, EncodeBody)).requests()
+        raise InvalidRequest(
+            f"{self._client.info.served_name} is a language model without a classification head; /encode gives vectors",
+            code="no_classifier",
+        )

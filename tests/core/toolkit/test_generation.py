@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields, processors_of
+from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields, check_model, processors_of, renamed
 from pegboard.core.toolkit.http import validate_body
 
 TEXT = "".join(SCRIPT)
@@ -204,3 +204,24 @@ def test_seeds_of_more_than_64_bits_are_left_to_be_refused(seed: int) -> None:
     params = SamplingFields(seed=seed).sampling_params(max_new_tokens=1, min_new_tokens=0, answer=1)
     with pytest.raises(InvalidRequest, match="64 bits"):
         params.validate()
+
+
+def test_the_served_model_has_a_name_and_a_path() -> None:
+    async def scene() -> ModelInfo:
+        return FakeEngineClient().info
+
+    info = asyncio.run(scene())
+    for name in ("", "fake-model", "/models/fake"):
+        check_model(info, name)
+    with pytest.raises(InvalidRequest, match="'gpt-5' does not exist; this server has 'fake-model'") as caught:
+        check_model(info, "gpt-5")
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+
+
+def test_errors_in_a_bodys_own_words() -> None:
+    names = {"max_new_tokens": "max_tokens", "prompt": "messages"}
+    error = InvalidRequest("max_new_tokens of this prompt", param="max_new_tokens", code="x", status=418)
+    said = renamed(error, names)
+    assert (said.message, said.param, said.code, said.status) == ("max_tokens of this prompt", "max_tokens", "x", 418)
+    assert renamed(InvalidRequest("no", param="top_p"), names).param == "top_p"
+    assert renamed(InvalidRequest("no"), names).param is None

@@ -214,6 +214,25 @@ def test_errors_in_a_stream_are_events(error: Exception, said: str) -> None:
     assert source.closed == 1
 
 
+def test_a_streams_manners_are_its_apis() -> None:
+    async def respond(request: Request) -> Response:
+        await request.body()
+        source = Source(event({"a": 1}, "news"), InvalidRequest("broken", status=503))
+        return EventStream(
+            source.events(),
+            close=source.close,
+            error=lambda error: event({"oops": error.message}, "error"),
+            done=b"",
+            headers={"request-id": "r1"},
+        )
+
+    done = talk(respond)
+    assert done.body == b'event: news\ndata: {"a":1}\n\nevent: error\ndata: {"oops":"broken"}\n\n'
+    assert done.complete
+    assert done.headers["request-id"] == "r1"
+    assert done.headers["cache-control"] == "no-cache"
+
+
 def test_leaving_stops_the_events() -> None:
     source = Source(event(1), forever=True)
     talk(source.respond, leave_after=b"data: 1")

@@ -132,12 +132,12 @@ class ChatTemplate:
         Raises ChatTemplateError for whatever the template or a value's shape makes impossible.
         """
         chat = _plain(list(messages))
-        mark = ""
+        mark = final = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
             mark = f"\ue0c1{secrets.token_hex(8)}\ue0c2"
-            _mark_final_message(chat, mark)
+            final = _mark_final_message(chat, mark)
         context = dict(_plain(dict(variables or {})))
         if clash := RESERVED & context.keys():
             raise ChatTemplateError(f"chat template kwargs may not set {', '.join(sorted(clash))}")
@@ -148,7 +148,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             **context,
         )
-        return _cut_at_mark(text, mark) if mark else text
+        return _cut_at_mark(text, mark, final) if mark else text
 
     def _run(self, **context: Any) -> str:
         pieces: list[str] = []
@@ -168,29 +168,31 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _mark_final_message(chat: list[Any], mark: str) -> None:
-    # With a space behind: one that is gone afterwards tells that the template trims.
-    mark += " "
+def _mark_final_message(chat: list[Any], mark: str) -> str:
+    """Put `mark` behind the last message's text, which is returned."""
     if not chat or not isinstance(chat[-1], dict):
         raise ChatTemplateError("continue_final_message needs a message to continue")
     message = chat[-1]
     content = message.get("content")
     if isinstance(content, str):
-        message["content"] = content + mark
-        return
+        # With a space behind: one that is gone afterwards tells that the template trims.
+        message["content"] = content + mark + " "
+        return content
     parts = content if isinstance(content, list) else []
     for part in reversed(parts):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
-            part["text"] += mark
-            return
+            found: str = part["text"]
+            part["text"] = found + mark + " "
+            return found
     raise ChatTemplateError("continue_final_message needs a last message with text content")
 
 
-def _cut_at_mark(text: str, mark: str) -> str:
+def _cut_at_mark(text: str, mark: str, final: str) -> str:
     """The text before the mark, without white space at its end where the template trims; as transformers does it."""
     at = text.rfind(mark)
-    if at < 0:
-        raise ChatTemplateError("continue_final_message: the template does not render the last message's text")
+    if at < 0 or final.strip() not in text:
+        # Some templates leave earlier thoughts out, for example.
+        raise ChatTemplateError("continue_final_message: the template does not render the last message's text as it is")
     return text[:at] if text.startswith(" ", at + len(mark)) else text[:at].rstrip()
 
 

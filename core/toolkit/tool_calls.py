@@ -162,7 +162,9 @@ class ChatStream:
         self._thinking: ParserStream | None = None
         self._calling: ParserStream | None = None
         if reasoning_parser is not None:
-            before = "" if constrained else prompt.removesuffix(prefill)
+            # Templates may have trimmed it.
+            own = prefill if prompt.endswith(prefill) else prefill.rstrip()
+            before = "" if constrained else prompt.removesuffix(own)
             self._thinking = reasoning_parser.stream(prompt=before)
             if prefill and not constrained:
                 self._thinking.feed(prefill)

@@ -105,6 +105,56 @@ def test_only_plain_values_reach_the_template() -> None:
         ChatTemplate("{{ messages[0].name.leak() }}").render(chat)
 
 
+LLAMA = (
+    "{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}"
+    "{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+    "{%- if not tools is defined %}{%- set tools = none %}{%- endif %}{{ date_string }}{{ tools }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        (LLAMA, {"custom_tools", "date_string", "tools"}),
+        ("{% if not a is defined %}{% set a = false %}{% endif %}{% set ns = namespace(x=1) %}{{ ns.x }}", {"a"}),
+        ("{% macro r(a) %}{{ a }}{{ b }}{% endmacro %}{{ r(1) }}{% for m in messages %}{{ loop.index }}{% endfor %}",
+         {"b", "messages"}),
+        ("{% set own = 1 %}{{ own }}{{ raise_exception }}{{ strftime_now }}{{ range }}", set()),
+    ],
+)  # fmt: skip
+def test_variables_of_real_shapes(source: str, variables: set[str]) -> None:
+    template = ChatTemplate(source)
+    assert template.variables == variables
+    assert all(template.reads(name) for name in variables)
+
+
+@pytest.mark.parametrize("final", ["so", "so ", " so\n", "a <think>b</think> so", ""])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+        "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}",
+        "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}",
+        "{% for m in messages %}[{{ m.content.split('</think>')[-1].lstrip() }}]{% endfor %}",
+        "{% for m in messages %}[{{ m.content | tojson }}]{% endfor %}",
+        "{{ messages[0].content }}",
+    ],
+)
+def test_continuing_equals_transformers(source: str, final: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": final}]
+
+    def rendered(make: Any) -> str | None:
+        try:
+            return str(make())
+        except (ValueError, InvalidRequest):
+            return None
+
+    wanted = rendered(lambda: render_jinja_template([chat], chat_template=source, continue_final_message=True)[0][0])
+    assert rendered(lambda: ChatTemplate(source).render(chat, continue_final_message=True)) == wanted
+
+
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_reserved_variables_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"may not set {name}"):

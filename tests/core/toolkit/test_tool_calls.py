@@ -365,6 +365,9 @@ class TestChatStream:
         assert chat_stream(prompt="Hi: --I think", prefill="--I think").collect(" so--Hi").reasoning == " so"
         assert chat_stream(prompt="Hi: --I think--So", prefill="--I think--So").collect("--Hi--").content == "--Hi--"
 
+    def test_what_the_answer_goes_on_from_may_be_trimmed(self) -> None:
+        assert chat_stream(prompt="Hi: --I think", prefill="--I think \n").collect("so--Hi").reasoning == "so"
+
     def test_special_tokens_stay_where_a_parser_needs_them(self) -> None:
         assert skip_special_tokens(TOOLS, CALLS, None)
         assert skip_special_tokens(None, None, None)

@@ -1,0 +1,75 @@
+"""How models that think aloud begin and end it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.output_parser import OutputParserContext
+from pegboard.core.registry import Registry
+from pegboard.core.select import select
+from pegboard.core.testing.streams import Told, feed, one_by_one
+from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
+from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
+
+CTX = OutputParserContext("", "", "")
+QWEN = (
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- if enable_thinking is defined and enable_thinking is "
+    "false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
+)
+R1 = "{% set content = message['content'].split('</think>')[-1] %}<｜Assistant｜><think>\\n"  # noqa: RUF001
+
+
+def read(parser: ThinkParser, text: str, prompt: str = "") -> Told:
+    found = feed(parser.stream(prompt=prompt), [text])
+    assert feed(parser.stream(prompt=prompt), one_by_one(text)) == found
+    return found
+
+
+def test_qwen_with_and_without_thinking() -> None:
+    parser = QwenParser(NoOptions(), CTX)
+    header = "<|im_start|>assistant\n"
+    found = read(parser, "<think>\nHm, 2 + 2.\n</think>\n\nFour.", header)
+    assert (found.reasoning, found.content) == ("Hm, 2 + 2.", "Four.")
+    found = read(parser, "Four.", header + "<think>\n\n</think>\n\n")
+    assert (found.reasoning, found.content) == ("", "Four.")
+    found = read(parser, "Hm, 2 + 2.\n</think>\n\nFour.", header + "<think>\n")
+    assert (found.reasoning, found.content) == ("Hm, 2 + 2.", "Four.")
+
+
+def test_a_model_that_repeats_the_marker() -> None:
+    found = read(ThinkParser(ThinkOptions(), CTX), "<think>\nHm.</think>Four.", "<think>\n")
+    assert (found.reasoning, found.content) == ("Hm.", "Four.")
+
+
+def test_answers_may_be_said_to_begin_with_thinking() -> None:
+    eager = ThinkParser(ThinkOptions(starts_open=True), CTX)
+    assert read(eager, "Hm.</think>Four.").reasoning == "Hm."
+    assert read(eager, "<think>Hm.</think>Four.").reasoning == "Hm."
+    assert read(eager, "Four.", "<think>\n\n</think>\n\n").content == "Four."
+    assert read(ThinkParser(ThinkOptions(), CTX), "Hm.</think>Four.").content == "Hm.</think>Four."
+
+
+def test_only_the_end_of_the_prompt_counts() -> None:
+    prompt = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
+    assert read(ThinkParser(ThinkOptions(), CTX), "A marker.", prompt).content == "A marker."
+
+
+def test_markers_of_the_config() -> None:
+    parser = MarkedParser(MarkerOptions(begin="◁think▷", end="◁/think▷", special_tokens=True), CTX)
+    assert not parser.skip_special_tokens
+    found = read(parser, "◁think▷Hm <think>.◁/think▷Four.")
+    assert (found.reasoning, found.content) == ("Hm <think>.", "Four.")
+    assert MarkedParser(MarkerOptions(), CTX).skip_special_tokens
+    for bad in ({"begin": ""}, {"end": "x" * 65}, {"start": "x"}):
+        with pytest.raises(ValidationError):
+            MarkerOptions(**bad)
+
+
+@pytest.mark.parametrize(("template", "name"), [(QWEN, "qwen3"), (R1, "deepseek_r1"), ("{{ messages }}", "plain")])
+def test_auto_goes_by_the_template(template: str, name: str) -> None:
+    candidates = [one for one in Registry.discover().providers("reasoning_parser") if one.provider.rank >= 0]
+    found, _ = select("reasoning_parser", candidates, OutputParserContext(template, "", ""))
+    assert found is not None
+    assert {one.name for one in candidates if one.load() is found} == {name}

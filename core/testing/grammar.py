@@ -123,6 +123,15 @@ SCHEMAS = (
         ["3", "[null, null]", "[]"],
         ["null", "[1]"],
     ),
+    Case(
+        schema({"type": "string", "pattern": "^1([.][0-9]+)?(Z|[+])?$"}), ['"1.25"', '"1Z"'], ['"12"', '"12Z"', '"1."']
+    ),
+    Case(schema({"type": "string", "pattern": "^[^\\s,]{1,3}$"}), ['"a-b"', '"x"'], ['"""', '"a b"', '"\\"', '"a,b"']),
+    Case(
+        schema({"type": "string", "format": "time"}),
+        ['"10:20:30Z"', '"10:20:30.5+01:00"'],
+        ['"10:20:303Z"', '"24:00:00Z"'],
+    ),
     Case(schema({"type": "string", "format": "date"}), ['"2024-02-29"'], ['"2024-13-01"', '"2023-02-29"', '"today"']),
     Case(schema({"type": "string", "format": "uuid"}), ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567"']),
     Case(schema({"type": "string", "format": "of-our-own"}), ['"x"'], ["x"]),

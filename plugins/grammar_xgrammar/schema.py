@@ -7,6 +7,7 @@ are found here; and where the same can be said in words that it does enforce, th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -132,8 +133,10 @@ class Reader:
             self._remark(place, "'format' beside 'pattern' is not enforced")
         if shaped and ("minLength" in made or "maxLength" in made):
             self._remark(place, f"'minLength' and 'maxLength' beside {shaped[0]!r} are not enforced")
-        if isinstance(made.get("pattern"), str) and (why := pattern_problem(made["pattern"])):
-            self._remark(place, f"the pattern {made['pattern'][:64]!r} is not enforced: {why}")
+        if isinstance(made.get("pattern"), str):
+            if why := string_pattern_problem(made["pattern"]):
+                self._remark(place, f"the pattern {made['pattern'][:64]!r} is not enforced: {why}")
+            made["pattern"] = plain_pattern(made["pattern"])
 
     def _numbers(self, made: dict[str, Any], place: str) -> None:
         if "multipleOf" in made and (_types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):
@@ -174,25 +177,68 @@ def enforceable(schema: Any, *, lenient: bool = False) -> Any:
 
 def pattern_problem(pattern: str) -> str:
     """What of an expression the library would ignore; "" where nothing."""
-    at, in_class = 0, False
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 2
+    for at, char, inside in _scan(pattern):
+        if inside:
             continue
-        if in_class:
-            in_class = char != "]"
-        elif char == "[":
-            in_class = True
-            # A bracket right behind the opening one is a character of the class.
-            at += pattern[at + 1 : at + 2] == "^"
-            at += pattern[at + 1 : at + 2] == "]"
-        elif pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
+        if pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
             return "it looks ahead or behind"
-        elif (char == "^" and at != 0) or (char == "$" and at != len(pattern) - 1):
+        if (char == "^" and at != 0) or (char == "$" and at != len(pattern) - 1):
             return f"{char!r} within an expression"
-        at += 1
     return ""
+
+
+def string_pattern_problem(pattern: str) -> str:
+    """As `pattern_problem`, for the pattern of a JSON string. It is matched with the text between the quotes as it is
+    written, so one of what has to be escaped there would break out of the string, or never match.
+    """
+    for _, char, inside in _scan(pattern):
+        if inside != "[^" and (char == '"' or char in _ESCAPED or _escapes(char)):
+            return f"it has {char!r}, which is written otherwise in JSON"
+    return pattern_problem(pattern)
+
+
+def plain_pattern(pattern: str) -> str:
+    """The same pattern without optional groups: of one that ends with a repetition, as in ``(x[0-9]+)?``, the library
+    takes the end without the beginning (0.2.8).
+    """
+    parts, last = [], 0
+    for at, char, inside in _scan(pattern):
+        if char == ")" and not inside and pattern[at + 1 : at + 2] == "?":
+            parts.append(pattern[last:at] + "|)")
+            last = at + (3 if pattern[at + 2 : at + 3] == "?" else 2)
+    return "".join(parts) + pattern[last:]
+
+
+_ESCAPED = frozenset({"\\\\", "\\n", "\\r", "\\t", "\\f", "\\v", "\\b", "\\0", '\\"', "\\c"})
+
+
+def _escapes(char: str) -> bool:
+    """Whether ``\\xHH`` or ``\\uHHHH`` names a character that JSON strings escape."""
+    code = char[2:].strip("{}") if char.startswith(("\\x", "\\u")) else ""
+    return bool(code) and (int(code, 16) < 0x20 or int(code, 16) in (0x22, 0x5C))
+
+
+_CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]+\}|x\{[0-9A-Fa-f]+\})")
+
+
+def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
+    """Characters and escapes of an expression with their places, and whether they stand in a class: "[" or "[^"."""
+    at, inside = 0, ""
+    while at < len(pattern):
+        code = _CODE.match(pattern, at)
+        size = len(code.group()) if code else 2 if pattern[at] == "\\" else 1
+        char = pattern[at : at + size]
+        if inside and char == "]":
+            inside = ""
+        elif not inside and char == "[":
+            inside = "[^" if pattern.startswith("[^", at) else "["
+            at += len(inside)
+            if pattern.startswith("]", at):  # a bracket right behind the opening one is a character of the class
+                yield at, "]", inside
+                at += 1
+            continue
+        yield at, char, inside
+        at += size
 
 
 def _types_of(schema: Mapping[str, Any]) -> set[str]:

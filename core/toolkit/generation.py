@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sessions import SessionParams, SessionStore
 from pegboard.core.toolkit.http import RequestModel
 
 _LARGEST_SEED = 2**63 - 1
@@ -201,14 +203,47 @@ class Answers:
         self.answers = [Answer(stream.rid) for stream in self._streams]
         """What has been read so far, in the order of the requests."""
         self._pumps: list[asyncio.Future[None]] = []
+        self._source = self._read()
+        self._begun: tuple[int, OutputChunk] | None = None
 
     @classmethod
-    async def submit(cls, client: EngineClient, requests: Sequence[GenerateRequest]) -> Answers:
-        """Submit all at once. Where one is refused the others are aborted and its InvalidRequest is raised."""
-        return cls(await client.submit_all(requests))
+    async def submit(
+        cls,
+        client: EngineClient,
+        requests: Sequence[GenerateRequest],
+        *,
+        sessions: SessionStore | None = None,
+        session: SessionParams | None = None,
+    ) -> Answers:
+        """Submit all at once; or one as the turn of a session that `session` names. Where one is refused the others are
+        aborted and its InvalidRequest is raised.
+
+        Whether a grammar is any good turns out after its request has been accepted. So that a stream can be refused
+        before it has begun, one with a grammar is waited for until its first output.
+        """
+        streams = client.submit_all(requests) if sessions is None else sessions.submit(client, session, requests)
+        answers = cls(await streams)
+        if any(one.stream and one.sampling.grammar is not None for one in requests):
+            await answers.begin()
+        return answers
+
+    async def begin(self) -> None:
+        """Wait for the first output. On any error, cancellation included, all is aborted."""
+        try:
+            self._begun = await anext(self._source, None)
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def chunks(self) -> AsyncIterator[tuple[int, OutputChunk]]:
         """(index of the request, what is new of it), as it comes; the matching `Answer` is up to date."""
+        async with contextlib.aclosing(self._source) as source:
+            if self._begun is not None:
+                yield self._begun
+            async for one in source:
+                yield one
+
+    async def _read(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         if len(self._streams) == 1:
             async for chunk in self._streams[0]:
                 self.answers[0].add(chunk)

@@ -11,9 +11,9 @@ from pegboard.core.toolkit.http import error_responses, parse_body
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
-from pegboard.plugins.api_openai.fields import CommonBody, check_top
+from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, documented, new_id
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {
@@ -122,12 +122,13 @@ class Chat:
         surface = self._surface
         surface.check_model(body.model)
         body.check()
+        grammar = body.grammar()
         turn = await take_turn(
             surface.ctx,
             request,
             template_messages(body.messages, surface.client.tokenizer.chat_templates.values()),
             tools=Tools.of_chat(body.tools, body.tool_choice, body.parallel_tool_calls),
-            grammar=body.grammar(),
+            grammar=grammar,
             separate_reasoning=body.separate_reasoning,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,
@@ -144,5 +145,6 @@ class Chat:
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )
-        answers = await surface.submit(request, requests, body.names, body.session_params)
-        return await ChatWriter(surface, rid, body, turn).respond(request, answers)
+        # A grammar that is not the request's own comes from its tools.
+        names = {**body.names, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
+        return await ChatWriter(surface, rid, body, turn).respond(request, requests, names)

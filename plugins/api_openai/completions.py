@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import parse_body
-from pegboard.plugins.api_openai.fields import CommonBody, check_top
+from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
 from pegboard.plugins.api_openai.logprobs import CompletionLogprobs
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.usage import Usage
@@ -171,9 +171,8 @@ class Completions:
             logprob_start=0 if body.echo and body.logprobs is not None else None,
             grammar=body.grammar(),
         )
-        answers = await surface.submit(request, requests, NAMES, body.session_params)
         echoes = [self._text(prompt, body) if body.echo else "" for prompt in body.prompts() for _ in range(body.n)]
-        return await CompletionWriter(surface, rid, body, echoes).respond(request, answers)
+        return await CompletionWriter(surface, rid, body, echoes).respond(request, requests, {**NAMES, **GRAMMARS})
 
     def _text(self, prompt: str | list[int], body: CompletionBody) -> str:
         if isinstance(prompt, str):

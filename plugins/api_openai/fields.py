@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
 
+GRAMMARS: dict[Any, str] = {
+    "json_schema": "response_format.json_schema.schema",
+    "json_object": "response_format",
+    "structural_tag": "response_format",
+}
+"""What grammars are called in a body."""
+
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -106,8 +113,8 @@ class CommonBody(SamplingFields):
                 f"response_format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
                 param="response_format.type",
             )
-        where = "response_format.json_schema"
-        schema = json_schema_of(form.get("json_schema"), where) if kind == "json_schema" else None
+        nested = form.get("json_schema")
+        schema = json_schema_of(nested, "response_format.json_schema") if kind == "json_schema" else None
         tag = {name: value for name, value in form.items() if name != "type"} if kind == "structural_tag" else None
         return grammar_of(
             json_schema=schema,
@@ -115,11 +122,7 @@ class CommonBody(SamplingFields):
             regex=self.regex,
             ebnf=self.ebnf,
             structural_tag=tag,
-            names={
-                "json_schema": f"{where}.schema",
-                "json_object": "response_format",
-                "structural_tag": "response_format",
-            },
+            names=GRAMMARS,
         )
 
     def engine_requests(

@@ -21,7 +21,6 @@ from pegboard.core.toolkit.http import (
     error_responses,
     json_response,
     parse_body,
-    until_disconnect,
 )
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
@@ -210,7 +209,7 @@ class Scoring:
         ]
         names = {"token_ids_logprob": "label_token_ids", "prompt": "items"}
         answers = await self._surface.submit(request, requests, names)
-        done = await until_disconnect(request, answers.collect())
+        done = await self._surface.collect(request, answers, names)
         scores = [_probabilities(one, body.apply_softmax) for one in done]
         return json_response(
             {**self._head("score"), "object": "scoring", "scores": scores, "usage": embedding_usage(done)}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import Answers, check_model, renamed
+from pegboard.core.interfaces.grammar import GrammarKind
+from pegboard.core.toolkit.generation import Answer, Answers, check_model, renamed
 from pegboard.core.toolkit.http import body_docs, error_responses, json_answer, until_disconnect
 from pegboard.core.toolkit.token_text import TokenTexts
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
+
+TOOL_GRAMMARS: dict[Any, str] = dict.fromkeys(get_args(GrammarKind), "tools")
+"""What grammars are called that were made of tools."""
 
 
 class Surface:
@@ -50,9 +54,16 @@ class Surface:
         """Submit requests that belong together, or one turn of a session; what is refused is said in the body's words
         (`names`).
         """
-        submit = self.ctx.sessions.submit(self.client, session, requests)
+        submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=session)
         try:
-            return Answers(await until_disconnect(request, submit))
+            return await until_disconnect(request, submit)
+        except InvalidRequest as error:
+            raise renamed(error, names) from None
+
+    async def collect(self, request: Request, answers: Answers, names: Names) -> list[Answer]:
+        """Whole answers; what the engine refuses on the way is said in the body's words too."""
+        try:
+            return await until_disconnect(request, answers.collect())
         except InvalidRequest as error:
             raise renamed(error, names) from None
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.toolkit.http import EventStream, event, json_response, until_disconnect
+from pegboard.core.toolkit.http import EventStream, event, json_response
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage
 
 if TYPE_CHECKING:
     from fastapi import Request, Response
 
-    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
     from pegboard.core.toolkit.generation import Answer, Answers
     from pegboard.plugins.api_openai.fields import CommonBody
-    from pegboard.plugins.api_openai.surface import Surface
+    from pegboard.plugins.api_openai.surface import Names, Surface
 
 Choice = dict[str, Any]
 
@@ -74,11 +74,12 @@ class Writer(abc.ABC):
             found["hidden_states"] = answer.hidden_states
         return found
 
-    async def respond(self, request: Request, answers: Answers) -> Response:
-        """The HTTP answer, whole or as a stream."""
+    async def respond(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Response:
+        """The HTTP answer to what the engine makes of these requests, whole or as a stream."""
+        answers = await self.surface.submit(request, requests, names, self.wanted.session_params)
         if self.wanted.stream:
             return EventStream(self._events(answers), close=answers.aclose)
-        return json_response(self.body(await until_disconnect(request, answers.collect())))
+        return json_response(self.body(await self.surface.collect(request, answers, names)))
 
     async def _events(self, answers: Answers) -> AsyncGenerator[bytes, None]:
         # With usage asked for, every other chunk carries a null, as OpenAI's do.

@@ -18,6 +18,9 @@ MAX_METADATA = 16
 NAMES = {"prompt": "input", "max_new_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 """What the engine's fields are called here."""
 
+GRAMMARS: dict[Any, str] = {"json_schema": "text.format.schema", "json_object": "text.format"}
+"""What grammars are called here."""
+
 _REFUSED = ("background", "conversation", "prompt", "context_management", "moderation")
 _FORMATS = ("text", "json_object", "json_schema")
 _INCLUDED = frozenset({LOGPROBS, "reasoning.encrypted_content"})
@@ -111,5 +114,5 @@ class ResponseBody(SamplingFields):
         return grammar_of(
             json_schema=schema,
             json_object=kind == "json_object",
-            names={"json_schema": "text.format.schema", "json_object": "text.format"},
+            names=GRAMMARS,
         )

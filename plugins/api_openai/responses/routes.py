@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.generation import salt_of
 from pegboard.core.toolkit.http import (
     EventStream,
@@ -15,17 +17,16 @@ from pegboard.core.toolkit.http import (
     json_answer,
     json_response,
     parse_body,
-    until_disconnect,
 )
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.options import OpenAIOptions
-from pegboard.plugins.api_openai.responses.body import NAMES, ResponseBody
+from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, ResponseBody
 from pegboard.plugins.api_openai.responses.items import input_items, messages_of
 from pegboard.plugins.api_openai.responses.run import Run
 from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, ResponseAnswer
 from pegboard.plugins.api_openai.responses.store import ResponseStore
-from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, documented
 
 Items = list[dict[str, Any]]
 
@@ -65,10 +66,12 @@ class Responses:
         body.check()
         before = self._before(body)
         own = input_items(body.input)
-        turn = await self._turn(request, body, before, own)
-        run = Run(self._surface, new_id("resp"), body, turn)
-        identity = run.response["id"]
-        answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], NAMES)
+        grammar = body.grammar()
+        turn = await self._turn(request, body, grammar, before + own, len(own))
+        identity = f"resp_{uuid.uuid4().hex}"
+        run = Run(self._surface, identity, body, turn)
+        names = {**NAMES, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
+        answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
         self._running[identity] = run
 
         async def close() -> None:
@@ -80,7 +83,7 @@ class Responses:
         if body.stream:
             return EventStream(run.events(answers), close=close, error=run.failed, done=b"")
         try:
-            done = await until_disconnect(request, answers.collect())
+            done = await self._surface.collect(request, answers, names)
             return json_response(run.collect(done[0]))
         finally:
             await close()
@@ -134,13 +137,15 @@ class Responses:
             )
         return stored.items
 
-    async def _turn(self, request: Request, body: ResponseBody, before: Items, own: Items) -> Turn:
+    async def _turn(
+        self, request: Request, body: ResponseBody, grammar: Grammar | None, items: Items, given: int
+    ) -> Turn:
         return await take_turn(
             self._surface.ctx,
             request,
-            messages_of(before + own, body.instructions, given=len(own)),
+            messages_of(items, body.instructions, given=given),
             tools=Tools.of_responses(body.tools, body.tool_choice, body.parallel_tool_calls),
-            grammar=body.grammar(),
+            grammar=grammar,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,
             hints=effort_hints(body.reasoning.effort),

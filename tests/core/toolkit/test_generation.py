@@ -225,3 +225,60 @@ def test_errors_in_a_bodys_own_words() -> None:
     assert (said.message, said.param, said.code, said.status) == ("max_tokens of this prompt", "max_tokens", "x", 418)
     assert renamed(InvalidRequest("no", param="top_p"), names).param == "top_p"
     assert renamed(InvalidRequest("no"), names).param is None
+
+
+def constrained(*rids: str, stream: bool = True) -> list[GenerateRequest]:
+    sampling = SamplingParams(grammar=Grammar("regex", "a"))
+    return [GenerateRequest(prompt="Hi", rid=rid, stream=stream, sampling=sampling) for rid in rids]
+
+
+@pytest.mark.parametrize("rids", [("a",), ("a", "b")])
+def test_a_stream_with_a_grammar_has_begun(rids: tuple[str, ...]) -> None:
+    async def scene() -> None:
+        client = FakeEngineClient(stall_at=0)
+        submitting = asyncio.ensure_future(Answers.submit(client, constrained(*rids)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not submitting.done(), "its grammar may turn out to be no good"
+        client.release.set()
+        answers = await submitting
+        seen = [(index, chunk.text) async for index, chunk in answers.chunks()]
+        for index in range(len(rids)):
+            assert [text for i, text in seen if i == index] == list(SCRIPT), "nothing is lost, and in order"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("rids", [("a",), ("a", "b")])
+def test_a_grammar_that_is_no_good_is_a_refusal(rids: tuple[str, ...]) -> None:
+    async def scene() -> None:
+        client = FakeEngineClient(fail_at=0)
+        with pytest.raises(InvalidRequest):
+            await Answers.submit(client, constrained(*rids))
+        assert client.finished == []
+
+    play(scene)
+
+
+def test_only_streams_wait_for_it() -> None:
+    async def scene() -> None:
+        client = FakeEngineClient(fail_at=0)
+        answers = await Answers.submit(client, constrained("a", stream=False))
+        with pytest.raises(InvalidRequest):
+            await answers.collect()
+
+    play(scene)
+
+
+def test_who_leaves_before_a_stream_has_begun_is_aborted() -> None:
+    async def scene() -> None:
+        client = FakeEngineClient(stall_at=0)
+        submitting = asyncio.ensure_future(Answers.submit(client, constrained("a", "b")))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        assert sorted(client.aborted) == ["a", "b"]
+
+    play(scene)

@@ -11,10 +11,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from pegboard.core.config import SessionsSection
 from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.sessions import Sessions
 from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeTokenizer
+from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream, FakeTokenizer
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask
@@ -274,6 +275,8 @@ def test_special_tokens_stay_where_a_parser_needs_them() -> None:
 # ---- grammars --------------------------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
+FLAT = {"type": "json_schema", "name": "x", "strict": True, "schema": SCHEMA}
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 
 
@@ -376,3 +379,33 @@ def test_turns_of_a_session() -> None:
 def _said(client: FakeEngineClient) -> str:
     prompt = client.requests[-1].prompt
     return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
+
+
+# ---- grammars that are no good ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "field"),
+    [
+        (CHAT, {"messages": MESSAGES, **FORMAT}, "json_schema", "response_format.json_schema.schema"),
+        (CHAT, {"messages": MESSAGES, "regex": "a"}, "regex", "regex"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, "regex", "tools"),
+        (COMPLETIONS, {"prompt": "a", **FORMAT}, "json_schema", "response_format.json_schema.schema"),
+        ("/v1/responses", {"input": "a", "text": {"format": FLAT}}, "json_schema", "text.format.schema"),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], kind: str, field: str, streamed: bool
+) -> None:
+    """It is found out after the request has been accepted; a stream has not begun by then."""
+
+    async def refuse(self: FakeStream) -> Any:
+        raise InvalidRequest(f"{kind}: invalid", param=kind, code="invalid_grammar")
+        yield
+
+    monkeypatch.setattr(FakeStream, "_chunks", refuse)
+    done, client = ask("POST", path, {**body, "stream": streamed}, context=fake_parsers())
+    assert done.status == 400
+    assert (done.json()["error"]["param"], done.json()["error"]["code"]) == (field, "invalid_grammar")
+    assert client.aborted == [client.requests[0].rid]

@@ -1,4 +1,4 @@
-"""The native routes' own format, on a scripted engine."""
+"""What /generate asks of the engine, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -8,29 +8,17 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.app import build_app
-from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.plugins.api_native.options import NativeOptions
-from pegboard.plugins.api_native.router import NativeRouter
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.testing.asgi import Exchange
+from pegboard.core.testing.fake_client import SCRIPT
+from tests.plugins.api_native.asking import CheckedClient, Server, asked, played
 
 TEXT = "".join(SCRIPT)
 
 
-def ask(method: str, path: str, body: Any = None, **settings: Any) -> tuple[Exchange, FakeEngineClient]:
-    async def scene() -> tuple[Exchange, FakeEngineClient]:
-        client = FakeEngineClient()
-        for name, value in settings.items():
-            setattr(client, name, value)
-        router = NativeRouter(NativeOptions(), ApiContext(client=client, max_body_bytes=10**6))
-        return await call(build_app([("native", router)], max_body_bytes=10**6), method, path, body), client
-
-    return asyncio.run(scene())
-
-
-def generate(**body: Any) -> tuple[Any, FakeEngineClient]:
-    done, client = ask("POST", "/generate", body)
+def generate(**body: Any) -> tuple[Any, CheckedClient]:
+    done, client = asked("/generate", body)
     assert done.status == 200, done.body
     return done.json(), client
 
@@ -43,7 +31,10 @@ def test_one_answer() -> None:
     assert meta["id"] == "r1"
     assert meta["finish_reason"] == {"type": "stop", "matched": 3}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (2, len(TEXT), 2)
+    assert meta["cached_tokens_details"] == {"device": 2}
     assert {"num_retractions", "weight_version", "e2e_latency"} <= meta.keys()
+    assert "input_token_logprobs" not in meta
+    assert "hidden_states" not in meta
     assert client.requests[0].sampling.max_new_tokens == 5
     assert client.requests[0].sampling.greedy
 
@@ -52,6 +43,69 @@ def test_defaults_are_the_fields() -> None:
     _, client = generate(text="Hi")
     sampling = client.requests[0].sampling
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == (128, 1.0, 1.0)
+    assert client.requests[0].logprobs is None
+
+
+def test_sampling_fields_reach_the_engine() -> None:
+    fields = {
+        "min_new_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.2,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    lists = {"stop": "x", "stop_regex": ["a+"], "stop_token_ids": [5], "logit_bias": {"7": -1.5}, "sampling_seed": 9}
+    _, client = generate(text="Hi", sampling_params={**fields, **lists})
+    sampling = client.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    assert (sampling.stop, sampling.stop_regex, sampling.stop_token_ids) == (("x",), ("a+",), (5,))
+    assert (sampling.logit_bias, sampling.seed) == ({7: -1.5}, 9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "grammar"),
+    [
+        ("json_schema", '{"type": "null"}', Grammar("json_schema", '{"type":"null"}')),
+        ("json_schema", {"type": "null"}, Grammar("json_schema", '{"type":"null"}')),
+        ("regex", "a+", Grammar("regex", "a+")),
+        ("ebnf", 'root ::= "a"', Grammar("ebnf", 'root ::= "a"')),
+    ],
+)
+def test_grammars_reach_the_engine(field: str, value: Any, grammar: Grammar) -> None:
+    _, client = generate(text="Hi", sampling_params={field: value, "n": 2})
+    assert [one.sampling.grammar for one in client.requests] == [grammar] * 2
+
+
+def test_structural_tags_reach_the_engine() -> None:
+    tag = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f>"]}
+    _, client = generate(text="Hi", sampling_params={"structural_tag": json.dumps(tag)})
+    grammar = client.requests[0].sampling.grammar
+    assert grammar is not None
+    assert grammar.kind == "structural_tag"
+    assert json.loads(grammar.source)["triggers"] == ["<f>"]
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_processors_are_chosen_by_name(outside: bool) -> None:
+    chosen = {"custom_logit_processor": "dry"}
+    sampling = {"custom_params": {"multiplier": 2.0}, **({} if outside else chosen)}
+    _, client = generate(text="Hi", sampling_params=sampling, **(chosen if outside else {}))
+    assert client.requests[0].sampling.extra == {"dry": {"multiplier": 2.0}}
+
+
+def test_the_rest_reaches_the_engine() -> None:
+    _, client = generate(text="Hi", priority=3, cache_salt="s", extra_key="k", params={"gate": {"x": 1}})
+    request = client.requests[0]
+    assert (request.priority, request.params) == (3, {"gate": {"x": 1}})
+    assert "s" in request.cache_salt
+    assert "k" in request.cache_salt
 
 
 def test_token_ids_are_a_prompt() -> None:
@@ -71,29 +125,46 @@ def test_lists_are_batches() -> None:
     assert isinstance(answers, list)
 
 
-def test_what_is_said_to_plugins_arrives() -> None:
-    _, client = generate(text=["a", "b"], params={"session": {"id": "x"}})
-    assert [one.params for one in client.requests] == [{"session": {"id": "x"}}] * 2
+def test_what_a_batch_wants_may_differ() -> None:
+    answers, client = generate(
+        text=["ab", "cd"],
+        return_logprob=[True, False],
+        top_logprobs_num=[1, 0],
+        logprob_start_len=[0, -1],
+        token_ids_logprob=[[90], []],
+        return_hidden_states=[False, True],
+    )
+    first, second = client.requests
+    assert (first.logprobs, first.logprob_start, first.token_ids_logprob) == (1, 0, (90,))
+    assert (second.logprobs, second.logprob_start, second.token_ids_logprob) == (None, None, ())
+    assert [one.return_hidden_states for one in client.requests] == [False, True]
+    assert "input_token_logprobs" in answers[0]["meta_info"]
+    assert answers[1]["meta_info"]["hidden_states"] == [[0.25, -0.5]] * len(TEXT)
 
 
 def test_n_answers_have_ids_and_seeds_of_their_own() -> None:
     answers, client = generate(text="a", rid="r", sampling_params={"n": 3, "seed": 7})
     assert [one["meta_info"]["id"] for one in answers] == ["r_0", "r_1", "r_2"]
     assert [one.sampling.seed for one in client.requests] == [7, 8, 9]
+    answers, _ = generate(text=["a", "b"], rid=["r", "s"], sampling_params=[{"n": 2}, {}])
+    assert [one["meta_info"]["id"] for one in answers] == ["r_0", "r_1", "s"]
 
 
 def test_stream_is_cumulative_and_ends_in_done() -> None:
-    done, _ = ask("POST", "/generate", {"text": "Hi", "stream": True})
+    done, _ = asked("/generate", {"text": "Hi", "stream": True, "return_logprob": True, "logprob_start_len": 0})
     *events, last = done.events()
     assert last == "[DONE]"
-    texts = [json.loads(one)["text"] for one in events]
-    assert texts == [SCRIPT[0], SCRIPT[0] + SCRIPT[1], TEXT]
-    assert json.loads(events[0])["meta_info"]["finish_reason"] is None
-    assert json.loads(events[-1])["meta_info"]["finish_reason"]["type"] == "stop"
+    parts = [json.loads(one) for one in events]
+    assert [one["text"] for one in parts] == [SCRIPT[0], SCRIPT[0] + SCRIPT[1], TEXT]
+    assert parts[0]["meta_info"]["finish_reason"] is None
+    assert parts[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+    for part in parts:
+        assert len(part["meta_info"]["output_token_logprobs"]) == len(part["output_ids"])
+        assert len(part["meta_info"]["input_token_logprobs"]) == 2
 
 
 def test_streamed_batches_carry_an_index() -> None:
-    done, _ = ask("POST", "/generate", {"text": ["a", "b"], "stream": True})
+    done, _ = asked("/generate", {"text": ["a", "b"], "stream": True})
     *events, _last = [json.loads(one) if one != "[DONE]" else {} for one in done.events()]
     final = {one["index"]: one["text"] for one in events}
     assert final == {0: TEXT, 1: TEXT}
@@ -108,75 +179,78 @@ def test_logprobs_are_value_id_text() -> None:
     assert meta["output_top_logprobs"][0] == [[-0.5, 65, "A"], [-1.5, 66, "B"]]
     assert meta["output_token_ids_logprobs"][0] == [[-9.0, 90, "Z"]]
     assert len(meta["output_token_logprobs"]) == len(answer["output_ids"])
+    assert (meta["input_token_logprobs"], meta["input_top_logprobs"], meta["input_token_ids_logprobs"]) == ([], [], [])
     answer, _ = generate(text="Hi", return_logprob=True)
     assert answer["meta_info"]["output_token_logprobs"][0] == [-0.5, ord("O"), None]
+    assert "output_top_logprobs" not in answer["meta_info"]
+    assert "output_token_ids_logprobs" not in answer["meta_info"]
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "text"),
-        ({"text": ""}, "text"),
-        ({"text": []}, "text"),
-        ({"text": ["a", ""]}, "text"),
-        ({"input_ids": []}, "input_ids"),
-        ({"text": "a", "input_ids": [1]}, "text"),
-        ({"text": 5}, "text"),
-        ({"input_ids": "abc"}, "input_ids"),
-        ({"input_ids": [1, "a"]}, "input_ids"),
-        ({"text": "a", "stream": "yes"}, "stream"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": "many"}}, "sampling_params.max_new_tokens"),
-        ({"text": "a", "sampling_params": {"temperature": True}}, "sampling_params.temperature"),
-        ({"text": "a", "sampling_params": {"stop": [1]}}, "sampling_params.stop"),
-        ({"text": "a", "sampling_params": {"n": 0}}, "sampling_params.n"),
-        ({"text": "a", "sampling_params": {"n": 10**9}}, "sampling_params.n"),
-        ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias"),
-        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
-        ({"text": ["a", "b"], "rid": ["one"]}, "rid"),
-        ({"text": "a", "image_data": "http://example.com/a.png"}, "image_data"),
-        ({"text": "a", "lora_path": "x"}, "lora_path"),
-    ],
-)
-def test_bad_input_names_the_field(body: dict[str, Any], field: str) -> None:
-    done, client = ask("POST", "/generate", body)
-    assert done.status == 400
-    assert done.json()["error"]["param"] == field
-    assert client.requests == []
+def test_logprobs_of_the_prompt_begin_with_null() -> None:
+    wanted = {"return_logprob": True, "top_logprobs_num": 1, "token_ids_logprob": [90], "return_text_in_logprobs": True}
+    meta = generate(text="Hi!", logprob_start_len=0, **wanted)[0]["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, ord("H"), "H"], [-0.5, ord("i"), "i"], [-0.5, ord("!"), "!"]]
+    assert meta["input_top_logprobs"] == [None, [[-0.5, 65, "A"]], [[-0.5, 65, "A"]]]
+    assert meta["input_token_ids_logprobs"] == [None, [[-9.0, 90, "Z"]], [[-9.0, 90, "Z"]]]
+    meta = generate(text="Hi!", logprob_start_len=2, **wanted)[0]["meta_info"]
+    assert meta["input_token_logprobs"] == [[-0.5, ord("!"), "!"]]
+    assert meta["input_top_logprobs"] == [[[-0.5, 65, "A"]]]
 
 
-def test_null_and_extra_fields_are_tolerated() -> None:
-    generate(text="a", image_data=None, lora_path=None, sampling_params={"stop": None, "regex": None}, bootstrap_room=None)
+def test_numbers_that_json_does_not_know_are_null() -> None:
+    class Impossible(CheckedClient):
+        async def submit(self, request: Any) -> Any:
+            stream = await super().submit(request)
+            stream._logprobs = lambda ids: [(float("-inf"), one, [(float("-inf"), one)]) for one in ids]  # type: ignore[attr-defined]
+            return stream
+
+    async def scene(server: Server) -> None:
+        done = await server.post("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": 1})
+        meta = done.json()["meta_info"]
+        assert meta["output_token_logprobs"][0] == [None, ord("O"), None]
+        assert b"Infinity" not in done.body
+
+    async def play() -> None:
+        await scene(Server.of(Impossible()))
+
+    asyncio.run(play())
 
 
-def test_health() -> None:
-    for path in ("/health", "/ping"):
-        assert ask("GET", path, is_ready=False)[0].status == 200
-    done, client = ask("GET", "/health_generate")
-    assert done.status == 200
-    assert client.requests[0].sampling.max_new_tokens == 1
-    assert ask("GET", "/health_generate", is_ready=False)[0].status == 503
+def test_errors_in_the_middle_of_a_stream_name_the_field() -> None:
+    class Late(CheckedClient):
+        async def submit(self, request: Any) -> Any:
+            stream = await super().submit(request)
+
+            async def chunks() -> Any:
+                raise InvalidRequest("no such grammar", param="regex", code="invalid_grammar")
+                yield
+
+            stream._chunks = chunks  # type: ignore[attr-defined]
+            return stream
+
+    async def play(*, stream: bool) -> Exchange:
+        body = {"text": "a", "sampling_params": {"regex": "a"}, "stream": stream}
+        return await Server.of(Late()).post("/generate", body)
+
+    streamed = asyncio.run(play(stream=True))
+    assert json.loads(streamed.events()[0])["error"]["param"] == "sampling_params.regex"
+    assert streamed.events()[-1] == "[DONE]"
+    whole = asyncio.run(play(stream=False))
+    assert (whole.status, whole.json()["error"]["param"]) == (400, "sampling_params.regex")
 
 
-def test_information() -> None:
-    for path in ("/model_info", "/get_model_info"):
-        info = ask("GET", path)[0].json()
-        assert info["model_path"] == "/models/fake"
-        assert info["max_context_length"] == 4096
-    for path in ("/server_info", "/get_server_info"):
-        assert ask("GET", path)[0].json()["scheduler"]["running_requests"] == 2
-    assert ask("GET", "/v1/loads")[0].json()["loads"][0]["num_reqs"] == 3
-    assert ask("GET", "/get_load")[0].json()[0]["num_waiting_reqs"] == 1
-    assert "weight_version" in ask("GET", "/get_weight_version")[0].json()
+def test_errors_of_the_engine_name_the_field_as_it_is_called_here() -> None:
+    async def scene(server: Server) -> None:
+        for engine, here in {
+            "prompt": "text",
+            "logprobs": "top_logprobs_num",
+            "temperature": "sampling_params.temperature",
+            "custom_params.dry.x": "sampling_params.custom_params.dry.x",
+            "rid": "rid",
+            None: None,
+        }.items():
+            server.client.refuse = InvalidRequest("no", param=engine, status=429, code="why")
+            done = await server.post("/generate", {"text": "a"})
+            assert (done.status, done.json()["error"]["param"], done.json()["error"]["code"]) == (429, here, "why")
 
-
-def test_flush_cache() -> None:
-    done, client = ask("POST", "/flush_cache")
-    assert done.status == 200
-    assert client.flushes == 1
-    assert ask("POST", "/flush_cache", busy=True)[0].status == 400
-
-
-def test_abort_request() -> None:
-    assert ask("POST", "/abort_request", {"rid": "x"})[1].abort_calls == [("x", False)]
-    assert ask("POST", "/abort_request", {"abort_all": True})[1].abort_calls == [("", True)]
-    assert ask("POST", "/abort_request", {})[0].status == 400
+    played(scene)

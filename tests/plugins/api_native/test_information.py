@@ -1,0 +1,132 @@
+"""What can be known of a server, and whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pegboard.core.interfaces.client import GenerateRequest, OutputStream
+from pegboard.core.testing.asgi import PATIENCE
+from pegboard.plugins.api_native.options import NativeOptions
+from tests.plugins.api_native.asking import CheckedClient, Server, played
+
+
+class Counting(CheckedClient):
+    """Has figures of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: dict[str, Any] = {"waiting_requests": 1, "running_requests": 2}
+
+    async def server_info(self) -> dict[str, Any]:
+        return {"config": {"x": 1}, "scheduler": dict(self.scheduler), "ready": self.is_ready}
+
+
+def test_alive_and_ready() -> None:
+    async def scene(server: Server) -> None:
+        for path in ("/health", "/ping", "/ready", "/health_generate"):
+            done = await server.get(path)
+            assert (done.status, done.body) == (200, b"")
+        assert server.client.requests[0].sampling.max_new_tokens == 1
+        server.client.is_ready = False
+        for path, status in (("/health", 200), ("/ping", 200), ("/ready", 503), ("/health_generate", 503)):
+            assert (await server.get(path)).status == status
+        assert len(server.client.requests) == 1
+        assert "retry-after" in (await server.get("/health_generate")).headers
+
+    played(scene)
+
+
+async def with_counters(server: Server) -> Counting:
+    client = Counting()
+    server.client, server.app = client, Server.of(client, NativeOptions(health_timeout=0.05)).app
+    return client
+
+
+def test_a_paused_engine_is_not_well() -> None:
+    async def scene(server: Server) -> None:
+        client = await with_counters(server)
+        client.scheduler["paused"] = True
+        done = await server.get("/health_generate")
+        assert (done.status, done.json()["error"]["code"]) == (503, "paused")
+        assert client.requests == []
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("progress", "status"), [(True, 200), (False, 503)])
+def test_a_probe_that_waits_asks_whether_others_got_on(progress: bool, status: int) -> None:
+    async def scene(server: Server) -> None:
+        client = await with_counters(server)
+        client.stall_at = 0
+        submit = client.submit
+
+        async def meanwhile(request: GenerateRequest) -> OutputStream:
+            client.scheduler["generated_tokens"] = 10 if progress else 0
+            return await submit(request)
+
+        client.submit = meanwhile  # type: ignore[method-assign]
+        done = await server.get("/health_generate")
+        assert done.status == status
+        assert client.aborted == [client.requests[0].rid], "nobody waits for it any more"
+
+    played(scene)
+
+
+def test_a_client_that_leaves_ends_the_probe() -> None:
+    async def scene(server: Server) -> None:
+        server.client.stall_at = 0
+        exchange = server.begin("/health_generate", b"")
+        exchange._scope["method"] = "GET"
+        await asyncio.wait_for(server.client.submitted.wait(), PATIENCE)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        exchange.leave()
+        await exchange.end()
+        assert len(server.client.aborted) == 1
+
+    played(scene)
+
+
+def test_the_model() -> None:
+    async def scene(server: Server) -> None:
+        for path in ("/model_info", "/get_model_info"):
+            info = (await server.get(path)).json()
+            assert info["model_path"] == "/models/fake"
+            assert info["max_context_length"] == 4096
+            assert "grammar.regex" in info["features"]
+        assert (await server.get("/get_weight_version")).json() == {"weight_version": "default"}
+
+    played(scene)
+
+
+def test_the_server() -> None:
+    async def scene(server: Server) -> None:
+        await with_counters(server)
+        for path in ("/server_info", "/get_server_info"):
+            info = (await server.get(path)).json()
+            assert (info["ready"], info["version"], info["config"]) == (True, "0", {"x": 1})
+            assert info["scheduler"]["running_requests"] == 2
+            assert info["model"]["served_model_name"] == "fake-model"
+            assert info["providers"] == {"tool_parser": ["brackets"]}
+            assert info["sessions"]["open"] == 0
+
+    played(scene)
+
+
+def test_the_load() -> None:
+    async def scene(server: Server) -> None:
+        client = await with_counters(server)
+        client.scheduler |= {"blocked_requests": 4, "held_tokens": 20, "locked_tokens": 5, "total_tokens": 100}
+        body = (await server.get("/v1/loads")).json()
+        [load] = body["loads"]
+        assert (load["num_reqs"], load["num_running_reqs"], load["num_waiting_reqs"]) == (7, 2, 5)
+        assert (load["num_used_tokens"], load["max_total_num_tokens"], load["token_usage"]) == (25, 100, 0.25)
+        assert body["dp_rank_count"] == 1
+        assert body["aggregate"]["total_reqs"] == 7
+        [brief] = (await server.get("/get_load")).json()
+        assert brief == {"dp_rank": 0, "num_reqs": 7, "num_waiting_reqs": 5, "num_tokens": 25}
+
+    played(scene)

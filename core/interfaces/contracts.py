@@ -68,6 +68,7 @@ _ALL = (
             "graph": "replays captured graphs for decode steps",
             "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
             "input_logprobs": "returns the logprobs of prompts' tokens when asked",
+            "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
             "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         },
     ),

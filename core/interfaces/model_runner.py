@@ -24,7 +24,9 @@ class ModelRunnerContext:
     """The chosen parts. A runner that computes attention or samples by itself may leave `attention` or `sampler`
     unused.
 
-    `network` is None only while `supports` is asked, before weights are loaded.
+    `network` is None while `supports` is asked, before weights are loaded, and always for a runner with the capability
+    `own_weights`. `explicit` are the contracts for which the config names a provider: a runner that would leave such a
+    one unused declines.
     """
 
     spec: ModelSpec
@@ -34,6 +36,7 @@ class ModelRunnerContext:
     sampler: Sampler
     processors: tuple[LogitsProcessor, ...]
     device: torch.device
+    explicit: frozenset[str] = frozenset()
 
 
 class ModelRunner(abc.ABC):
@@ -59,10 +62,12 @@ class ModelRunner(abc.ABC):
     ) -> ForwardOutput:
         """Run one batch: KV of all its tokens is in the pool afterwards.
 
-        `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end its
-        prompt), and then `next_token_ids` is empty. The logprobs that `sampling` asks for are returned, and with the
-        capabilities for it what `batch.logprob_rows` and `batch.hidden_rows` ask for. An idle batch returns empty
-        tensors. Raises Unsupported for those, and for `return_hidden_states`, without the capability.
+        `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end
+        its prompt), and then `next_token_ids` is empty. Its `mask` is honoured after all processors and before
+        sampling and logprobs, as `pegboard.core.toolkit.token_mask.apply_token_mask` does it. The logprobs that
+        `sampling` asks for are returned, and with the capabilities for it what `batch.logprob_rows` and
+        `batch.hidden_rows` ask for. An idle batch returns empty tensors. Raises Unsupported for those, and for
+        `return_hidden_states`, without the capability.
         """
 
     def execute_in_parts(

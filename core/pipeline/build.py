@@ -219,7 +219,14 @@ class _Parts:
 
         def runner_context(network: Any) -> ModelRunnerContext:
             return ModelRunnerContext(
-                self.spec, self.model, network, self.attention, sampler_made, self.processors, self.device
+                self.spec,
+                self.model,
+                network,
+                self.attention,
+                sampler_made,
+                self.processors,
+                self.device,
+                explicit=self.resolved.named,
             )
 
         runner = choose("runner", runner_context(None))
@@ -229,6 +236,10 @@ class _Parts:
                 "capability split_prefill); set it to 0, or choose another runner.use"
             )
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
+        if "own_weights" in runner.record.provider.provides:
+            built = runner.build(runner_context(None))
+            self.pool = self._make_pool()
+            return cast(ModelRunner, built)
         network = family.load()
         family.probe(
             network, PoolProbe(network, self.spec, self.attention, self._small_pool, self.page_size, self.device)

@@ -97,14 +97,18 @@ class Rig:
         decode: bool = False,
         logprobs: Sequence[LogprobRequest | None] = (),
         processed: bool = False,
+        allowed: Mapping[int, Sequence[int]] | None = None,
         **wants: bool,
     ) -> ForwardOutput:
         """Run `new` tokens of requests and sample behind the last token of each, or of the requests `sampled`.
 
         `rows` are the sampled rows' parameters as `make_sampling` takes them, greedy by default; None samples nothing.
-        `processed` lets the rows take part in logits processors.
+        `processed` lets the rows take part in logits processors. `allowed` has the tokens that a sampled row may get.
         """
         batch, sampling = self._prepare(new, rows, sampled, decode, logprobs, processed)
+        if allowed is not None and sampling is not None:
+            sampling.mask_rows = torch.tensor(list(allowed))
+            sampling.mask = token_mask(list(allowed.values()), self.run.spec.vocab_size)
         return self.runner.execute(batch, sampling, **wants)
 
     def run_wanted(
@@ -158,3 +162,11 @@ class Rig:
                 for one in chosen
             )
         return batch, sampling
+
+
+def token_mask(allowed: Sequence[Sequence[int]], vocab: int) -> torch.Tensor:
+    """Rows of `SamplingBatch.mask` with the bits of these tokens."""
+    bits = np.zeros((len(allowed), -(-vocab // 32) * 32), np.uint8)
+    for row, tokens in enumerate(allowed):
+        bits[row, list(tokens)] = 1
+    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))

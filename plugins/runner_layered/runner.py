@@ -11,7 +11,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.logprobs import prompt_logprobs
-from pegboard.core.toolkit.token_mask import apply_token_mask
+from pegboard.core.toolkit.sample import sample
 
 
 class LayeredRunner(ModelRunner):
@@ -87,20 +87,7 @@ class LayeredRunner(ModelRunner):
             output.logits = self._empty(return_logits, False).logits
             return
         logits = self._network.logits(hidden)
-        if sampling.rows:
-            for processor in self.ctx.processors:
-                state = processor.prepare(sampling.rows)
-                if state is not None:
-                    processor.apply(logits, state)
-        apply_token_mask(logits, sampling)
-        want_logprobs = sampling.want_logprobs
-        # The sampler may overwrite what it reads, so whoever reads the logits after it needs a copy.
-        kept = logits.clone() if want_logprobs or return_logits else logits
-        output.next_token_ids = self.ctx.sampler.sample(logits, sampling)
-        if want_logprobs:
-            output.logprobs = self.ctx.sampler.logprobs(kept, output.next_token_ids, sampling)
-        if return_logits:
-            output.logits = kept
+        sample(logits, sampling, self.ctx, output, return_logits=return_logits)
 
     def _no_tokens(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64, device=self.ctx.device)

@@ -14,6 +14,8 @@ from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.model_runner import ModelRunnerContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.core.testing.runner_fakes import WatchedNetwork
+from pegboard.core.toolkit.token_mask import apply_token_mask
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 
 
@@ -244,7 +246,49 @@ def mutant(factory: type, caught_by: str, provides: frozenset[str] | None = None
     return Mutant(factory, suite=ModelRunnerContract, caught_by=caught_by, provides=provides)
 
 
+class IgnoresMasks(LayeredRunner):
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is not None:
+            sampling = replace(sampling, mask=None)
+        return super().execute(batch, sampling, **wants)
+
+
+class MasksTheFirstRows(LayeredRunner):
+    """Whoever they belong to."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        if sampling is not None and sampling.mask is not None:
+            sampling = replace(sampling, mask_rows=torch.arange(len(sampling.mask)))
+        return super().execute(batch, sampling, **wants)
+
+
+class MasksBeforeProcessors(LayeredRunner):
+    """What a processor raises afterwards is sampled."""
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        super().__init__(options, ctx)
+        logits = self._network.logits
+        self._sampling: SamplingBatch | None = None
+
+        def masked(hidden: torch.Tensor) -> torch.Tensor:
+            found = logits(hidden)
+            if self._sampling is not None and self._sampling.mask is not None:
+                apply_token_mask(found, self._sampling)
+                self._sampling.mask = None
+            return found
+
+        self._network = WatchedNetwork(self._network)
+        self._network.logits = masked  # type: ignore[method-assign]
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        self._sampling = sampling
+        return super().execute(batch, sampling, **wants)
+
+
 MUTANTS = [
+    mutant(IgnoresMasks, "test_only_what_the_mask_allows"),
+    mutant(MasksTheFirstRows, "test_only_what_the_mask_allows"),
+    mutant(MasksBeforeProcessors, "test_only_what_the_mask_allows"),
     mutant(SamplesTheFirstToken, "test_prefill"),
     mutant(SortsTheRows, "test_ragged_prefill"),
     mutant(SkipsChunksThatSampleNothing, "test_prefill_in_chunks"),

@@ -1,0 +1,20 @@
+"""The whole forward pass of a dense decoder in C++, for CPUs."""
+
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+plugin = Plugin(
+    name="cpu_native",
+    version="0.1.0",
+    summary="dense decoders in C++ on a CPU: bf16 on AMX tiles, AVX-512 or AVX2",
+    providers=(
+        Provider(
+            contract="runner",
+            name="cpu_native",
+            factory="pegboard.plugins.cpu_native.runner:CpuNativeRunner",
+            config="pegboard.plugins.cpu_native.options:CpuNativeOptions",
+            summary="Llama, Mistral, Qwen2 and Qwen3 in bf16, one call per step, attention included",
+            provides=frozenset({"hidden_states", "input_logprobs", "own_weights"}),
+            rank=20,
+        ),
+    ),
+)

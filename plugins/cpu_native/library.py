@@ -1,0 +1,191 @@
+"""The native library: which instructions this CPU has, compiling for them, and the functions with their types.
+
+The code is compiled once per machine, at its first use, with the system's C++ compiler (some seconds), and kept in
+Pegboard's cache directory under a hash of source, flags and compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from pegboard.core.toolkit.cache_dir import default_cache_dir
+
+SOURCE = Path(__file__).parent / "csrc" / "engine.cpp"
+COMPILE_SECONDS = 300
+_SHOWN = 2000
+"""Characters of a compiler's complaint."""
+
+_COMMON = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
+_AVX512 = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+FLAGS = {
+    "amx": ("-DPB_AMX", *_AVX512, "-mamx-tile", "-mamx-bf16"),
+    "avx512": ("-DPB_AVX512", *_AVX512),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-ffast-math", "-fno-finite-math-only"),
+}
+_NEEDS = {
+    "amx": {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
+INSTRUCTION_SETS = tuple(FLAGS)
+"""Best first."""
+
+
+class NativeError(Exception):
+    """The library cannot be had; the message says why, and what to do."""
+
+
+def cpu_flags(text: str | None = None) -> frozenset[str]:
+    """What this CPU can do, under the kernel's names."""
+    if text is None:
+        try:
+            text = Path("/proc/cpuinfo").read_text("utf-8")
+        except OSError:
+            return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def available(flags: frozenset[str]) -> tuple[str, ...]:
+    """The instruction sets that a CPU with these flags has, best first."""
+    return tuple(name for name in INSTRUCTION_SETS if _NEEDS[name] <= flags)
+
+
+def choose(wanted: str) -> str:
+    """The instruction set for `wanted` ("auto" or a name). Raises NativeError where this CPU lacks it."""
+    found = available(cpu_flags())
+    if wanted == "auto":
+        if not found:
+            raise NativeError("this CPU has none of AMX, AVX-512 bf16 and AVX2")
+        return found[0]
+    if wanted not in found:
+        raise NativeError(f"this CPU does not have {wanted}; it has {', '.join(found) or 'none of them'}")
+    return wanted
+
+
+def compiler() -> str:
+    """The C++ compiler: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is none."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    raise NativeError(
+        f"no C++ compiler ({', '.join(names)}) is installed, which this runner needs once; install g++ or set CXX"
+    )
+
+
+@functools.cache
+def build(instructions: str) -> Path:
+    """The library for an instruction set, compiled unless the cache has it. Raises NativeError."""
+    cxx = compiler()
+    flags = (*_COMMON, *FLAGS[instructions])
+    source = SOURCE.read_bytes()
+    version = subprocess.run([cxx, "--version"], capture_output=True, timeout=60, check=False).stdout
+    key = hashlib.sha256(b"\0".join([source, " ".join(flags).encode(), cxx.encode(), version])).hexdigest()[:24]
+    directory = default_cache_dir() / "cpu_native"
+    target = directory / f"engine-{instructions}-{key}.so"
+    if target.is_file():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        # Under its own name only when it is whole: another process may be compiling the same.
+        made = Path(scratch) / target.name
+        command = [cxx, *flags, str(SOURCE), "-o", str(made)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeError(f"{cxx} could not compile {SOURCE.name}: {error}") from error
+        if done.returncode:
+            raise NativeError(
+                f"{cxx} could not compile {SOURCE.name} for {instructions} (GCC 12 or Clang 15 and later can; "
+                f"set CXX to another compiler, or runner.instructions to a smaller set):\n{done.stderr[:_SHOWN]}"
+            )
+        made.replace(target)
+    return target
+
+
+class Shape(ctypes.Structure):
+    """PbShape of the source."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_int32)
+            for name in (
+                "vocab", "hidden", "inter", "layers", "heads", "kv_heads", "head_dim", "act", "qk_norm", "threads",
+            )
+        ],
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    ]  # fmt: skip
+
+
+class LayerWeights(ctypes.Structure):
+    """PbLayerWeights of the source."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_void_p)
+            for name in (
+                "q", "k", "v", "o", "gate", "up", "down", "norm1", "norm2", "q_norm", "k_norm", "q_bias", "k_bias",
+                "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias",
+            )
+        ],
+        ("window", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class Batch(ctypes.Structure):
+    """PbBatch of the source."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int32) for name in ("tokens", "batch", "sampled", "hidden_count")],
+        *[
+            (name, ctypes.c_void_p)
+            for name in (
+                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embeds", "cos", "sin",
+                "table",
+            )
+        ],
+        ("table_stride", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "greedy", "hidden")],
+    ]  # fmt: skip
+
+
+@functools.cache
+def load(instructions: str) -> ctypes.CDLL:
+    """The library, ready for use in this process. Raises NativeError."""
+    library = ctypes.CDLL(str(build(instructions)))
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    for name, arguments, result in (
+        ("pb_prepare", [], number),
+        ("pb_create", [pointer], pointer),
+        ("pb_destroy", [pointer], None),
+        ("pb_set_layer", [pointer, number, pointer], number),
+        ("pb_set_ends", [pointer, pointer, pointer, pointer], number),
+        ("pb_forward", [pointer, pointer], number),
+        ("pb_project", [pointer, pointer, number, pointer], number),
+    ):
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    if code := library.pb_prepare():
+        raise NativeError(f"the kernel does not let this process use {instructions}: {os.strerror(code)}")
+    return library
+
+
+def first_that_loads(wanted: str) -> tuple[str, ctypes.CDLL]:
+    """The best instruction set that works here, with its library. Raises NativeError with what was wrong with each."""
+    names = available(cpu_flags()) if wanted == "auto" else (choose(wanted),)
+    problems = []
+    for name in names or (choose(wanted),):
+        try:
+            return name, load(name)
+        except (NativeError, OSError) as error:
+            problems.append(f"{name}: {error}")
+    raise NativeError("; ".join(problems))

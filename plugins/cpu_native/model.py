@@ -1,0 +1,214 @@
+"""A model in the native library: its weights, packed, and one call per forward pass."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pegboard.core.interfaces.errors import OutOfMemory
+from pegboard.core.toolkit.rope import RotaryEmbedding
+from pegboard.core.toolkit.weights import load_weights
+from pegboard.plugins.cpu_native.library import Batch, LayerWeights, Shape
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.toolkit.decoder_spec import DecoderSpec
+
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+
+
+class NativeModel:
+    """Weights of a decoder, read from a model directory as bf16 and packed as the library wants them.
+
+    While it loads, weights are there twice; afterwards once, and the token embeddings as they came.
+    """
+
+    def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int) -> None:
+        self.spec = spec
+        self._library = library
+        self._rope = RotaryEmbedding(spec.rope)
+        shape = Shape(
+            vocab=spec.vocab_size,
+            hidden=spec.hidden_size,
+            inter=spec.intermediate_size,
+            layers=spec.num_layers,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            act=ACTIVATIONS[spec.hidden_act],
+            qk_norm=int(spec.qk_norm),
+            threads=threads,
+            eps=spec.rms_norm_eps,
+            scale=spec.head_dim**-0.5,
+        )
+        self._handle = library.pb_create(ctypes.byref(shape))
+        self._check(0 if self._handle else 1)
+        targets = _targets(spec)
+        tied = spec.tied_embeddings
+        load_weights(
+            directory,
+            targets,
+            ignore=lambda name: name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"),
+        )
+        self._embedding = targets["model.embed_tokens.weight"]
+        for index in range(spec.num_layers):
+            weights = _layer(targets, index, spec)
+            self._check(library.pb_set_layer(self._handle, index, ctypes.byref(weights)))
+        head = self._embedding if tied else targets["lm_head.weight"]
+        norm = targets["model.norm.weight"]
+        self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
+        self._pools: dict[int, tuple[KVPool, ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]] = {}
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        if self._handle:
+            self._library.pb_destroy(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        *,
+        sampled: int,
+        logits: torch.Tensor | None = None,
+        greedy: torch.Tensor | None = None,
+        hidden_rows: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
+        """KV of all tokens into the pool; logits float32 [sampled, vocab] and first largest tokens int64 [sampled] of
+        the sampled rows, hidden states float32 [n, hidden] of `hidden_rows` int64 [n], into tensors that are given.
+        """
+        tokens, count = batch.num_tokens, batch.batch_size
+        starts = torch.empty(count + 1, dtype=torch.int64)
+        if batch.extend_start_loc is None:
+            torch.arange(count + 1, out=starts)
+        else:
+            starts[:count] = batch.extend_start_loc
+            starts[count] = tokens
+        cos, sin = self._rope(batch.positions, torch.float32)
+        embeds = None if batch.input_embeds is None else batch.input_embeds.float().contiguous()
+        group = batch.kv_groups[0]
+        keys, values = self._buffers(batch.kv_pool)
+        kept = [
+            one.contiguous()
+            for one in (batch.input_ids, batch.req_pool_indices, batch.seq_lens, group.out_cache_loc, cos, sin)
+        ]
+        ids, rows, seq_lens, out_loc, cos, sin = kept
+        native = Batch(
+            tokens=tokens,
+            batch=count,
+            sampled=sampled,
+            hidden_count=0 if hidden is None else hidden.shape[0],
+            ids=ids.data_ptr(),
+            rows=rows.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            starts=starts.data_ptr(),
+            out_loc=out_loc.data_ptr(),
+            sample_rows=_pointer(batch.sample_rows),
+            hidden_rows=_pointer(hidden_rows),
+            embeds=_pointer(embeds),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            table=group.row_table.data_ptr(),
+            table_stride=group.row_table.stride(0),
+            keys=ctypes.cast(keys, ctypes.c_void_p),
+            values=ctypes.cast(values, ctypes.c_void_p),
+            logits=_pointer(logits),
+            greedy=_pointer(greedy),
+            hidden=_pointer(hidden),
+        )
+        self._check(self._library.pb_forward(self._handle, ctypes.byref(native)))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""
+        logits = torch.empty(hidden.shape[0], self.spec.vocab_size)
+        if hidden.shape[0]:
+            hidden = hidden.contiguous()
+            self._check(self._library.pb_project(self._handle, hidden.data_ptr(), hidden.shape[0], logits.data_ptr()))
+        return logits
+
+    def _buffers(self, pool: KVPool) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+        """Where each layer's K and V begin."""
+        known = self._pools.get(id(pool))
+        if known is None or known[0] is not pool:
+            kind = ctypes.c_void_p * self.spec.num_layers
+            keys = kind(*[pool.keys(layer).data_ptr() for layer in range(self.spec.num_layers)])
+            values = kind(*[pool.values(layer).data_ptr() for layer in range(self.spec.num_layers)])
+            # One engine has one pool; a probe or a test may bring another.
+            self._pools = {id(pool): (pool, keys, values)}
+            return keys, values
+        return known[1], known[2]
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise OutOfMemory("the native runner could not allocate memory on the host")
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _targets(spec: DecoderSpec) -> dict[str, torch.Tensor]:
+    """A buffer for every weight of the checkpoint, under transformers' names: matrices in bf16, the rest in float32."""
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+    found = {"model.embed_tokens.weight": _matrix(spec.vocab_size, hidden), "model.norm.weight": _vector(hidden)}
+    if not spec.tied_embeddings:
+        found["lm_head.weight"] = _matrix(spec.vocab_size, hidden)
+    for index in range(spec.num_layers):
+        name = f"model.layers.{index}"
+        sizes = {
+            "self_attn.q_proj": (spec.q_size, hidden, spec.qkv_bias),
+            "self_attn.k_proj": (spec.kv_size, hidden, spec.qkv_bias),
+            "self_attn.v_proj": (spec.kv_size, hidden, spec.qkv_bias),
+            "self_attn.o_proj": (hidden, spec.q_size, spec.o_bias),
+            "mlp.gate_proj": (inter, hidden, spec.mlp_bias),
+            "mlp.up_proj": (inter, hidden, spec.mlp_bias),
+            "mlp.down_proj": (hidden, inter, spec.mlp_bias),
+        }
+        for part, (rows, columns, bias) in sizes.items():
+            found[f"{name}.{part}.weight"] = _matrix(rows, columns)
+            if bias:
+                found[f"{name}.{part}.bias"] = _vector(rows)
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{name}.{part}.weight"] = _vector(hidden)
+        if spec.qk_norm:
+            for part in ("self_attn.q_norm", "self_attn.k_norm"):
+                found[f"{name}.{part}.weight"] = _vector(spec.head_dim)
+    return found
+
+
+def _matrix(rows: int, columns: int) -> torch.Tensor:
+    return torch.empty(rows, columns, dtype=torch.bfloat16)
+
+
+def _vector(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.float32)
+
+
+def _layer(targets: dict[str, torch.Tensor], index: int, spec: DecoderSpec) -> LayerWeights:
+    """Pointers to one layer's weights. The library copies what they point to."""
+    name = f"model.layers.{index}"
+
+    def at(part: str) -> int | None:
+        return _pointer(targets.get(f"{name}.{part}"))
+
+    return LayerWeights(
+        **{one: at(f"self_attn.{one}_proj.weight") for one in "qkvo"},
+        **{one: at(f"mlp.{one}_proj.weight") for one in ("gate", "up", "down")},
+        norm1=at("input_layernorm.weight"),
+        norm2=at("post_attention_layernorm.weight"),
+        q_norm=at("self_attn.q_norm.weight"),
+        k_norm=at("self_attn.k_norm.weight"),
+        **{f"{one}_bias": at(f"self_attn.{one}_proj.bias") for one in "qkvo"},
+        **{f"{one}_bias": at(f"mlp.{one}_proj.bias") for one in ("gate", "up", "down")},
+        window=spec.windows[index] or 0,
+    )

@@ -1,0 +1,18 @@
+"""Options of the runner."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pegboard.core.interfaces.options import Options
+
+
+class CpuNativeOptions(Options):
+    """How the native code is built and run."""
+
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads that compute; 0: one per core that this process may use."""
+    instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
+    """Instruction set to compile for: `auto` takes the best one that this CPU has."""

@@ -1,0 +1,151 @@
+"""The runner: ForwardBatch in, tokens out, with the network, its attention and greedy sampling in native code."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.decoder_spec import DecoderSpec
+from pegboard.core.toolkit.logprobs import prompt_logprobs
+from pegboard.core.toolkit.sample import sample
+from pegboard.plugins.cpu_native.library import NativeError, first_that_loads
+from pegboard.plugins.cpu_native.model import NativeModel
+
+logger = logging.getLogger(__name__)
+
+MAX_GROUP = 16
+"""Most query heads per KV head."""
+
+
+class CpuNativeRunner(ModelRunner):
+    """Computes everything up to the logits in one call of the library, and the largest of them where that is all that
+    is wanted; processors, masks and other samplers work on the logits as everywhere.
+
+    It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16.
+    """
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        super().__init__(options, ctx)
+        name, library = first_that_loads(options.instructions)
+        threads = options.threads or len(os.sched_getaffinity(0))
+        self._model = NativeModel(library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads)
+        logger.info("the native runner computes with %s in %d threads", name, threads)
+
+    @classmethod
+    def supports(cls, ctx: ModelRunnerContext) -> str | None:
+        if ctx.device.type != "cpu":
+            return f"it runs on a CPU, not on {ctx.device}"
+        if "attention" in ctx.explicit:
+            return "it has attention of its own, and attention.use names another"
+        if ctx.model.dtype is not torch.bfloat16:
+            return f"it computes in bfloat16, and model.dtype is {str(ctx.model.dtype).removeprefix('torch.')}"
+        try:
+            spec = DecoderSpec.from_config(ctx.model.hf_config)
+        except ModelError as error:
+            return str(error)
+        if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
+            return f"{spec.num_heads} query heads share {spec.num_kv_heads} KV heads; at most {MAX_GROUP} may share one"
+        try:
+            first_that_loads("auto")
+        except NativeError as error:
+            return str(error)
+        return None
+
+    @torch.inference_mode()
+    def execute(
+        self,
+        batch: ForwardBatch,
+        sampling: SamplingBatch | None,
+        *,
+        return_logits: bool = False,
+        return_hidden_states: bool = False,
+    ) -> ForwardOutput:
+        if batch.forward_mode is ForwardMode.IDLE or batch.num_tokens == 0:
+            return self._nothing(return_logits, return_hidden_states)
+        sampled = batch.batch_size if batch.sample_rows is None else batch.sample_rows.shape[0]
+        if sampling is not None and len(sampling) != sampled:
+            raise ValueError(f"{len(sampling)} rows of sampling parameters for {sampled} sampled rows")
+        wants_tokens = sampling is not None and sampled > 0
+        only_largest = wants_tokens and not return_logits and _only_largest(sampling)
+        vocab = self.ctx.spec.vocab_size
+        logits = torch.empty(sampled, vocab) if return_logits or (wants_tokens and not only_largest) else None
+        greedy = torch.empty(sampled, dtype=torch.int64) if only_largest else None
+        rows = _hidden_rows(batch, sampled, return_hidden_states)
+        hidden = None if rows is None else torch.empty(len(rows), self.ctx.spec.hidden_size)
+        self._model.forward(
+            batch,
+            sampled=sampled if logits is not None or greedy is not None else 0,
+            logits=logits,
+            greedy=greedy,
+            hidden_rows=rows,
+            hidden=hidden,
+        )
+        output = ForwardOutput(torch.empty(0, dtype=torch.int64), logits=logits if return_logits else None)
+        self._share_out(batch, hidden, output, return_hidden_states)
+        if greedy is not None:
+            if bool((greedy < 0).any()):
+                row = int((greedy < 0).nonzero()[0])
+                raise ValueError(f"row {row} cannot be sampled: it has no finite logit")
+            output.next_token_ids = greedy
+        elif wants_tokens:
+            assert sampling is not None
+            assert logits is not None
+            sample(logits, sampling, self.ctx, output, return_logits=return_logits)
+        return output
+
+    def _share_out(
+        self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool
+    ) -> None:
+        """Hidden states, which came for everybody together, to whoever wants them."""
+        if hidden is None:
+            return
+        at = 0
+        if of_sampled:
+            at = hidden.shape[0] - _count(batch.hidden_rows) - _count(batch.logprob_rows)
+            output.hidden_states = hidden[:at]
+        if batch.hidden_rows is not None:
+            output.row_states = hidden[at : at + len(batch.hidden_rows)]
+            at += len(batch.hidden_rows)
+        if batch.logprob_rows is not None and batch.logprob_targets is not None:
+            places = torch.arange(at, hidden.shape[0])
+            output.prompt_logprobs = prompt_logprobs(
+                hidden, places, batch.logprob_targets, batch.logprob_requests, self._model.logits
+            )
+
+    def _nothing(self, return_logits: bool, return_hidden_states: bool) -> ForwardOutput:
+        spec = self.ctx.spec
+        return ForwardOutput(
+            next_token_ids=torch.empty(0, dtype=torch.int64),
+            logits=torch.empty(0, spec.vocab_size) if return_logits else None,
+            hidden_states=torch.empty(0, spec.hidden_size) if return_hidden_states else None,
+        )
+
+
+def _only_largest(sampling: SamplingBatch | None) -> bool:
+    """Whether the first largest logit of each row is all that anybody wants to know."""
+    return (
+        sampling is not None
+        and sampling.all_greedy
+        and not sampling.rows
+        and sampling.mask is None
+        and not sampling.want_logprobs
+    )
+
+
+def _hidden_rows(batch: ForwardBatch, sampled: int, of_sampled: bool) -> torch.Tensor | None:
+    """Packed tokens whose hidden states somebody wants: sampled rows, `hidden_rows`, those that predict prompts."""
+    wanted = [rows for rows in (batch.hidden_rows, batch.logprob_rows) if rows is not None]
+    if of_sampled:
+        wanted.insert(0, torch.arange(sampled) if batch.sample_rows is None else batch.sample_rows)
+    return torch.cat(wanted) if wanted else None
+
+
+def _count(rows: torch.Tensor | None) -> int:
+    return 0 if rows is None else len(rows)

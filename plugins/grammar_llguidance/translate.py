@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
@@ -34,7 +34,8 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
             json.dumps(_object(schema_of(grammar.source))), overrides=json_options
         )
     if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.source)
+        # \d, \w and \s are ASCII, as most users mean them and as other libraries have them.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
     if grammar.kind == "ebnf":
         return LLMatcher.grammar_from_lark(lark_of(gbnf.parse(grammar.source)))
     return LLMatcher.grammar_from_lark(_structural(structural_tag_of(json.loads(grammar.source)), json_options))

@@ -38,6 +38,14 @@ UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-referen
 """Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.json_schema`."""
 
 
+LONGEST = 2000
+"""Longest `maxLength` that becomes a pattern: larger automata take too long."""
+
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOSTNAME = rf"^{_LABEL}(\.{_LABEL}){{0,2}}$"
+"""The library knows no limit of a host name's length; three labels stay within it."""
+
+
 class NotEnforced(ValueError):
     """A schema that the library would take without enforcing all of it."""
 
@@ -128,15 +136,31 @@ class Reader:
         kind = made.get("format")
         if isinstance(kind, str) and kind in UNENFORCED_FORMATS:
             self._remark(place, f"the format {kind!r} is not enforced")
+        if kind == "hostname" and "pattern" not in made:
+            del made["format"]
+            made["pattern"] = _HOSTNAME
         shaped = [word for word in ("pattern", "format") if word in made]
         if len(shaped) > 1:
             self._remark(place, "'format' beside 'pattern' is not enforced")
         if shaped and ("minLength" in made or "maxLength" in made):
             self._remark(place, f"'minLength' and 'maxLength' beside {shaped[0]!r} are not enforced")
+        if not shaped:
+            self._lengths(made)
         if isinstance(made.get("pattern"), str):
             if why := string_pattern_problem(made["pattern"]):
                 self._remark(place, f"the pattern {made['pattern'][:64]!r} is not enforced: {why}")
             made["pattern"] = plain_pattern(made["pattern"])
+
+    @staticmethod
+    def _lengths(made: dict[str, Any]) -> None:
+        """The library's strings of a certain length may hold control characters, which JSON does not."""
+        least, most = made.get("minLength", 0), made.get("maxLength", "")
+        if "string" not in _types_of(made) or not isinstance(least, int) or not isinstance(most, (int, str)):
+            return
+        if (least or most != "") and (most == "" or least <= int(most) <= LONGEST):
+            made["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{least},{most}}}$'
+            made.pop("minLength", None)
+            made.pop("maxLength", None)
 
     def _numbers(self, made: dict[str, Any], place: str) -> None:
         if "multipleOf" in made and (_types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):

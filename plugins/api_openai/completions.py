@@ -49,6 +49,8 @@ class CompletionBody(CommonBody):
                 )
             if self.stream and self.best_of != self.n:
                 raise InvalidRequest("best_of is not for streams: the best answer is known at the end", param="best_of")
+        if self.echo and self.logprobs is not None and self.session_params is not None and self.session_params.id:
+            raise InvalidRequest("echo with logprobs is not for turns of a session", param="echo")
         super().check(len(self.prompts()))
         check_top("logprobs", self.logprobs or 0)
 

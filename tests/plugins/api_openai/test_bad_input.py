@@ -147,6 +147,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
     (COMPLETIONS, {"prompt": ["a"] * 100, "n": 100}, "n"),
     (COMPLETIONS, {"prompt": ["a", "b"], "session_params": {"id": "s"}}, "prompt"),
+    (COMPLETIONS, {"echo": True, "logprobs": 0, "session_params": {"id": "s"}}, "echo"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 1, "n": 2}, "best_of"),
     (COMPLETIONS, {"best_of": 129}, "best_of"),

@@ -66,7 +66,7 @@ def shown(outputs: Sequence[TokenOutput], tokenizer: Pieces, sampling: dict[str,
     return texts
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(
     patterns=st.lists(PATTERNS, min_size=1, max_size=2).filter(usable),
     pieces=st.lists(st.text("abA \n1_", max_size=3), min_size=1, max_size=8),
@@ -95,7 +95,7 @@ def test_ends_where_re_says(patterns: list[str], pieces: list[str], group: int, 
     assert before is None or before[1] == match[1] or waited
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     pattern=st.sampled_from(["a+b", r"\ba", "a.a", r"(?m)^b"]),
     stops=st.lists(st.text("ab", min_size=1, max_size=2), max_size=1),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -159,6 +159,7 @@ def written(ids: Sequence[int], special: frozenset[int], tokens: Sequence[str]) 
     return text
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 5), max_size=80), lengths=LENGTHS)
 def test_spaces_between_special_tokens(ids: list[int], lengths: list[int]) -> None:
     tokenizer = spaced()
@@ -176,6 +177,7 @@ def test_spaces_between_special_tokens(ids: list[int], lengths: list[int]) -> No
     assert text(spaces_between_special_tokens=False) == text() == tokenizer.decode(ids)
 
 
+@settings(deadline=None)
 @given(ids=ANY_IDS, lengths=LENGTHS)
 def test_tokenizers_that_write_no_spaces_have_none_to_leave_out(
     tokenizer: Tokenizer, ids: list[int], lengths: list[int]

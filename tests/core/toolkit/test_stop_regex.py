@@ -66,7 +66,7 @@ def found_in(patterns: list[str], text: str) -> tuple[int, int] | None:
     return None
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=3).filter(usable), text=TEXTS)
 def test_ends_where_re_says(patterns: list[str], text: str) -> None:
     found, expected = found_in(patterns, text), oracle(patterns, text)
@@ -77,7 +77,7 @@ def test_ends_where_re_says(patterns: list[str], text: str) -> None:
     assert found == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     patterns=st.lists(PATTERNS, min_size=1, max_size=2).filter(usable),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=2),
@@ -99,7 +99,7 @@ def test_the_cut_does_not_matter(
     assert shown(pieces) == shown([text]) == shown(list(text))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(pattern=PATTERNS.filter(lambda one: usable([one])), text=TEXTS, more=TEXTS)
 def test_nothing_leaves_that_belongs_to_a_match(pattern: str, text: str, more: str) -> None:
     """What has been shown stands before the match, whatever follows."""
@@ -115,7 +115,7 @@ def test_nothing_leaves_that_belongs_to_a_match(pattern: str, text: str, more: s
     assert matcher.flush() == held
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(stops=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), text=st.text("ab ", max_size=20))
 def test_strings_and_expressions_of_the_same_text_agree(stops: list[str], text: str) -> None:
     assert StopMatcher(stops).feed(text)[0] == StopMatcher([], stops).feed(text)[0]

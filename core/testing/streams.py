@@ -116,10 +116,11 @@ def grows_too_fast(make: Any, text: str) -> str:
 
 
 def sample(grammar: Grammar, seed: int) -> str:
-    """A text that the grammar allows. Schemas may have `const`, `enum`, `anyOf`, and types."""
+    """A text that the grammar allows. Schemas may have `const`, `enum`, `anyOf`, types, and `$defs`."""
     rng = random.Random(seed)
     if grammar.kind == "json_schema":
-        return json.dumps(_value(json.loads(grammar.source), rng))
+        schema = json.loads(grammar.source)
+        return json.dumps(_value(_without_refs(schema, schema.get("$defs", {})), rng))
     if grammar.kind == "ebnf":
         return _Writer(gbnf.parse(grammar.source), rng).write()
     assert grammar.kind == "structural_tag", grammar.kind
@@ -129,6 +130,16 @@ def sample(grammar: Grammar, seed: int) -> str:
     chosen = [rng.choice(tag["structures"]) for _ in range(count)]
     assert all(any(one["begin"].startswith(trigger) for trigger in tag["triggers"]) for one in chosen)
     return "".join(one["begin"] + json.dumps(_value(one["schema"], rng)) + one["end"] for one in chosen)
+
+
+def _without_refs(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema with its definitions in their places; no definition may lead to itself."""
+    if isinstance(node, Mapping):
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        if name in definitions:
+            return _without_refs(definitions[name], definitions)
+        return {key: _without_refs(value, definitions) for key, value in node.items() if key != "$defs"}
+    return [_without_refs(one, definitions) for one in node] if isinstance(node, list) else node
 
 
 def _value(schema: Any, rng: random.Random) -> Any:

@@ -188,7 +188,8 @@ def _char(code: int) -> str:
     char = chr(code)
     if char.isascii() and (char.isalnum() or char in " _.,;:!?(){}<>=+*/%&$#@~|'"):
         return char
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    # Not \\xHH: some readers take every hexadecimal digit behind it.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _finite(rules: Rules) -> set[str]:

@@ -44,10 +44,11 @@ def tagged(
 def any_call(functions: Sequence[Function], arguments: str) -> Grammar:
     """One JSON object that is a call of one of these functions."""
     calls = []
+    definitions = {}
     for index, one in enumerate(functions):
-        # References within a schema start at its root, which is somewhere else now.
-        root = f"#/anyOf/{index}/properties/{arguments}" if len(functions) > 1 else f"#/properties/{arguments}"
-        properties = {"name": {"const": one["name"]}, arguments: _moved(parameters_of(one), root)}
+        # References within a schema start at its root, which is elsewhere now: at a place that every backend finds.
+        definitions[f"f{index}"] = _moved(parameters_of(one), f"#/$defs/f{index}")
+        properties = {"name": {"const": one["name"]}, arguments: {"$ref": f"#/$defs/f{index}"}}
         calls.append(
             {
                 "type": "object",
@@ -56,7 +57,7 @@ def any_call(functions: Sequence[Function], arguments: str) -> Grammar:
                 "additionalProperties": False,
             }
         )
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    schema = {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": definitions}
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.grammar import Grammar, GrammarContext
+from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry import Registry
@@ -18,8 +18,6 @@ from pegboard.core.testing.streams import Told, feed, one_by_one, sample
 from pegboard.core.testing.tool_parser import TOOLS
 from pegboard.core.toolkit.text_stream import TextStream
 from pegboard.core.toolkit.tokenizer import Tokenizer
-from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
-from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
@@ -334,15 +332,19 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> LLGuidanceBackend:
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GrammarBackend:
+    pytest.importorskip(request.param)
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tiny_tokenizer(directory)
     ctx = GrammarContext(directory, Tokenizer.from_directory(directory), 352, frozenset({2}))
-    return LLGuidanceBackend(LLGuidanceOptions(), ctx)
+    record = Registry.discover().get("grammar", request.param)
+    assert record is not None
+    made: GrammarBackend = record.load()(record.options_model()(), ctx)
+    return made
 
 
-def follows(backend: LLGuidanceBackend, grammar: Grammar, text: str) -> bool:
+def follows(backend: GrammarBackend, grammar: Grammar, text: str) -> bool:
     """Whether a text is one of the grammar's, whole."""
     matcher = backend.load(grammar, backend.compile(grammar)).matcher()
     return all(matcher.accept(one) for one in backend.ctx.tokenizer.encode(text, add_special_tokens=False)) and (
@@ -353,7 +355,7 @@ def follows(backend: LLGuidanceBackend, grammar: Grammar, text: str) -> bool:
 @pytest.mark.parametrize(("cls", "template"), FORMATS, ids=lambda one: getattr(one, "__name__", one))
 class TestGrammars:
     def test_a_backend_takes_what_is_written(
-        self, cls: type[OutputParser], template: str, backend: LLGuidanceBackend
+        self, cls: type[OutputParser], template: str, backend: GrammarBackend
     ) -> None:
         one = parser(cls, template)
         written = one.write_calls([{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}])
@@ -367,7 +369,7 @@ class TestGrammars:
             assert not follows(backend, named, other), other
 
     def test_every_shape_can_be_forced_and_is_read(
-        self, cls: type[OutputParser], template: str, backend: LLGuidanceBackend
+        self, cls: type[OutputParser], template: str, backend: GrammarBackend
     ) -> None:
         for function in SHAPES:
             if function["name"] == "nested":
@@ -381,7 +383,7 @@ class TestGrammars:
                 assert [name for name, _ in found.loaded] == [function["name"]]
 
     def test_references_lead_where_they_did(
-        self, cls: type[OutputParser], template: str, backend: LLGuidanceBackend
+        self, cls: type[OutputParser], template: str, backend: GrammarBackend
     ) -> None:
         grammar = parser(cls, template).constraint(SHAPES)
         assert grammar is not None
@@ -391,7 +393,7 @@ class TestGrammars:
             bad = parser(cls, template).write_calls([{"name": "nested", "arguments": {"p": ["x"]}}])
             assert not follows(backend, grammar, bad)
 
-    def test_calls_that_need_not_be(self, cls: type[OutputParser], template: str, backend: LLGuidanceBackend) -> None:
+    def test_calls_that_need_not_be(self, cls: type[OutputParser], template: str, backend: GrammarBackend) -> None:
         strict = [{**TOOLS[0], "strict": True}, TOOLS[1]]
         grammar = parser(cls, template).constraint(strict, required=False)
         if grammar is None:

@@ -154,6 +154,9 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     refuse_unsupported(body, UNSUPPORTED)
     prompts = body.prompts()
     count = len(prompts)
+    if count > MAX_REQUESTS:
+        # Before anything is made of each.
+        raise InvalidRequest(f"at most {MAX_REQUESTS} prompts, got {count}", param=body.prompt_field)
     each_sampling = each(body.sampling_params, count, "sampling_params")
     samplings = [validate_part(one, SamplingBody, "sampling_params") for one in each_sampling]
     for sampling in samplings:

@@ -164,7 +164,7 @@ class TestBadRequests:
             render([{"role": "assistant", "tool_calls": calls}])
         assert refused(error)[:2] == (400, param)
 
-    def test_template_kwargs_are_those_that_it_reads(self) -> None:
+    def test_cve_2025_62426_kwargs_are_those_that_the_template_reads(self) -> None:
         """CVE-2025-62426: chat_template_kwargs reached whatever they named."""
         template = "{% if enable_thinking is defined and not enable_thinking %}quick{% endif %}{{ eos_token }}"
         assert render(template=template, kwargs={"enable_thinking": False}) == "quick\x03"
@@ -223,7 +223,7 @@ class TestHarm:
             "{% include '/etc/passwd' %}",
         ],
     )
-    def test_code_does_not_leave_the_sandbox(self, template: str) -> None:
+    def test_cve_2026_5760_code_does_not_leave_the_sandbox(self, template: str) -> None:
         """CVE-2026-5760: a template from a model file ran commands."""
         text = ""
         with contextlib.suppress(InvalidRequest):
@@ -236,8 +236,8 @@ class TestHarm:
         if sys.platform == "linux":
             assert b"HF_TOKEN" not in Path(f"/proc/{helper_pid(pool)}/environ").read_bytes()
 
-    def test_the_loop_goes_on_meanwhile(self) -> None:
-        """CVE-2025-62426: one slow conversation, and the server stood still. Here the loop turns, and the threads that
+    def test_cve_2025_61620_the_loop_goes_on_meanwhile(self) -> None:
+        """CVE-2025-61620: one slow conversation, and the server stood still. Here the loop turns, and the threads that
         all share are free."""
 
         async def scene() -> tuple[int, int]:

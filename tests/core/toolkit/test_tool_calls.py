@@ -180,7 +180,7 @@ class TestTools:
             ({"additionalProperties": "no"}, "additionalProperties"),
         ],
     )
-    def test_odd_schemas(self, schema: dict[str, Any], below: str) -> None:
+    def test_cve_2025_48944_odd_schemas(self, schema: dict[str, Any], below: str) -> None:
         """CVE-2025-48944: a tool schema with an odd `type` or `pattern` ended the server."""
         with pytest.raises(InvalidRequest) as error:
             Tools.of_chat([tool(parameters={"type": "object", **schema})])

@@ -17,11 +17,14 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
 from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.http import ADMIN, PUBLIC, json_response, until_disconnect
+from pegboard.core.toolkit.http import ADMIN, PUBLIC, error_responses, json_response, until_disconnect
 from pegboard.plugins.api_native.bodies import Described, answers
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 
-_NOTHING: dict[str, Any] = {"responses": {200: {"description": "Yes; there is no body."}}}
+_NOTHING: dict[str, Any] = {
+    "responses": {200: {"description": "Yes; there is no body."}, **error_responses()},
+    "response_class": Response,
+}
 
 
 class ModelAnswer(Described):

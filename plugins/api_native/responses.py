@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, RootModel
+from pydantic import Field, RootModel, WithJsonSchema
 
 from pegboard.plugins.api_native.bodies import Described
 
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 Entry = tuple[float | None, int, str | None]
 """Log-probability, token id, text. The first is null where nothing precedes the token, and for minus infinity."""
+
+_Shown = Annotated[
+    Entry,
+    WithJsonSchema(
+        {
+            "type": "array",
+            "description": "[log-probability, token id, text]",
+            "items": {"type": ["number", "string", "null"]},
+            "minItems": 3,
+            "maxItems": 3,
+        }
+    ),
+]
 
 WEIGHT_VERSION = "default"
 """Weights do not change while a server runs, so far."""
@@ -52,13 +65,13 @@ class MetaInfo(Described):
     weight_version: str
     e2e_latency: float
     """Seconds since the request came."""
-    input_token_logprobs: list[Entry] | None = None
+    input_token_logprobs: list[_Shown] | None = None
     """Of the prompt, from `logprob_start_len` on; empty where that was -1."""
-    output_token_logprobs: list[Entry] | None = None
-    input_top_logprobs: list[list[Entry] | None] | None = None
-    output_top_logprobs: list[list[Entry] | None] | None = None
-    input_token_ids_logprobs: list[list[Entry] | None] | None = None
-    output_token_ids_logprobs: list[list[Entry] | None] | None = None
+    output_token_logprobs: list[_Shown] | None = None
+    input_top_logprobs: list[list[_Shown] | None] | None = None
+    output_top_logprobs: list[list[_Shown] | None] | None = None
+    input_token_ids_logprobs: list[list[_Shown] | None] | None = None
+    output_token_ids_logprobs: list[list[_Shown] | None] | None = None
     hidden_states: list[list[float | None]] | None = None
     """The last hidden state behind each generated token."""
 

@@ -42,8 +42,9 @@ class SessionStore(abc.ABC):
     For an API plugin a turn of a session is a request like any other; `submit` takes the place of
     `EngineClient.submit_all`, with or without a session::
 
-        streams = await self.ctx.sessions.submit(self.client, body.session_params, requests)
-        answers = Answers(streams)
+        answers = await Answers.submit(
+            self.client, requests, sessions=self.ctx.sessions, session=body.session_params
+        )
     """
 
     @abc.abstractmethod

@@ -71,7 +71,7 @@ class NativeRouter(ApiRouter):
         return json_response(bodies if batch else bodies[0])
 
     async def _submit(self, body: GenerateBody, requests: Sequence[GenerateRequest]) -> Answers:
-        return Answers(await self.ctx.sessions.submit(self.client, body.session_params, requests))
+        return await Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)
 
 
 async def _events(

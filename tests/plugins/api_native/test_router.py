@@ -216,14 +216,19 @@ def test_numbers_that_json_does_not_know_are_null() -> None:
     asyncio.run(play())
 
 
-def test_errors_in_the_middle_of_a_stream_name_the_field() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_errors_after_acceptance_name_the_field(begun: bool) -> None:
+    """Whether or not a stream has begun by then."""
+
     class Late(CheckedClient):
         async def submit(self, request: Any) -> Any:
             stream = await super().submit(request)
+            whole = stream._chunks()  # type: ignore[attr-defined]
 
             async def chunks() -> Any:
+                if begun:
+                    yield await anext(whole)
                 raise InvalidRequest("no such grammar", param="regex", code="invalid_grammar")
-                yield
 
             stream._chunks = chunks  # type: ignore[attr-defined]
             return stream
@@ -233,8 +238,11 @@ def test_errors_in_the_middle_of_a_stream_name_the_field() -> None:
         return await Server.of(Late()).post("/generate", body)
 
     streamed = asyncio.run(play(stream=True))
-    assert json.loads(streamed.events()[0])["error"]["param"] == "sampling_params.regex"
-    assert streamed.events()[-1] == "[DONE]"
+    if begun:
+        assert json.loads(streamed.events()[1])["error"]["param"] == "sampling_params.regex"
+        assert streamed.events()[-1] == "[DONE]"
+    else:
+        assert (streamed.status, streamed.json()["error"]["param"]) == (400, "sampling_params.regex")
     whole = asyncio.run(play(stream=False))
     assert (whole.status, whole.json()["error"]["param"]) == (400, "sampling_params.regex")
 

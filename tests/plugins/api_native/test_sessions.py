@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
-from pegboard.core.interfaces.sessions import NoSessions
+from pegboard.core.interfaces.sessions import NoSessions, SessionParams
 from pegboard.core.testing.asgi import PATIENCE, Exchange
 from pegboard.core.testing.fake_client import SCRIPT
 from tests.plugins.api_native.asking import Server, played
@@ -126,6 +128,24 @@ def test_logprobs_are_of_the_whole_prompt() -> None:
         body = {"text": "cd", "session_params": {"id": "s"}, "return_logprob": True, "logprob_start_len": length - 2}
         answer = await server.generate(**body)
         assert [token for _, token, _ in answer["meta_info"]["input_token_logprobs"]] == [ord("c"), ord("d")]
+
+    played(scene)
+
+
+def test_the_page_about_them_is_right() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sessions.md").read_text("utf-8")
+    table = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(table) == sorted(SessionParams.model_fields)
+    commands = re.findall(r"^\$ curl -s localhost:30000(/\w+) -d '(.*)'$", page, re.MULTILINE)
+    assert [path for path, _ in commands] == ["/open_session", "/generate", "/generate", "/close_session"]
+
+    async def scene(server: Server) -> None:
+        name = ""
+        for path, body in commands:
+            answer = await server.told(path, json.loads(body.replace("5d0c…", name)))
+            name = answer if isinstance(answer, str) else name
+        assert seen(server).startswith("The capital of France is")
+        assert seen(server).endswith(f"{ANSWER} And of Spain?")
 
     played(scene)
 

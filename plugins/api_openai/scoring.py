@@ -48,9 +48,14 @@ class ScoreBody(EmbeddingFields):
     """Whether the labels' probabilities add up to one."""
     item_first: bool = False
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields that have the texts."""
+        return ("text_1", "text_2") if self.query is None and self.documents is None else ("query", "documents")
+
     def pairs(self) -> list[tuple[str, str]]:
         """The texts to compare."""
-        names = ("text_1", "text_2") if self.query is None and self.documents is None else ("query", "documents")
+        names = self.names
         first, second = (self._texts(name) for name in names)
         if len(first) == 1:
             first *= len(second)
@@ -144,7 +149,8 @@ class Scoring:
         if body.label_token_ids or body.items is not None:
             return await self._labels(request, body)
         pairs = body.pairs()
-        found, places = await self._embedded(request, body, [text for pair in pairs for text in pair])
+        texts = [text for pair in pairs for text in pair]
+        found, places = await self._embedded(request, body, texts, body.names[1])
         data = [
             {"object": "score", "index": i, "score": _cosine(found[places[one]], found[places[other]])}
             for i, (one, other) in enumerate(pairs)
@@ -155,7 +161,7 @@ class Scoring:
         body = await parse_body(request, RerankBody)
         self._surface.check_model(body.model)
         texts = body.texts()
-        found, places = await self._embedded(request, body, [body.query, *texts])
+        found, places = await self._embedded(request, body, [body.query, *texts], "documents")
         query = found[places[body.query]]
         scores = [_cosine(query, found[places[text]]) for text in texts]
         # Of equals the first one first.
@@ -181,12 +187,12 @@ class Scoring:
         )
 
     async def _embedded(
-        self, request: Request, body: EmbeddingFields, texts: Sequence[str]
+        self, request: Request, body: EmbeddingFields, texts: Sequence[str], field: str
     ) -> tuple[list[Embedding], dict[str, int]]:
-        """Embeddings of texts, equal ones once, and where each text's is."""
+        """Embeddings of texts, equal ones once, and where each text's is. `field` is what errors name."""
         places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         requests = body.embed_requests(list(places), rid=new_id("embd", body.rid))
-        return await self._surface.embed(request, requests, {"prompt": "text"}), places
+        return await self._surface.embed(request, requests, {"prompt": field}), places
 
     async def _labels(self, request: Request, body: ScoreBody) -> Response:
         if not body.label_token_ids:

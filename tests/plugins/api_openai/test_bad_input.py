@@ -252,6 +252,8 @@ def test_tools_need_a_parser() -> None:
         (RESPONSES, {}, "max_new_tokens", "max_output_tokens"),
         (RESPONSES, {}, "prompt", "input"),
         (EMBEDDINGS, {}, "prompt", "input"),
+        (SCORE, {}, "prompt", "text_2"),
+        (RERANK, {}, "prompt", "documents"),
     ],
 )
 def test_refusals_of_the_engine_name_the_field_of_the_body(

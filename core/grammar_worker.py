@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from pegboard.core.toolkit.regex_length import check_length
 
 logger = logging.getLogger(__name__)
+
+TRIAL_STEPS = 24
 
 LENGTH = struct.Struct("<Q")
 
@@ -101,7 +105,11 @@ def make_backend(start: Start) -> GrammarBackend:
 def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
     """The reply to one grammar, whatever happens short of a crash."""
     try:
-        return Reply(compiled=backend.compile(grammar))
+        if grammar.kind == "regex":
+            check_length(grammar.source, grammar.kind)
+        compiled = backend.compile(grammar)
+        try_out(backend, grammar, compiled)
+        return Reply(compiled=compiled)
     except InvalidRequest as error:
         return Reply(error=error.message, status=error.status, code=error.code, param=error.param or grammar.kind)
     except MemoryError:
@@ -114,6 +122,22 @@ def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
         logger.exception("compiling a grammar failed")
         text = f"{grammar.kind}: this grammar cannot be compiled: {type(error).__name__}: {error}"
         return Reply(error=text, status=400, code="grammar_failed", param=grammar.kind)
+
+
+def try_out(backend: GrammarBackend, grammar: Grammar, compiled: bytes) -> None:
+    """Some steps into the grammar, as an output would go. What would hang or break the scheduler does so here."""
+    matcher = backend.load(grammar, compiled).matcher()
+    words = -(-backend.ctx.vocab_size // 32)
+    mask = np.zeros((1, words), np.int32)
+    for step in range(TRIAL_STEPS):
+        matcher.forced()
+        if matcher.terminated or not matcher.fill(mask, 0):
+            return
+        allowed = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))
+        allowed = allowed[~np.isin(allowed, list(backend.ctx.eos_token_ids))]
+        # Any choice will do, if only it is not the same kind of token each time.
+        if not allowed.shape[0] or not matcher.accept(int(allowed[step * 7919 % allowed.shape[0]])):
+            return
 
 
 def main() -> int:

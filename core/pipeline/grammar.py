@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
+
+MASK_SECONDS = 2.0
+"""What a mask may cost. A request whose grammar takes longer ends: some libraries have no limits of their own."""
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
 """The capabilities of the contract that are kinds of grammars."""
@@ -134,7 +138,13 @@ def failure_of(req: Req, error: Exception) -> FinishReason:
 
 def _refill(req: Req, state: GrammarState) -> None:
     row, ends, params = state.row, state.ends, req.sampling
+    start = time.perf_counter()
     state.free = not state.matcher.fill(row[None], 0)
+    took = time.perf_counter() - start
+    if took > MASK_SECONDS:
+        # Everybody waits meanwhile, and the next one would take longer.
+        text = f"it takes {took:.1f} s to find out which tokens may come next; make it simpler"
+        raise InvalidRequest(text, code="grammar_too_complex")
     if state.free:
         if not params.ignore_eos:
             return

@@ -23,8 +23,8 @@ EOS = 2
 class ScriptedBackend(GrammarBackend):
     """A `regex` is a script. ``tokens 5 6`` is a grammar of just these tokens; the others are drills while compiling:
     ``die`` (the process crashes), ``hang``, ``hang in C`` (holding the interpreter), ``eat`` (memory), ``raise``,
-    ``refuse`` and ``print``; ``slow 0.5`` waits before it is a grammar of the token 5, ``broken`` cannot be loaded, and
-    ``trap`` compiles but raises from its matchers.
+    ``refuse`` and ``print``; ``slow 0.5`` waits before it is a grammar of the token 5, ``broken`` cannot be loaded,
+    ``trap fill`` compiles but raises from its matchers, and ``trap hang-fill`` hangs in them.
     """
 
     def compile(self, grammar: Grammar) -> bytes:
@@ -55,7 +55,7 @@ class ScriptedBackend(GrammarBackend):
         word, _, rest = compiled.decode().partition(" ")
         if word == "broken":
             raise RuntimeError("it cannot be loaded, as asked")
-        tokens = [int(token) for token in rest.split()] if word == "tokens" else [5]
+        tokens = [int(token) for token in rest.split()] if word == "tokens" else [5, 6]
         return ScriptedGrammar(tokens, trap=rest if word == "trap" else "", free=word == "free")
 
 
@@ -86,6 +86,7 @@ class ScriptedMatcher(GrammarMatcher):
         self.taken: list[int] = []
 
     def fill(self, mask: NDArray[np.int32], row: int) -> bool:
+        self._hang("fill")
         if self._grammar.trap == "fill" and self.taken:
             raise RuntimeError("no mask, as asked")
         if self._grammar.free:
@@ -97,6 +98,7 @@ class ScriptedMatcher(GrammarMatcher):
         return True
 
     def accept(self, token: int) -> bool:
+        self._hang("accept")
         if self._grammar.trap == "accept":
             raise RuntimeError("nothing is accepted, as asked")
         if self.taken[-1:] == [self._grammar.eos] or not (self._grammar.free or token == self._next()):
@@ -112,6 +114,14 @@ class ScriptedMatcher(GrammarMatcher):
         return self.taken[-1:] == [self._grammar.eos] or (
             not self._grammar.free and len(self.taken) >= len(self._grammar.tokens)
         )
+
+    def forced(self) -> Sequence[int]:
+        self._hang("forced")
+        return ()
+
+    def _hang(self, where: str) -> None:
+        if self._grammar.trap == f"hang-{where}":
+            time.sleep(1e6)
 
     def _next(self) -> int:
         rest = self._grammar.tokens[len(self.taken) :]

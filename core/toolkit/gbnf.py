@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.regex_length import MAX_FORCED
 
 START = "root"
 MAX_DEPTH = 64
@@ -87,8 +88,8 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 def parse(text: str, param: str = "ebnf") -> Rules:
     """The rules by name, `root` among them, each of which is defined and can come to an end.
 
-    Raises InvalidRequest with the line for what is no grammar, for rules that are missing or defined twice, and for a
-    `root` that leads back to itself whatever is chosen.
+    Raises InvalidRequest with the line for what is no grammar, for rules that are missing or defined twice, for one
+    that leads back to itself whatever is chosen, and for one that asks for enormous texts.
     """
     rules = _Parser(text, param).rules()
     if START not in rules:
@@ -99,12 +100,7 @@ def parse(text: str, param: str = "ebnf") -> Rules:
                 raise InvalidRequest(
                     f"{param}: the rule {name!r} names {other!r}, which is defined nowhere", param=param
                 )
-    if START not in _finite(rules):
-        raise InvalidRequest(
-            f"{param}: no text of this grammar ever ends: {_circle(rules)} leads back to itself whatever is chosen",
-            param=param,
-            code="grammar_without_end",
-        )
+    _check_ends(rules, param)
     return rules
 
 
@@ -192,35 +188,72 @@ def _char(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _finite(rules: Rules) -> set[str]:
-    """Rules that some finite text satisfies."""
-    done: set[str] = set()
+def _check_ends(rules: Rules, param: str) -> None:
+    """Each rule has a text that ends, and none asks for more of it at once than may be."""
+    shortest = _shortest(rules)
+    endless = [name for name in rules if name not in shortest]
+    if endless:
+        circle = _circle(rules, START if START in endless else endless[0], set(endless))
+        raise InvalidRequest(
+            f"{param}: no text ever ends with {circle}: it leads back to itself whatever is chosen",
+            param=param,
+            code="grammar_without_end",
+        )
+    for name, node in rules.items():
+        if max(_asked(node, shortest)) > MAX_FORCED:
+            text = f"{param}: the repetitions of the rule {name!r} ask for more than {MAX_FORCED} characters at once"
+            raise InvalidRequest(text, param=param, code="grammar_too_large")
 
-    def ends(node: Node) -> bool:
-        if isinstance(node, Ref):
-            return node.name in done
-        if isinstance(node, Repeat):
-            return node.least == 0 or ends(node.node)
-        if isinstance(node, Sequence):
-            return all(map(ends, node.nodes))
-        if isinstance(node, Choice):
-            return any(map(ends, node.nodes))
-        return True
 
+def _shortest(rules: Rules) -> dict[str, int]:
+    """Length of the shortest text of each rule that has one that ends."""
+    found: dict[str, int] = {}
     more = True
     while more:
-        found = {name for name, node in rules.items() if name not in done and ends(node)}
-        more = bool(found)
-        done |= found
-    return done
+        more = False
+        for name, node in rules.items():
+            length = _least(node, found)
+            if length is not None and length < found.get(name, length + 1):
+                found[name] = length
+                more = True
+    return found
 
 
-def _circle(rules: Rules) -> str:
-    """A way from `root` that comes back, through rules without end only."""
-    finite = _finite(rules)
-    path = [START]
+def _least(node: Node, shortest: Mapping[str, int]) -> int | None:
+    """Length of a node's shortest text; None where it has none, as far as is known."""
+    if isinstance(node, Literal):
+        return len(node.text)
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Ref):
+        return shortest.get(node.name)
+    if isinstance(node, Repeat):
+        inner = _least(node.node, shortest) if node.least else 0
+        return None if inner is None else inner * node.least
+    lengths = [_least(one, shortest) for one in node.nodes]
+    if isinstance(node, Choice):
+        return min((one for one in lengths if one is not None), default=None)
+    return None if None in lengths else sum(filter(None, lengths))
+
+
+def _asked(node: Node, shortest: Mapping[str, int]) -> Iterator[int]:
+    """What each part asks for at least, once it has been begun."""
+    if isinstance(node, Repeat):
+        yield max(1, node.least) * (_least(node.node, shortest) or 0)
+        yield from _asked(node.node, shortest)
+    elif isinstance(node, (Sequence, Choice)):
+        yield _least(node, shortest) or 0
+        for one in node.nodes:
+            yield from _asked(one, shortest)
+    else:
+        yield _least(node, shortest) or 0
+
+
+def _circle(rules: Rules, start: str, endless: set[str]) -> str:
+    """A way that comes back, through rules without end only."""
+    path = [start]
     while True:
-        name = next(other for other in references(rules[path[-1]]) if other not in finite)
+        name = next(other for other in references(rules[path[-1]]) if other in endless)
         if name in path:
             return " > ".join([*path[path.index(name) :], name])
         path.append(name)

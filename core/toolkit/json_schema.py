@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.regex_length import check_length
 
 MAX_DEPTH = 128
 """How deep the JSON of a schema may be nested: libraries descend by recursion, and some without looking."""
@@ -69,6 +70,8 @@ def checked_schema(schema: Any, param: str = "json_schema") -> Any:
         ref = one.get("$ref")
         if isinstance(ref, str) and not ref.startswith("#") and not _within(ref, known):
             raise _refused(param, f"the reference {ref[:100]!r} leads outside the schema, and nothing is fetched")
+        if isinstance(one.get("pattern"), str):
+            check_length(one["pattern"], param)
     if not _Finite(schema).holds():
         raise _refused(param, "every value that it describes contains itself, without end", "grammar_without_end")
     return schema
@@ -137,13 +140,19 @@ class _Finite:
         self._more = False
 
     def holds(self) -> bool:
-        found = self._of(self._root)
+        """For the schema, and for all that is referred to: whoever enters an endless branch does not come back."""
+        return self._settled(self._root) and all(
+            self._settled({"$ref": one["$ref"]}) for one in _schemas(self._root) if isinstance(one.get("$ref"), str)
+        )
+
+    def _settled(self, schema: Any) -> bool:
+        found = self._of(schema)
         while not found and self._more:
             self._more = False
             for ref, known in list(self._known.items()):
                 if not known and self._of(self._target(ref)):
                     self._known[ref] = self._more = True
-            found = self._of(self._root)
+            found = self._of(schema)
         return found
 
     def _of(self, schema: Any) -> bool:

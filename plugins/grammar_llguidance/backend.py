@@ -30,8 +30,6 @@ GRAMMAR_BYTES = 64 * 1024
 BYTES_PER_CHAR = 40
 """What a grammar takes in memory, roughly: so much for the beginnings of its lexer, and so much per character."""
 
-TRIAL_STEPS = 16
-
 
 class LLGuidanceBackend(GrammarBackend):
     """Grammars become text that llguidance reads within milliseconds; it builds its automata while they are used.
@@ -63,20 +61,10 @@ class LLGuidanceBackend(GrammarBackend):
         wrong, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=self._limits)
         if wrong:
             raise refused(grammar, explain(messages[0]))
-        self._try_out(grammar, self._matcher(text))
+        matcher = self._matcher(text)
+        if matcher.is_error():
+            raise refused(grammar, explain(matcher.get_error()))
         return text.encode()
-
-    def _try_out(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        """Walk some steps into the grammar, so that one that soon exceeds the limits is refused here."""
-        for step in range(TRIAL_STEPS):
-            allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
-            if matcher.is_error():
-                raise refused(grammar, explain(matcher.get_error()))
-            allowed = allowed[~np.isin(allowed, self._tokenizer.eos_tokens)]
-            if matcher.is_stopped() or not allowed.shape[0]:
-                return
-            # Any choice will do, if only it is not the same kind of token each time.
-            matcher.consume_token(int(allowed[step * 7919 % allowed.shape[0]]))
 
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
         matcher = self._matcher(compiled.decode())

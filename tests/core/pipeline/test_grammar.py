@@ -214,6 +214,17 @@ class TestEnds:
         reason = made.finish("a")
         assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")
 
+    def test_a_mask_that_takes_too_long_ends_its_request(self, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = harness(loop=loop)
+        made.submit("a", [1, 2], 20, sampling=constrained(tokens_of(1, 10)))
+        made.submit("b", [3, 4], 4)
+        made.step()
+        monkeypatch.setattr(stage, "MASK_SECONDS", -1.0)
+        made.run()
+        reason = made.finish("a")
+        assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")
+        assert made.tokens("b") == oracle([3, 4], 4)
+
     def test_a_runner_that_ignores_the_mask_is_found_out(self, loop: str) -> None:
         made = harness(loop=loop)
         answer = made.model.answer
@@ -375,6 +386,14 @@ class TestCaching:
 
 
 class TestRefusals:
+    def test_one_that_cannot_be_loaded_here_is_the_servers_fault(self) -> None:
+        gate = make_gate(eager=False)
+        req = grammar_request(regex("tokens 5"))
+        gate.enter(req)
+        gate.manual.finish(regex("tokens 5"), RuntimeError("no"))
+        verdict = gate.poll([req])[req.rid]
+        assert (verdict.status, verdict.code) == (500, "grammar_failed")
+
     def test_a_source_that_is_too_long(self) -> None:
         gate = make_gate(source_bytes=10)
         verdict = gate.enter(grammar_request(regex("é" * 6)))

@@ -152,9 +152,19 @@ def test_a_backend_that_cannot_start_is_the_servers_fault(pools: Pools) -> None:
     assert "Missing" in error.message
 
 
-def test_what_cannot_be_loaded_raises(pools: Pools) -> None:
-    with pytest.raises(RuntimeError, match="as asked"):
-        pools(workers=1).submit(script("broken")).result(PATIENCE)
+@pytest.mark.parametrize("what", ["broken", "trap matcher", "trap fill", "trap accept"])
+def test_what_cannot_be_used_is_found_out_by_the_worker(pools: Pools, what: str) -> None:
+    error = failure(pools(workers=1).submit(script(what)))
+    assert (error.status, error.code) == (400, "grammar_failed")
+    assert "as asked" in error.message
+
+
+@pytest.mark.parametrize("where", ["fill", "accept", "forced"])
+def test_a_matcher_that_hangs_does_so_in_the_worker(pools: Pools, where: str) -> None:
+    pool = pools(workers=1, compile_timeout=0.5)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    error = failure(pool.submit(script(f"trap hang-{where}")))
+    assert (error.status, error.code) == (400, "grammar_timeout")
 
 
 def test_the_queue_is_bounded(pools: Pools) -> None:

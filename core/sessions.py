@@ -20,6 +20,7 @@ import msgspec
 from pegboard.core.interfaces.client import OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore
+from pegboard.core.pipeline.intake import MAX_CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
     from pegboard.core.config import SessionsSection
@@ -300,6 +301,13 @@ class Sessions(SessionStore):
         """What a request appends. The token that begins every prompt stays out of the middle."""
         prompt, tokenizer = request.prompt, client.tokenizer
         if isinstance(prompt, str):
+            most = client.info.max_context_len
+            if len(prompt) > most * MAX_CHARS_PER_TOKEN:
+                raise InvalidRequest(
+                    f"the prompt has {len(prompt)} characters; they cannot fit into a context of {most} tokens",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
             special = request.add_special_tokens and not turn.kept
             if len(prompt) > LONG_TEXT:
                 ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=special)

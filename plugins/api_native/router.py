@@ -59,7 +59,8 @@ class NativeRouter(ApiRouter):
         requests, batch = engine_requests(body)
         responder = Responder(self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
         try:
-            found = await until_disconnect(request, self._submit(body, requests))
+            submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)
+            found = await until_disconnect(request, submit)
             if body.stream:
                 frames = _events(requests, found, responder, started, batch)
                 return EventStream(frames, close=found.aclose, error=lambda error: error_event(body.named(error)))
@@ -69,9 +70,6 @@ class NativeRouter(ApiRouter):
         latency = time.monotonic() - started
         bodies = [responder.answer(one, answer, latency) for one, answer in zip(requests, done, strict=True)]
         return json_response(bodies if batch else bodies[0])
-
-    async def _submit(self, body: GenerateBody, requests: Sequence[GenerateRequest]) -> Answers:
-        return await Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)
 
 
 async def _events(

@@ -115,6 +115,18 @@ def test_long_texts_are_tokenised_alike() -> None:
     played(scene, tokenizer=WithBos())
 
 
+def test_a_text_that_cannot_fit_is_not_even_tokenised() -> None:
+    async def scene(talk: Talk) -> None:
+        await talk.ask("1")
+        talk.client.tokenizer.encode = None  # type: ignore[method-assign,assignment]
+        error = await talk.refused("x" * (4096 * 256 + 1))
+        assert (error.status, error.param, error.code) == (400, "prompt", "context_length_exceeded")
+        del talk.client.tokenizer.encode
+        assert await talk.ask("2") == "1abc2"
+
+    played(scene, max_session_tokens=10**9)
+
+
 def test_branches_and_the_last_turn() -> None:
     async def scene(talk: Talk) -> None:
         await talk.ask("1", own_rid="first")

@@ -1,6 +1,6 @@
 """Every field out of range, of a wrong type or in conflict: 400 with the field's name, and nothing reaches the engine.
 
-Huge n and logprobs are CVE-2026-34756 and CVE-2025-48956, tensors CVE-2025-62164.
+Huge n and logprobs (CVE-2026-34756, CVE-2025-48956) and tensors (CVE-2025-62164) have tests of their own besides.
 """
 
 from __future__ import annotations
@@ -185,6 +185,43 @@ def test_bad_sampling_fields_are_named(sampling: dict[str, Any], field: str) -> 
     done, client = asked("/generate", {"text": "abc", "sampling_params": sampling})
     assert done.status == 400, done.body
     assert done.json()["error"]["param"] == f"sampling_params.{field}"
+    assert client.requests == []
+
+
+@pytest.mark.parametrize("n", [1025, 2**31, 2**63, HUGE**3])
+@pytest.mark.parametrize("prompts", [1, 1000])
+def test_34756_a_huge_n_costs_nothing(n: int, prompts: int) -> None:
+    body = {"text": ["a"] * prompts, "sampling_params": [{}] * (prompts - 1) + [{"n": n}]}
+    done, client = asked("/generate", body)
+    assert (done.status, done.json()["error"]["param"]) == (400, "sampling_params.n")
+    assert client.requests == []
+
+
+@pytest.mark.parametrize("top", [129, 2**31, 2**63, HUGE**3])
+@pytest.mark.parametrize("start", [-1, 0])
+def test_34756_huge_logprobs_cost_nothing(top: int, start: int) -> None:
+    body = {"text": "abc", "return_logprob": True, "top_logprobs_num": top, "logprob_start_len": start}
+    done, client = asked("/generate", body)
+    assert (done.status, done.json()["error"]["param"]) == (400, "top_logprobs_num")
+    assert client.requests == []
+
+
+@pytest.mark.parametrize("path", ["/generate", "/encode"])
+@pytest.mark.parametrize(
+    "embeds",
+    [
+        [[0.5] * 8],
+        [0.5],
+        "gASVIAAAAAAAAACMBXRvcmNo",
+        {"shape": [1, 8], "layout": "sparse_coo", "data": "AAAA"},
+        7,
+        True,
+    ],
+    ids=short,
+)
+def test_62164_tensors_are_refused_whatever_they_look_like(path: str, embeds: object) -> None:
+    done, client = asked(path, {"input_embeds": embeds})
+    assert (done.status, done.json()["error"]["param"]) == (400, "input_embeds")
     assert client.requests == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
@@ -92,6 +92,8 @@ class Engine:
         self._intake = Intake(self.info, self.tokenizer)
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
+        self._polled: dict[str, OutputState] = {}
+        """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
 
     @classmethod
@@ -166,6 +168,79 @@ class Engine:
         finally:
             self._forget([one.rid for one in prepared])
         return outputs
+
+    def map(
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        window: int = 256,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[int, GenerateOutput | InvalidRequest]]:
+        """Answers to any number of requests with their numbers, as they finish; `window` of them are under way at most,
+        and no more than that are taken from `requests` ahead of time. One that cannot be served is answered with its
+        InvalidRequest. Once `stop` says so, what is under way is aborted and nothing more comes.
+        """
+        source = enumerate(requests)
+        under_way: dict[str, tuple[int, GenerateOutput, OutputState]] = {}
+        more = True
+        try:
+            while not stop():
+                while more and len(under_way) < window:
+                    try:
+                        index, request = next(source)
+                    except StopIteration:
+                        more = False
+                        break
+                    try:
+                        prepared = self._submit([request])[0]
+                    except InvalidRequest as error:
+                        yield index, error
+                        continue
+                    under_way[prepared.rid] = (
+                        index, GenerateOutput(prepared.rid), OutputState(prepared, self.tokenizer)
+                    )  # fmt: skip
+                if not under_way:
+                    return
+                self._step()
+                for rid in [rid for rid in under_way if self._mail[rid]]:
+                    index, output, state = under_way[rid]
+                    parts, self._mail[rid] = self._mail[rid], []
+                    for part in parts:
+                        output.add(state.push(part))
+                    if output.finish_reason:
+                        del under_way[rid], self._mail[rid]
+                        yield index, failure(output.finish_reason) or output
+        finally:
+            self._forget(list(under_way))
+
+    def submit(self, request: GenerateRequest) -> str:
+        """Queue a request, whose output `poll` brings; its rid. Raises InvalidRequest as `generate` does.
+
+        For whoever has many requests, of which some are always under way, and wants each answer as it is finished.
+        """
+        prepared = self._submit([request])[0]
+        self._polled[prepared.rid] = OutputState(prepared, self.tokenizer)
+        return prepared.rid
+
+    def poll(self) -> list[OutputChunk]:
+        """What is new of the submitted requests, after one step of the scheduler at most; nothing, perhaps.
+
+        The chunk that has a `finish_reason` is a request's last one.
+        """
+        if self._polled and not any(self._mail[rid] for rid in self._polled):
+            self._step()
+        chunks: list[OutputChunk] = []
+        for rid, state in self._polled.items():
+            outputs, self._mail[rid] = self._mail[rid], []
+            chunks += (state.push(output) for output in outputs)
+        self.abort(*(chunk.rid for chunk in chunks if chunk.finish_reason is not None))
+        return chunks
+
+    def abort(self, *rids: str) -> None:
+        """Forget submitted requests, whether they have ended or not; `poll` brings nothing more of them."""
+        known = [rid for rid in rids if self._polled.pop(rid, None) is not None]
+        if known:
+            self._forget(known)
 
     def embed(self, prompts: Sequence[Prompt], **options: Any) -> list[Embedding]:
         """Embeddings of prompts (texts or lists of token ids), batched together. `options` are further fields of

@@ -84,6 +84,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
     from pegboard.core.interfaces.plugin import Requirement as Requirement
+    from pegboard.core.interfaces.pooler import Pooler as Pooler
+    from pegboard.core.interfaces.pooler import PoolerContext as PoolerContext
+    from pegboard.core.interfaces.pooler import PoolSpan as PoolSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
     from pegboard.core.interfaces.prefix_cache import PrefixCache as PrefixCache
@@ -153,6 +156,7 @@ _EXPORTS = {
         "ToolCallStart",
     ),
     "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
+    "pooler": ("Pooler", "PoolerContext", "PoolSpan"),
     "prefix_cache": ("CacheHandle", "InsertResult", "PrefixCache", "PrefixCacheContext", "PrefixMatch"),
     "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),
     "sampler": ("Sampler", "SamplerContext"),
@@ -233,6 +237,9 @@ __all__ = [
     "PegboardError",
     "Plugin",
     "PluginError",
+    "PoolSpan",
+    "Pooler",
+    "PoolerContext",
     "PrefixCache",
     "PrefixCacheContext",
     "PrefixKey",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -425,6 +425,25 @@ class ModelRunnerContract(ContractSuite):
     def test_there_is_no_pause(self, prompts: list[list[int]]) -> None:
         """Who wants to split prefills asks for the capability; without it all is one part."""
         assert sum(1 for _ in self.rig().in_parts({0: prompts[0]})) == 0
+
+    # Weights.
+
+    def rig_without_network(self) -> Rig:
+        model = self.make_model()
+        run = PagedRun(model.network, model.spec, dtype=model.model.dtype, page_size=self.page_size)
+        context = self.make_context(run, model, model.network, _best_sampler(model.spec.vocab_size), ())
+        return Rig(self.build(replace(context, network=None)), run)
+
+    @capability("own_weights")
+    def test_it_reads_the_weights_itself(self, prompts: list[list[int]]) -> None:
+        """The pipeline loads no network for it."""
+        output = self.rig_without_network().step({0: prompts[0]}, return_logits=True)
+        self.check_greedy(output, self.expected(prompts[0])[-1:])
+
+    @lacks("own_weights")
+    def test_it_says_that_it_needs_a_network(self) -> None:
+        with pytest.raises(ValueError, match="network"):
+            self.rig_without_network()
 
     # Hidden states.
 

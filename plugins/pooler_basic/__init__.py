@@ -9,7 +9,7 @@ plugin = Plugin(
     providers=(
         Provider(
             contract="pooler",
-            name="model",
+            name="declared",
             factory="pegboard.plugins.pooler_basic.poolers:ModelPooler",
             summary="as the model's own 1_Pooling/config.json says",
             rank=40,

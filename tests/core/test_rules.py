@@ -22,6 +22,7 @@ PLAIN_WORDS = {
     "block": "GGUF's name of a decoder layer",
     "gguf": "the library, and the ending of its files",
     "logit_bias": "a sampling parameter",
+    "mean": "a statistic of the lab",
     "min_new_tokens": "a sampling parameter",
     "mistral": "a type of models, in their configs and in GGUF files",
     "none": "an empty list, in a message",

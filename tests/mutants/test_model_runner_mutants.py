@@ -208,6 +208,14 @@ class NeverPauses(LayeredRunner):
         return self.execute(batch, sampling)
 
 
+class StartsWithoutANetwork(LayeredRunner):
+    """And fails at the first request."""
+
+    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+        if ctx.network is not None:
+            super().__init__(options, ctx)
+
+
 class GivesSampledRowsStates(LayeredRunner):
     """Hidden states of the sampled rows, whichever were asked for."""
 
@@ -306,6 +314,7 @@ MUTANTS = [
     mutant(AlwaysGreedy, "test_tokens_are_the_samplers"),
     mutant(AlwaysReportsLogprobs, "test_logprobs_only_where_asked"),
     mutant(HiddenStatesOfTheFirstRows, "test_hidden_states"),
+    mutant(StartsWithoutANetwork, "test_it_says_that_it_needs_a_network"),
     mutant(GivesSampledRowsStates, "test_hidden_states_of_any_rows"),
     mutant(LogprobsOfTheTokensThemselves, "test_prompt_logprobs"),
     mutant(LogprobsOnlyWithSampling, "test_prompt_logprobs"),

@@ -17,6 +17,6 @@ class TestCls(PoolerContract):
     provider = "cls"
 
 
-class TestModel(PoolerContract):
-    provider = "model"
+class TestDeclared(PoolerContract):
+    provider = "declared"
     files = {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}

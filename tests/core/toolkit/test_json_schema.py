@@ -1,0 +1,149 @@
+"""What is known of a schema before a library descends into it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from typing import Any
+
+import pytest
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.json_schema import MAX_DEPTH, PATTERNS, schema_of
+from pegboard.core.toolkit.regex_length import forced_length
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+
+
+def of(value: Any) -> Any:
+    return schema_of(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        {},
+        NODE,
+        {**NODE, "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 0},
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"type": ["array", "null"], "items": {"$ref": "#/$defs/a"}, "minItems": 1}},
+        },
+        {"$ref": "#/$defs/a~1b/properties/c~0d", "$defs": {"a/b": {"properties": {"c~d": {"type": "integer"}}}}},
+        {"$id": "http://example.com/s", "$ref": "other", "$defs": {"o": {"$id": "http://example.com/other"}}},
+        {"enum": [{"$ref": "http://example.com"}]},
+        {"properties": {"$ref": {"type": "string"}, "format": {"type": "string"}}},
+        {"type": "array", "prefixItems": [{"type": "integer"}], "minItems": 1, "items": {"$ref": "#"}},
+    ],
+)
+def test_what_ends_is_taken(value: Any) -> None:
+    assert of(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({"$ref": "#"}, "without end"),
+        ({**NODE, "required": ["next"]}, "without end"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, "without end"),
+        ({"allOf": [{"type": "integer"}, {"$ref": "#"}]}, "without end"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "without end"),
+        ({"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["x"]}, "without end"),
+        (
+            {
+                "anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}],
+                "$defs": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/a"}}},
+            },
+            "without end",
+        ),
+        ({"$ref": "https://example.com/x.json"}, "leads outside"),
+        ({"items": {"properties": {"a": {"$ref": "file:///etc/passwd"}}}}, "leads outside"),
+        ({"pattern": "(a{999}){999}"}, "more than 20000"),
+        ({"pattern": "a{1,999999999999999999999}"}, "counts to more"),
+        (False, "allows nothing"),
+        ([1], "an object, or true"),
+        ("x", "an object, or true"),
+    ],
+)
+def test_what_does_not_is_refused(value: Any, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what) as error:
+        of(value)
+    assert error.value.param == "json_schema"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, "", '{"minimum": 1e999, "x": [}']
+)
+def test_what_is_no_json_or_too_deep(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        schema_of(text)
+
+
+def test_the_depth_that_is_allowed() -> None:
+    value: Any = {}
+    while len(json.dumps(value)) < 10 * (MAX_DEPTH - 1):
+        value = {"items": value}
+    depth = json.dumps(value).count("{")
+    assert of(value) == value if depth <= MAX_DEPTH else True
+    assert depth > 60
+
+
+def test_formats_of_nobody_are_remarks() -> None:
+    found = of({"properties": {"a": {"type": "string", "format": "of-our-own"}, "b": {"format": "email"}}})
+    assert found == {"properties": {"a": {"type": "string"}, "b": {"format": "email"}}}
+    assert of({"enum": [{"format": "of-our-own"}]}) == {"enum": [{"format": "of-our-own"}]}
+
+
+def test_dates_know_the_calendar() -> None:
+    """Every day of some years, and every month's days up to 33, against datetime."""
+    pattern = re.compile(PATTERNS["date"])
+    for year in (1, 4, 100, 400, 999, 1900, 2000, 2023, 2024, 2100, 9999):
+        for month in range(14):
+            for day in range(34):
+                text = f"{year:04}-{month:02}-{day:02}"
+                try:
+                    datetime.date.fromisoformat(text)
+                    valid = True
+                except ValueError:
+                    valid = False
+                assert bool(pattern.search(text)) == valid, text
+    assert not pattern.search("0000-01-01")
+    moment = re.compile(PATTERNS["date-time"])
+    assert moment.search("2024-02-29T23:59:59.5+01:00")
+    assert not moment.search("2023-02-29T10:00:00Z")
+    assert not moment.search("2024-01-01 10:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("", 0),
+        ("abc", 3),
+        ("a{10}", 10),
+        ("(ab){10}", 20),
+        ("(a{10}){10}", 100),
+        ("a|bcd|ef", 3),
+        ("(a|bcd){2}e", 7),
+        ("[a-z]{4}", 4),
+        ("[]x]{4}", 4),
+        ("\\d{3}", 3),
+        ("\\x41{3}", 3),
+        ("\\u{1F600}{3}", 3),
+        ("a*b+c?", 3),
+        ("a{0,9}", 1),
+        ("a{,9}", 1),
+        ("a{x}", 4),
+        ("^a$", 1),
+        ("(?:ab)?", 3),
+        ("((a{9}", 9),
+        ("a)b", 2),
+        ("x(a{30}|b{40}){2}", 81),
+    ],
+)
+def test_how_much_an_expression_asks_for(pattern: str, length: int) -> None:
+    assert forced_length(pattern) == length

@@ -1,0 +1,116 @@
+"""Schemas that xgrammar would take without enforcing them are refused, or said in other words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar, GrammarContext
+from pegboard.core.testing.grammar import EOS, GrammarContract
+from pegboard.core.testing.grammar import schema as json_schema
+
+REFUSED: tuple[Any, ...] = (
+    {"type": "array", "uniqueItems": True},
+    {"type": "array", "contains": {"type": "integer"}},
+    {"not": {"type": "integer"}},
+    {"if": {"type": "integer"}, "then": {"minimum": 3}},
+    {"type": "object", "dependentRequired": {"a": ["b"]}},
+    {"type": "object", "unevaluatedProperties": False},
+    {"type": "integer", "multipleOf": 3, "minimum": 5},
+    {"type": "number", "multipleOf": 0.5},
+    {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3},
+    {"type": "string", "format": "email", "minLength": 9},
+    {"type": "string", "format": "email", "pattern": "a"},
+    {"type": "string", "format": "iri"},
+    {"type": "string", "pattern": "(?=a)b"},
+    {"type": "string", "pattern": '"'},
+    {"type": "string", "pattern": "a\\\\b"},
+    {"type": "string", "pattern": "\\n"},
+    {"type": "string", "pattern": "\\x22"},
+    {"anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": 3},
+    {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {}}},
+    {"allOf": [{"type": "integer"}, {"minimum": 3}]},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"a": {"const": 1}}},
+            {"type": "object", "properties": {"a": {"const": 2}}},
+        ]
+    },
+    {"minimum": 3},
+    {"maxLength": 3},
+    {"required": ["a"]},
+    {"enum": [1, "a"], "minimum": 3},
+    {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
+    {"type": "object", "properties": {"a": {"items": {"anyOf": [{"not": {}}]}}}},
+)
+
+ENFORCED: tuple[tuple[Any, list[Any], list[Any]], ...] = (
+    ({"type": "object", "required": ["z"]}, [{"z": 1}], [{}]),
+    ({"type": "object", "required": ["z"], "additionalProperties": {"type": "integer"}}, [{"z": 1}], [{}, {"z": "a"}]),
+    ({"type": "string", "enum": [1, "a"]}, ["a"], [1]),
+    ({"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]}, [1, "a"], [None, 1.5]),
+    ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc", "\u0001"]),
+    ({"type": "string", "minLength": 2, "format": "of-our-own"}, ["ab"], ["a"]),
+    ({"type": "string", "pattern": "^1(\\.[0-9]+)?$"}, ["1", "1.25"], ["125"]),
+    ({"type": "string", "format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2023-02-29T10:00:00Z"]),
+    ({"type": "array", "uniqueItems": False, "maxItems": 1}, [[1]], [[1, 1]]),
+    ({"allOf": [{"type": "integer"}]}, [1], ["a"]),
+    ({"type": "integer", "title": "t", "x-own": 1, "deprecated": True, "$comment": "c"}, [1], ["a"]),
+)
+
+
+class Kit(GrammarContract):
+    """The suite's tools, without its tests."""
+
+    provider = "xgrammar"
+    __test__ = False
+
+
+@pytest.fixture
+def backend(tmp_path: Any) -> Any:
+    from pegboard.core.testing.checkpoints import write_tiny_tokenizer
+    from pegboard.core.toolkit.tokenizer import Tokenizer
+    from pegboard.plugins.grammar_xgrammar.backend import XGrammarBackend
+    from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
+
+    write_tiny_tokenizer(tmp_path)
+    ctx = GrammarContext(tmp_path, Tokenizer.from_directory(tmp_path), 352, frozenset({EOS}))
+    return XGrammarBackend(XGrammarOptions(), ctx)
+
+
+@pytest.mark.parametrize("schema", REFUSED, ids=json.dumps)
+def test_what_is_not_enforced_is_refused(backend: Any, schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"enforced|followed") as error:
+        backend.compile(json_schema(schema))
+    assert error.value.param == "json_schema"
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), ENFORCED, ids=lambda one: json.dumps(one)[:60])
+def test_what_is_said_in_other_words_means_the_same(backend: Any, schema: Any, good: list[Any], bad: list[Any]) -> None:
+    compiled = backend.load(json_schema(schema), backend.compile(json_schema(schema)))
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    kit = Kit()
+    for value in good:
+        assert validator.is_valid(value)
+        assert kit.spelled(compiled, json.dumps(value, ensure_ascii=False)) is not None, value
+    for value in bad:
+        assert kit.spelled(compiled, json.dumps(value, ensure_ascii=False)) is None, value
+
+
+def test_lenient_takes_them(tmp_path: Any, backend: Any) -> None:
+    from pegboard.plugins.grammar_xgrammar.backend import XGrammarBackend
+    from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
+
+    lenient = XGrammarBackend(XGrammarOptions(lenient_schemas=True), backend.ctx)
+    assert lenient.compile(json_schema({"type": "array", "uniqueItems": True}))
+
+
+@pytest.mark.parametrize("regex", ["(?=a)b", "a$b", "a^b"])
+def test_expressions_that_it_would_misread(backend: Any, regex: str) -> None:
+    with pytest.raises(InvalidRequest):
+        backend.compile(Grammar("regex", regex))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
@@ -168,50 +168,6 @@ class Engine:
         finally:
             self._forget([one.rid for one in prepared])
         return outputs
-
-    def map(
-        self,
-        requests: Iterable[GenerateRequest],
-        *,
-        window: int = 256,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[int, GenerateOutput | InvalidRequest]]:
-        """Answers to any number of requests with their numbers, as they finish; `window` of them are under way at most,
-        and no more than that are taken from `requests` ahead of time. One that cannot be served is answered with its
-        InvalidRequest. Once `stop` says so, what is under way is aborted and nothing more comes.
-        """
-        source = enumerate(requests)
-        under_way: dict[str, tuple[int, GenerateOutput, OutputState]] = {}
-        more = True
-        try:
-            while not stop():
-                while more and len(under_way) < window:
-                    try:
-                        index, request = next(source)
-                    except StopIteration:
-                        more = False
-                        break
-                    try:
-                        prepared = self._submit([request])[0]
-                    except InvalidRequest as error:
-                        yield index, error
-                        continue
-                    under_way[prepared.rid] = (
-                        index, GenerateOutput(prepared.rid), OutputState(prepared, self.tokenizer)
-                    )  # fmt: skip
-                if not under_way:
-                    return
-                self._step()
-                for rid in [rid for rid in under_way if self._mail[rid]]:
-                    index, output, state = under_way[rid]
-                    parts, self._mail[rid] = self._mail[rid], []
-                    for part in parts:
-                        output.add(state.push(part))
-                    if output.finish_reason:
-                        del under_way[rid], self._mail[rid]
-                        yield index, failure(output.finish_reason) or output
-        finally:
-            self._forget(list(under_way))
 
     def submit(self, request: GenerateRequest) -> str:
         """Queue a request, whose output `poll` brings; its rid. Raises InvalidRequest as `generate` does.

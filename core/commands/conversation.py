@@ -33,10 +33,9 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise ValueError(f"{where} must be an object with a role")
     content = message.get("content")
     if isinstance(content, list):
-        texts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in content]
-        if not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
             raise ValueError(f"{where}.content may have parts of type text only")
-        content = "\n".join(texts)
+        content = "\n".join(one["text"] for one in content)
     if not isinstance(content, str) and not (content is None and message["role"] == "assistant"):
         raise ValueError(f"{where}.content must be text")
     return {**message, "content": content}
@@ -81,4 +80,6 @@ class Interlocutor:
 
     def reader(self, prompt: str, params: SamplingParams) -> ChatStream:
         """Reads one answer to a prompt: its text goes in, content and thoughts come out."""
-        return ChatStream(reasoning_parser=self._parser, prompt=prompt, constrained=params.grammar is not None)
+        # A grammar of the whole answer leaves no room for thoughts.
+        constrained = params.grammar is not None and params.grammar.kind != "structural_tag"
+        return ChatStream(reasoning_parser=self._parser, prompt=prompt, constrained=constrained)

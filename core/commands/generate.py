@@ -1,114 +1,288 @@
-"""``pegboard generate``: answers in this process, without a server: to one prompt, or to a file of them."""
+"""``pegboard generate``: answers without a server: to one prompt, or to a file of them."""
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegboard.core.commands.config import Json, Overrides
-from pegboard.core.commands.output import write, write_json
+from pegboard.core.commands.output import note, quiet_logging, spinner, write, write_json
 from pegboard.core.interfaces.errors import PegboardError
 
 if TYPE_CHECKING:
+    from pegboard.core.commands.generate_lines import Defaults, PromptFile
+    from pegboard.core.commands.generate_output import Mode, Output
+    from pegboard.core.commands.generate_run import Signals
+    from pegboard.core.compose import ResolvedConfig
     from pegboard.core.engine import Engine
+
+STOPPED = 130
+"""Exit code of a run that was stopped, as shells have it for Ctrl-C."""
+SHOWN_PROBLEMS = 10
+
+_FILE = "With --file"
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt, as raw text; with --file a config file.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; with --file there is none, and config files come first.")
+    ] = None,
     files: Annotated[
         list[Path] | None, typer.Argument(help="Config files (YAML, TOML, JSON), merged in order.")
     ] = None,
     overrides: Overrides = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Share of the probability to draw from.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Most likely tokens to draw from; -1 is all.")] = -1,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
-    chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = False,
-    system: Annotated[str, typer.Option(help="System message of chats.")] = "",
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this share.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes what is drawn repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be given again.")] = None,
+    sampling: Annotated[
+        str, typer.Option(metavar="JSON", help="More sampling parameters, such as '{\"min_p\": 0.1}'.")
+    ] = "",
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Put prompts into the model's chat template.")] = False,
+    system: Annotated[str, typer.Option(help="System message of conversations without one; implies --chat.")] = "",
     file: Annotated[
         Path | None,
-        typer.Option(help='Answer a file: a JSON object per line with "prompt" or "messages"; - reads stdin.'),
+        typer.Option(help="Answer a file of prompts, a JSON object per line; - is stdin.", rich_help_panel=_FILE),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the answers to --file go, a JSON object per line.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an output file ends.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start an output file anew.")] = False,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Answer bad lines with an error instead of stopping at once.")
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where answers go, a JSON object per line; - is stdout.", rich_help_panel=_FILE),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the output of a run that was stopped.", rich_help_panel=_FILE)
     ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="As --resume; failed requests are tried again.", rich_help_panel=_FILE),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Throw away what is in the output.", rich_help_panel=_FILE)
+    ] = False,
+    skip_bad_lines: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad-lines",
+            help="Answer bad lines with an error, and do not refuse the file.",
+            rich_help_panel=_FILE,
+        ),
+    ] = False,
+    keep_order: Annotated[
+        bool, typer.Option("--keep-order", help="Write answers in the order of the lines.", rich_help_panel=_FILE)
+    ] = False,
+    window: Annotated[
+        int, typer.Option(min=1, help="Most requests that are under way at once.", rich_help_panel=_FILE)
+    ] = 512,
     as_json: Json = False,
 ) -> None:
-    """Answer one prompt, or a whole file of them, in this process.
+    """Answer one prompt, or a file of prompts, in this process.
 
-    A run over a file may be stopped (Ctrl-C) and continued with --resume.
+    A run over a file can be stopped with Ctrl-C and continued with --resume.
     """
-    from pegboard.core.compose import compose
-
+    given = {"top_p": top_p, "top_k": top_k, "seed": seed, "stop": stop or None}
+    values = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    values |= {name: value for name, value in given.items() if value is not None} | _parsed(sampling)
     paths = list(files or ())
-    if file is not None and prompt is not None:
+    if file is None:
+        for flag, used in _file_flags(output, resume, retry_failed, overwrite, skip_bad_lines, keep_order):
+            if used:
+                raise PegboardError(f"{flag} goes with --file")
+        if prompt is None:
+            raise PegboardError("there is no prompt; give one, or a file of them with --file")
+        _one(_config(paths, overrides), prompt, values, chat=chat or bool(system), system=system, as_json=as_json)
+        return
+    if prompt is not None:
         paths.insert(0, Path(prompt))
-    if file is None and prompt is None:
-        raise PegboardError("what to answer? Give a prompt, or a file of them with --file")
-    if file is not None and output is None:
-        raise PegboardError("--file needs --output: where the answers go")
-    if file is None and (output is not None or resume or overwrite or skip_bad_lines):
-        raise PegboardError("--output, --resume, --overwrite and --skip-bad-lines go with --file")
-    resolved = compose(paths, overrides=overrides or ())
-
-    def make_engine() -> Engine:
-        from pegboard.core.engine import Engine
-
-        return Engine(resolved)
-
-    _quieten(resolved.engine.log_level)
-    from pegboard.core.interfaces.sampling import SamplingParams
-
-    sampling = SamplingParams(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
-    )
-    sampling.validate()
-    if file is not None:
-        from pegboard.core.commands.batch import run_batch
-
-        assert output is not None
-        code = run_batch(
-            make_engine,
+    if output is None:
+        raise PegboardError("--file needs --output, which says where the answers go (- is stdout)")
+    if overwrite and (resume or retry_failed):
+        raise PegboardError("--overwrite starts anew, --resume goes on; they exclude each other")
+    if as_json and str(output) == "-":
+        raise PegboardError("--json prints the summary where --output - has the answers; choose one")
+    mode: Mode = "overwrite" if overwrite else "resume" if resume or retry_failed else "new"
+    command = _Command(_config(paths, overrides), values, chat=chat or bool(system), system=system)
+    raise typer.Exit(
+        command.run(
             file,
             output,
-            sampling,
-            chat=chat,
-            system=system,
-            resume=resume,
-            overwrite=overwrite,
+            mode,
+            retry_failed=retry_failed,
             skip_bad=skip_bad_lines,
+            keep_order=keep_order,
+            window=window,
+            as_json=as_json,
         )
-        raise typer.Exit(code)
-    assert prompt is not None
-    text = prompt
-    with make_engine() as engine:
+    )
+
+
+def _file_flags(*values: Any) -> Iterator[tuple[str, Any]]:
+    flags = ("--output", "--resume", "--retry-failed", "--overwrite", "--skip-bad-lines", "--keep-order")
+    return zip(flags, values, strict=True)
+
+
+def _parsed(sampling: str) -> dict[str, Any]:
+    try:
+        values = json.loads(sampling) if sampling else {}
+    except ValueError as error:
+        raise PegboardError(f"--sampling: this is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise PegboardError("--sampling must be a JSON object, such as '{\"min_p\": 0.1}'")
+    return values
+
+
+def _config(files: list[Path], overrides: list[str] | None) -> ResolvedConfig:
+    from pegboard.core.compose import compose
+
+    resolved = compose(files, overrides=overrides or ())
+    quiet_logging(resolved.engine.log_level)
+    return resolved
+
+
+def _one(
+    resolved: ResolvedConfig, prompt: str, values: dict[str, Any], *, chat: bool, system: str, as_json: bool
+) -> None:
+    from pegboard.core.commands.generate_lines import sampling_of
+    from pegboard.core.engine import Engine
+
+    sampling = sampling_of(values)
+    with Engine(resolved) as engine:
+        text = prompt
         if chat:
             messages = [{"role": "system", "content": system}] if system else []
             text = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt}])
-        answer = engine.generate(text, sampling, add_special_tokens=not chat)
+        output = engine.generate(text, sampling, add_special_tokens=not chat)
     if not as_json:
-        write(answer.text)
+        write(output.text)
         return
     write_json(
         {
-            "text": answer.text,
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
-            "prompt_tokens": answer.prompt_tokens,
-            "cached_tokens": answer.cached_tokens,
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "prompt_tokens": output.prompt_tokens,
+            "cached_tokens": output.cached_tokens,
         }
     )
 
 
-def _quieten(level: str) -> None:
-    """Who asks one question wants its answer; what was chosen to give it is told at `log_level: debug` only."""
-    import logging
+class _Command:
+    """A run over a file, from the first look at it to the exit code."""
 
-    logging.basicConfig(level="WARNING" if level == "info" else level.upper(), stream=sys.stderr)
+    def __init__(self, resolved: ResolvedConfig, values: dict[str, Any], *, chat: bool, system: str) -> None:
+        from pegboard.core.commands.generate_lines import Defaults, sampling_of
+
+        sampling_of(values)
+        self._resolved = resolved
+        self._defaults: Defaults = Defaults(values, resolved.engine.model.path, chat, system)
+
+    def run(
+        self, file: Path, output: Path, mode: Mode, *, retry_failed: bool, skip_bad: bool, as_json: bool, **options: Any
+    ) -> int:
+        """The exit code."""
+        from pegboard.core.commands.generate_lines import PromptFile
+        from pegboard.core.commands.generate_output import Output
+        from pegboard.core.commands.generate_run import Signals
+
+        with contextlib.ExitStack() as stack:
+            signals = stack.enter_context(Signals())
+            try:
+                source = stack.enter_context(contextlib.closing(PromptFile(file)))
+                results = stack.enter_context(contextlib.closing(Output(output, mode, retry_failed=retry_failed)))
+                total, duplicates = self._check(source, results, skip_bad=skip_bad)
+                if len(results.done) >= total:
+                    note(
+                        f"nothing to do: {results.name} has an answer to each of the {total} requests of {source.name}"
+                    )
+                    return 1 if results.failed else 0
+                return self._generate(source, results, total, duplicates, signals, as_json=as_json, **options)
+            except KeyboardInterrupt:
+                note("stopped before anything was generated")
+                return STOPPED
+
+    def _check(self, source: PromptFile, results: Output, *, skip_bad: bool) -> tuple[int, frozenset[int]]:
+        """How many requests there are, and on which lines an id comes again. Raises PegboardError for bad lines."""
+        from pegboard.core.commands.generate_lines import BadLine
+
+        seen: dict[str | int, int] = {}
+        duplicates: set[int] = set()
+        problems: list[str] = []
+        total = wrong = 0
+        for line in source.lines(self._defaults):
+            total += 1
+            problem = line.problem if isinstance(line, BadLine) else ""
+            if not problem and seen.setdefault(line.id, line.number) != line.number:
+                problem = f"the id {line.id!r} is that of line {seen[line.id]} already"
+                duplicates.add(line.number)
+            if problem:
+                wrong += 1
+                if len(problems) < SHOWN_PROBLEMS:
+                    problems.append(f"{source.name}:{line.number}: {problem}")
+            if results.done.get(line.index, line.digest) != line.digest:
+                raise PegboardError(
+                    f"--resume: {results.name} has the answer to another request than {source.name}:{line.number}: the "
+                    "line, the options or the model have changed; go back to what they were, or start anew with "
+                    "--overwrite"
+                )
+        if results.done and max(results.done) >= total:
+            raise PegboardError(f"--resume: {results.name} has answers to more requests than {source.name} has")
+        if wrong and not skip_bad:
+            more = [f"and {wrong - len(problems)} more"] if wrong > len(problems) else []
+            raise PegboardError(
+                "\n  ".join(
+                    [f"{wrong} of {total} lines are wrong (--skip-bad-lines goes on without):", *problems, *more]
+                )
+            )
+        return total, frozenset(duplicates)
+
+    def _generate(
+        self,
+        source: PromptFile,
+        results: Output,
+        total: int,
+        duplicates: frozenset[int],
+        signals: Signals,
+        *,
+        keep_order: bool,
+        window: int,
+        as_json: bool,
+    ) -> int:
+        from pegboard.core.commands.generate_progress import progress
+        from pegboard.core.commands.generate_run import Run
+
+        done, failed = len(results.done), results.failed
+        if keep_order and done and max(results.done) >= done:
+            raise PegboardError(f"--keep-order: the answers in {results.name} are not in order; resume without it")
+        if done:
+            note(f"{done} of {total} requests are answered in {results.name}; going on with the rest")
+        with self._engine() as engine:
+            results.begin()
+            run = Run(engine, source.lines(self._defaults, duplicates), results, window=window, in_order=keep_order)
+            signals.gentle()
+            try:
+                with progress(total, done) as watcher:
+                    run.go(lambda: signals.stopped, watcher)
+            except KeyboardInterrupt:
+                signals.stopped = True
+            results.close()
+            if as_json:
+                write_json(
+                    {**run.totals.to_dict(), "stopped": signals.stopped, "total": total, "done": run.written + done}
+                )
+            note(str(run.totals))
+        if signals.stopped and run.written + done < total:
+            how = "; run the same command with --resume for the rest" if results.is_file else ""
+            note(f"stopped: {run.written + done} of {total} requests are answered in {results.name}{how}")
+            return STOPPED
+        return 1 if run.totals.errors or failed else 0
+
+    def _engine(self) -> Engine:
+        with spinner(f"Loading {self._resolved.engine.model.path} ..."):
+            from pegboard.core.engine import Engine
+
+            return Engine(self._resolved)

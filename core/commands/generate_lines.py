@@ -55,6 +55,16 @@ class LineSampling(SamplingFields):
         return params
 
 
+def sampling_of(values: Mapping[str, Any], where: str = "") -> SamplingParams:
+    """Sampling parameters of plain values. Raises InvalidRequest, naming the field (below `where`), for unknown names
+    and for values that cannot be.
+    """
+    if unknown := sorted(values.keys() - LineSampling.model_fields.keys()):
+        prefix = f"{where}: " if where else ""
+        raise InvalidRequest(f"{prefix}there is no sampling parameter {unknown[0]!r}", param=where or unknown[0])
+    return validate_part(values, LineSampling, where).params()
+
+
 _LINE_KEYS = frozenset({"id", "prompt", "messages", "sampling_params"})
 _BATCH_KEYS = frozenset({"custom_id", "method", "url", "body"})
 _SAMPLING = frozenset(LineSampling.model_fields)
@@ -147,7 +157,7 @@ def parse_line(raw: bytes, index: int, number: int, defaults: Defaults) -> Line 
         data = _object(raw)
         name = _name(data, index)
         asked = _asked(data, defaults)
-        sampling = validate_part({**defaults.sampling, **asked.sampling}, LineSampling, asked.where).params()
+        sampling = sampling_of({**defaults.sampling, **asked.sampling}, asked.where)
     except ValueError as error:
         problem = str(error)
     except InvalidRequest as error:
@@ -196,15 +206,12 @@ def _asked(data: Mapping[str, Any], defaults: Defaults) -> _Asked:
     if unknown := sorted(data.keys() - known):
         raise ValueError(f"unknown key {unknown[0]!r}; a line has {', '.join(sorted(known))}")
     if batch:
-        body, sampling, where = *_body(data), "body"
-    else:
-        body, sampling, where = data, data.get("sampling_params"), "sampling_params"
-    sampling = {} if sampling is None else sampling
+        body, params = _body(data)
+        return _Asked(*_question(body, defaults), params, "body")
+    sampling = data.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise ValueError(f"{where} must be an object")
-    if unknown := sorted(sampling.keys() - _SAMPLING):
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_SAMPLING))}")
-    return _Asked(*_question(body, defaults), sampling, where)
+        raise ValueError("sampling_params must be an object")
+    return _Asked(*_question(data, defaults), sampling, "sampling_params")
 
 
 def _question(body: Mapping[str, Any], defaults: Defaults) -> tuple[str | list[int], list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The output of `pegboard generate --file`: a line per answer, written as soon as it is there, and read again to resume.
+"""The output of `pegboard generate --file`: a line per answer, written at once, and read again to resume.
 
 A run may end at any moment, by a signal or a power cut: what is in the file is then whole lines, but for the last one
 perhaps, which the next run drops.
@@ -21,6 +21,9 @@ from pegboard.core.interfaces.errors import PegboardError
 
 Mode = Literal["new", "resume", "overwrite"]
 
+_LINE_BREAKS = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}
+"""What some readers end lines at, although JSON does not."""
+
 
 class Output:
     """The file. `done` has, by the index of their lines, the digests of requests that are answered in it already."""
@@ -39,13 +42,14 @@ class Output:
         self._keep = 0
         self._drop_failed = False
         self._stream: IO[bytes] = self._open()
-        if self.is_file and mode == "resume":
-            self._scan()
-
-    @property
-    def is_file(self) -> bool:
+        self.is_file = self.name != "stdout" and stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode)
         """Whether it stays: a pipe does not, and cannot be resumed."""
-        return self.name != "stdout" and stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode)
+        try:
+            if self.is_file:
+                self._look()
+        except BaseException:
+            self._stream.close()
+            raise
 
     def begin(self) -> None:
         """Make it ready to be written to: empty, or without what is half-written at its end."""
@@ -59,9 +63,9 @@ class Output:
 
     def write(self, record: dict[str, Any]) -> None:
         """A line, which has left this process when this returns. Raises PegboardError where it cannot be written."""
-        data = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        text = json.dumps(record, ensure_ascii=False).translate(_LINE_BREAKS)
         with self._guarded():
-            self._stream.write(data)
+            self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
             self._stream.flush()
 
     def close(self) -> None:
@@ -81,23 +85,24 @@ class Output:
             return sys.stdout.buffer
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            stream = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+            return os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
             raise PegboardError(f"--output: {self._path} cannot be written: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            return stream
+
+    def _look(self) -> None:
+        """Make sure that it may be written to, and find out what is in it."""
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PegboardError(f"--output: another run is writing to {self._path}") from None
-        if self._mode == "new" and os.fstat(stream.fileno()).st_size:
+        if self._mode == "resume":
+            self._scan()
+        elif self._mode == "new" and os.fstat(self._stream.fileno()).st_size:
             raise PegboardError(
                 f"--output: {self._path} has answers already; --resume goes on with it, --overwrite starts anew"
             )
-        return stream
 
     def _scan(self) -> None:
-        self._stream.seek(0)
         with self._path.open("rb") as lines:
             for number, raw in enumerate(lines, 1):
                 if not raw.endswith(b"\n"):
@@ -142,8 +147,8 @@ class Output:
             raise
         except OSError as error:
             raise PegboardError(
-                f"--output: {self.name} cannot be written: {error.strerror}; what is complete in it stays, and --resume "
-                "goes on behind it"
+                f"--output: {self.name} cannot be written: {error.strerror}; what is complete in it stays, and "
+                "--resume goes on behind it"
             ) from None
 
 

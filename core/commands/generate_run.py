@@ -56,11 +56,9 @@ class Totals:
     def __str__(self) -> str:
         cached = f" ({self.cached_tokens / self.prompt_tokens:.0%} cached)" if self.prompt_tokens else ""
         failed = f", {self.errors} failed" if self.errors else ""
-        rate = self.completion_tokens / self.seconds
-        return (
-            f"{self.requests} requests{failed}, {self.prompt_tokens} tokens in{cached}, {self.completion_tokens} out, "
-            f"{self.seconds:.1f} s, {rate:.1f} tok/s"
-        )
+        requests = "1 request" if self.requests == 1 else f"{self.requests} requests"
+        tokens = f"{self.prompt_tokens} tokens in{cached}, {self.completion_tokens} out"
+        return f"{requests}{failed}, {tokens}, {self.seconds:.1f} s, {self.completion_tokens / self.seconds:.1f} tok/s"
 
 
 class Watcher(Protocol):
@@ -119,6 +117,8 @@ class Run:
         self, engine: Engine, lines: Iterator[Line | BadLine], output: Output, *, window: int, in_order: bool = False
     ) -> None:
         self.totals = Totals()
+        self.written = 0
+        """Records that are in the output; in order, a stopped run has answers that are not."""
         self._engine = engine
         self._lines = lines
         self._output = output
@@ -227,12 +227,12 @@ class Run:
         self.totals.requests += 1
         self.totals.errors += "error" in record
         record["digest"] = line.digest
-        if not self._in_order:
-            self._output.write(record)
-            return
         self._unwritten[line.index] = record
+        if not self._in_order:
+            self._order.append(line.index)
         while self._order and self._order[0] in self._unwritten:
             self._output.write(self._unwritten.pop(self._order.popleft()))
+            self.written += 1
 
 
 def _answered(task: _Task) -> dict[str, Any]:

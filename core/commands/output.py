@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
 def write(text: str = "") -> None:
+    """A line of a result: on standard output."""
     sys.stdout.write(f"{text}\n")
+
+
+def note(text: str) -> None:
+    """A line for the user that is no result: on standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def quiet_logging(level: str) -> None:
+    """For commands that answer in this process. Who asks wants the answer: what was chosen to give it is told at
+    `log_level: debug` only.
+    """
+    logging.basicConfig(
+        level="WARNING" if level == "info" else level.upper(),
+        format=logging.BASIC_FORMAT if level == "debug" else "%(levelname)s: %(message)s",
+        stream=sys.stderr,
+    )
+    for number in (logging.WARNING, logging.ERROR):
+        logging.addLevelName(number, logging.getLevelName(number).lower())
+
+
+@contextlib.contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Something that takes long: shown on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
 
 
 def write_json(value: Any) -> None:

@@ -100,6 +100,55 @@ def test_closing_a_stream_early_aborts_it(engine: Engine) -> None:
     assert engine.built.scheduler.idle
 
 
+def read(engine: Engine, unfinished: int, most: int = 200) -> dict[str, list[int]]:
+    """Poll until so many requests have ended; the tokens of all, by rid."""
+    found: dict[str, list[int]] = {}
+    for _ in range(most):
+        for chunk in engine.poll():
+            found.setdefault(chunk.rid, []).extend(chunk.token_ids)
+            unfinished -= chunk.finish_reason is not None
+        if not unfinished:
+            return found
+    raise AssertionError("too many steps")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_requests_may_be_submitted_while_others_run(engine: Engine, stream: bool) -> None:
+    alone = [output.token_ids for output in engine.generate([FIRST, SECOND], GREEDY)]
+    first = engine.submit(GenerateRequest(prompt=FIRST, sampling=GREEDY, stream=stream))
+    begun = [token for chunk in engine.poll() for token in chunk.token_ids]
+    assert len(begun) <= 1, "poll makes one step"
+    second = engine.submit(GenerateRequest(prompt=SECOND, sampling=GREEDY, stream=stream))
+    found = read(engine, 2)
+    assert [begun + found[first], found[second]] == alone
+    assert engine.poll() == []
+
+
+def test_polling_takes_nothing_from_other_readers(engine: Engine) -> None:
+    alone = [output.token_ids for output in engine.generate([FIRST, SECOND], GREEDY)]
+    reader = engine.stream(FIRST, GREEDY)
+    tokens = next(reader).token_ids
+    rid = engine.submit(GenerateRequest(prompt=SECOND, sampling=GREEDY, rid="polled"))
+    assert read(engine, 1) == {"polled": alone[1]}
+    assert rid == "polled"
+    assert tokens + [token for chunk in reader for token in chunk.token_ids] == alone[0]
+
+
+def test_a_submitted_request_can_be_aborted(engine: Engine) -> None:
+    rids = [engine.submit(GenerateRequest(prompt=one, sampling=GREEDY)) for one in (FIRST, SECOND)]
+    engine.abort(rids[0], "unknown")
+    assert list(read(engine, 1)) == [rids[1]]
+    engine.submit(GenerateRequest(prompt=FIRST, sampling=GREEDY, rid=rids[0]))
+    engine.abort(rids[0])
+    assert engine.built.scheduler.idle
+
+
+def test_a_request_that_cannot_be_served_is_not_submitted(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        engine.submit(GenerateRequest(prompt=[]))
+    assert engine.poll() == []
+
+
 def test_min_new_tokens_knows_every_token_that_ends_an_output(checkpoint: Path, tmp_path: Path) -> None:
     """Some models name their end only in the tokenizer's files."""
     directory = shutil.copytree(checkpoint, tmp_path / "model")

@@ -180,28 +180,31 @@ class ResultStage:
     def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
         reason = self._finish_reason(req, token)
         if reason is None and req.sampling.grammar is not None:
-            reason = self._run_ahead(req) or grammar.look_ahead(req)
+            reason, gained = self._run_ahead(req)
+            reason = reason or grammar.look_ahead(req)
+            if gained and reason is None:
+                self.ahead.append(req)
         req.output.finish_reason = reason
         if req.finished:
             req.timing.finished = now
             finished.append(req)
 
-    def _run_ahead(self, req: Req) -> FinishReason | None:
+    def _run_ahead(self, req: Req) -> tuple[FinishReason | None, bool]:
         """Take the tokens that the grammar leaves no choice about without asking the model; why the request ends among
-        them, if it does. Not where something is wanted that only the model can say of each token.
+        them, if it does, and whether there were any. Not where something is wanted that only the model can say of each
+        token.
         """
         if not self._jump_ahead or req.logprobs is not None or req.output.hidden is not None:
-            return None
+            return None, False
         tokens = grammar.forced(req)[: req.remaining_tokens]
         if len(tokens) < self._jump_ahead:
-            return None
+            return None, False
         for token in tokens:
             req.tokens.append(token)
             self.forced_tokens += 1
             if (reason := self._finish_reason(req, token)) is not None:
-                return reason
-        self.ahead.append(req)
-        return None
+                return reason, True
+        return None, True
 
     def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
         params = req.sampling

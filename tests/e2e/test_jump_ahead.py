@@ -14,8 +14,9 @@ import pytest
 from pegboard.core.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline import grammar
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 
 FORCED = "is the first letter of an alphabet"
@@ -222,3 +223,33 @@ def test_a_failing_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None
             assert re.fullmatch(PATTERN, answer.text), answer.text
         assert answer.finish_reason["type"] in ("stop", "length")
     assert engine.stats()["failed_batches"] > 0
+
+
+def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ends and is computed no further; the others do not notice."""
+    expected = engine.run([free(0)])[0]
+    engine.run([constrained(9)])
+    ahead = grammar.forced
+
+    def fill(*_: object) -> None:
+        raise RuntimeError("no fuel")
+
+    def forced(req: Any) -> list[int]:
+        tokens = ahead(req)
+        if len(tokens) > 2:
+            monkeypatch.setattr(grammar, "_refill", fill)
+        return tokens
+
+    monkeypatch.setattr(grammar, "forced", forced)
+    failing, other = constrained(5), free(0)
+    rids = [one.rid for one in engine._submit([failing, other])]
+    ends: dict[str, TokenOutput] = {}
+    while len(ends) < len(rids):
+        ends.update(
+            (rid, output) for rid in rids if rid not in ends for output in engine._take(rid) if output.finish_reason
+        )
+    engine._forget(rids)
+    reason = ends[failing.rid].finish_reason
+    assert reason is not None
+    assert "no fuel" in reason["message"]
+    assert ends[other.rid].token_ids == expected.token_ids

@@ -17,7 +17,7 @@ from pegboard.core.interfaces.errors import PegboardError
 if TYPE_CHECKING:
     from pegboard.core.commands.generate_lines import Defaults, PromptFile
     from pegboard.core.commands.generate_output import Mode, Output
-    from pegboard.core.commands.generate_run import Signals
+    from pegboard.core.commands.signals import Signals
     from pegboard.core.compose import ResolvedConfig
     from pegboard.core.engine import Engine
 
@@ -187,7 +187,7 @@ class _Command:
         """The exit code."""
         from pegboard.core.commands.generate_lines import PromptFile
         from pegboard.core.commands.generate_output import Output
-        from pegboard.core.commands.generate_run import Signals
+        from pegboard.core.commands.signals import Signals
 
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(Signals())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.core.commands.conversation import Interlocutor
@@ -65,34 +63,6 @@ class Watcher(Protocol):
     """Is told how far a run is, often. `generated` are tokens, those of unfinished answers included."""
 
     def __call__(self, totals: Totals, generated: int) -> None: ...
-
-
-class Signals:
-    """SIGINT and SIGTERM within ``with``: before `gentle` they raise KeyboardInterrupt; from then on the first one only
-    sets `stopped`, and a second one raises.
-    """
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self._gentle = False
-        self._before: dict[int, Any] = {}
-
-    def gentle(self) -> None:
-        self._gentle = True
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._caught)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped or not self._gentle:
-            raise KeyboardInterrupt
-        self.stopped = True
 
 
 @dataclass(slots=True)

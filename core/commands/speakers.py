@@ -1,13 +1,8 @@
-"""Who answers in ``pegboard chat``: an engine in this process, or a server."""
+"""Who answers in ``pegboard chat``: an engine in this process, or a server with OpenAI's API."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
-import ssl
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 
 if TYPE_CHECKING:
+    from pegboard.core.commands.server_client import ServerClient
     from pegboard.core.engine import Engine
+    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.interfaces.sampling import SamplingParams
 
 Message = dict[str, Any]
-
-TIMEOUT = 600.0
-"""Seconds without a byte after which a server counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +28,32 @@ class Piece:
 
 @dataclass(slots=True)
 class Figures:
-    """What an answer took; seconds from the question on."""
+    """What an answer took, so far. `exact` is False where tokens had to be guessed: a server counts them at the end,
+    and an answer may be stopped before that.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    new_tokens: int = 0
-    first: float = 0.0
-    seconds: float = 0.0
+    completion_tokens: int = 0
     finish_reason: str = ""
+    exact: bool = True
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    """Seconds to the first token."""
+    seconds: float = 0.0
 
-    def __str__(self) -> str:
-        writing = max(self.seconds - self.first, 1e-9)
-        rate = f", {(self.new_tokens - 1) / writing:.1f} tok/s" if self.new_tokens > 1 else ""
-        return (
-            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), {self.new_tokens} new, "
-            f"first after {self.first:.2f} s{rate}"
-        )
+    def tick(self, *, token: bool) -> None:
+        """Something has come; a token, perhaps."""
+        self.seconds = time.monotonic() - self.began
+        if token and self.first is None:
+            self.first = self.seconds
 
-
-@dataclass(slots=True)
-class Answer:
-    """One answer on its way: iterate it; `figures` are complete at the end. Closing it early aborts it."""
-
-    pieces: Iterator[Piece]
-    figures: Figures = field(default_factory=Figures)
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second from the first one on."""
+        if self.first is None or self.completion_tokens < 2 or self.seconds <= self.first:
+            return None
+        return (self.completion_tokens - 1) / (self.seconds - self.first)
 
 
 class Speaker(Protocol):
@@ -64,151 +61,139 @@ class Speaker(Protocol):
 
     name: str
 
-    def answer(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Answer:
-        """`params` are temperature, top_p, top_k, seed and max_tokens, where they are set. Raises PegboardError, now or
-        while the answer is read.
+    def answer(self, messages: Sequence[Message], settings: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
+        """The answer as it comes, a generator; `figures` are kept up to date. `settings` have OpenAI's names.
+
+        Raises PegboardError, and KeyboardInterrupt where the user has had enough, at a moment when that does no harm.
+        Closing it aborts the answer.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nobody asks any more."""
 
 
 class EngineSpeaker:
     """An engine in this process."""
 
     def __init__(self, engine: Engine) -> None:
+        from pegboard.core.commands.conversation import Interlocutor
+
         self._engine = engine
+        self._interlocutor = Interlocutor(engine)
         self.name = engine.info.served_name
 
-    def answer(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Answer:
-        figures = Figures()
-        return Answer(self._pieces(messages, dict(params), figures), figures)
+    def answer(self, messages: Sequence[Message], settings: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
+        """As Speaker's. Ctrl-C is heard between two steps of the scheduler; a second one at once."""
+        import signal
 
-    def _pieces(self, messages: Sequence[Message], params: dict[str, Any], figures: Figures) -> Iterator[Piece]:
-        from pegboard.core.interfaces.sampling import SamplingParams
+        from pegboard.core.commands.signals import Signals
+        from pegboard.core.interfaces.client import GenerateRequest, failure
+        from pegboard.core.toolkit.turn import effort_hints
 
-        started = time.monotonic()
-        text = self._engine.tokenizer.apply_chat_template(messages)
-        sampling = SamplingParams(max_new_tokens=params.pop("max_tokens", None), **params)
-        stream = self._engine.stream(text, sampling, add_special_tokens=False)
-        with contextlib.closing(stream):  # type: ignore[type-var]  # it is a generator
-            for chunk in stream:
-                figures.first = figures.first or time.monotonic() - started
-                figures.prompt_tokens, figures.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
-                figures.new_tokens = chunk.completion_tokens
-                figures.seconds = time.monotonic() - started
-                if chunk.finish_reason is not None:
-                    figures.finish_reason = str(chunk.finish_reason.get("type", ""))
-                if chunk.text:
-                    yield Piece(chunk.text)
+        plain = dict(settings)
+        prompt = self._interlocutor.prompt(messages, effort_hints(plain.pop("reasoning_effort", None)))
+        sampling = self._interlocutor.sampling(sampling_params(plain))
+        reader = self._interlocutor.reader(prompt, sampling)
+        with Signals(signal.SIGINT) as signals:
+            signals.gentle()
+            request = GenerateRequest(prompt=prompt, sampling=sampling, stream=True, add_special_tokens=False)
+            rid = self._engine.submit(request)
+            try:
+                reason = None
+                while reason is None:
+                    for chunk in self._engine.poll():
+                        reason = chunk.finish_reason
+                        _note(figures, chunk)
+                        if (error := failure(reason)) is not None:
+                            raise error
+                        events = reader.feed(chunk.text) if chunk.text else []
+                        yield from _pieces(events if reason is None else [*events, *reader.finish()])
+                    if signals.stopped:
+                        raise KeyboardInterrupt
+            finally:
+                self._engine.abort(rid)
 
     def close(self) -> None:
         self._engine.close()
 
 
+def sampling_params(settings: Mapping[str, Any]) -> SamplingParams:
+    """Settings of a chat as sampling parameters, checked. Raises InvalidRequest, with the setting's name."""
+    from pegboard.core.interfaces.sampling import SamplingParams
+
+    values = {name: value for name, value in settings.items() if name not in ("max_tokens", "reasoning_effort")}
+    if "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    params = SamplingParams(max_new_tokens=settings.get("max_tokens"), **values)
+    try:
+        params.validate()
+    except InvalidRequest as error:
+        message = error.message.replace("max_new_tokens", "max_tokens")
+        raise InvalidRequest(message, param=error.param, code=error.code) from None
+    return params
+
+
+def _note(figures: Figures, chunk: OutputChunk) -> None:
+    figures.prompt_tokens, figures.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
+    figures.completion_tokens = chunk.completion_tokens
+    figures.finish_reason = str((chunk.finish_reason or {}).get("type", ""))
+    figures.tick(token=bool(chunk.token_ids))
+
+
+def _pieces(events: Sequence[Any]) -> Iterator[Piece]:
+    from pegboard.core.interfaces.output_parser import Reasoning
+
+    for event in events:
+        if event.text:
+            yield Piece(event.text, isinstance(event, Reasoning))
+
+
 class ServerSpeaker:
-    """A server with OpenAI's chat completions."""
+    """A server. What it says of tokens comes at the end of an answer."""
 
-    def __init__(self, url: str, api_key: str = "", model: str = "") -> None:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PegboardError(f"--url: {url!r} is no address such as http://127.0.0.1:30000")
-        self._parts = parts
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
-        self.name = model or self._first_model()
+    def __init__(self, client: ServerClient, model: str) -> None:
+        self._client = client
+        self.name = model
 
-    def answer(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Answer:
-        figures = Figures()
-        return Answer(self._pieces(messages, params, figures), figures)
-
-    def close(self) -> None:
-        pass
-
-    def _first_model(self) -> str:
-        with self._request("GET", "/v1/models", None) as response:
-            models = json.loads(response.read()).get("data") or [{}]
-        return str(models[0].get("id", ""))
-
-    def _pieces(self, messages: Sequence[Message], params: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
-        started = time.monotonic()
+    def answer(self, messages: Sequence[Message], settings: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
+        """As Speaker's. The connection ends with the answer, which tells the server that nobody reads on."""
         body = {
             "model": self.name,
             "messages": list(messages),
             "stream": True,
             "stream_options": {"include_usage": True},
-            **params,
+            **settings,
         }
-        with self._request("POST", "/v1/chat/completions", body) as response:
-            for data in _events(response):
-                _raise_error(data)
-                usage = data.get("usage")
-                if usage:
-                    figures.prompt_tokens = usage.get("prompt_tokens", 0)
-                    figures.new_tokens = usage.get("completion_tokens", 0)
-                    figures.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-                for choice in data.get("choices", ()):
-                    delta = choice.get("delta") or {}
-                    figures.finish_reason = choice.get("finish_reason") or figures.finish_reason
-                    for key, reasoning in (("reasoning_content", True), ("content", False)):
-                        if delta.get(key):
-                            figures.first = figures.first or time.monotonic() - started
-                            yield Piece(delta[key], reasoning)
-                figures.seconds = time.monotonic() - started
+        figures.exact = False
+        for event in self._client.events("/v1/chat/completions", body):
+            error = event.get("error")
+            if error is not None:
+                raise _told(error)
+            if isinstance(usage := event.get("usage"), dict):
+                figures.exact = True
+                figures.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+                figures.completion_tokens = int(usage.get("completion_tokens") or 0)
+                details = usage.get("prompt_tokens_details") or {}
+                figures.cached_tokens = int(details.get("cached_tokens") or 0)
+            for choice in event.get("choices") or ():
+                yield from self._choice(choice, figures)
 
-    @contextlib.contextmanager
-    def _request(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
-        """An answer with a good status. The connection is closed afterwards, which ends what the server was doing."""
-        parts = self._parts
-        host, port = str(parts.hostname), parts.port
-        connection = (
-            http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=ssl.create_default_context())
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-        )
-        try:
-            try:
-                data = None if body is None else json.dumps(body).encode()
-                connection.request(method, self._base + path, body=data, headers=self._headers)
-                response = connection.getresponse()
-            except (OSError, http.client.HTTPException) as error:
-                where = f"{parts.scheme}://{parts.netloc}"
-                raise PegboardError(f"{where} does not answer: {str(error) or type(error).__name__}") from None
-            if response.status != 200:
-                raise _refusal(response.status, response.read())
-            yield response
-        finally:
-            connection.close()
+    def _choice(self, choice: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
+        figures.finish_reason = choice.get("finish_reason") or figures.finish_reason
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        for text, reasoning in ((thought, True), (delta.get("content"), False)):
+            if text:
+                if not figures.exact:
+                    figures.completion_tokens += 1
+                figures.tick(token=True)
+                yield Piece(str(text), reasoning)
+
+    def close(self) -> None:
+        """There is nothing to close: every question has a connection of its own."""
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events, up to [DONE]."""
-    try:
-        for raw in response:
-            line = raw.strip()
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                return
-            yield json.loads(data)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise PegboardError(f"the server broke off: {str(error) or type(error).__name__}") from None
-
-
-def _raise_error(data: Mapping[str, Any]) -> None:
-    if "error" in data:
-        error = data["error"]
-        raise InvalidRequest(str(error.get("message", error)), code=str(error.get("code") or "engine_failed"))
-
-
-def _refusal(status: int, body: bytes) -> PegboardError:
-    try:
-        error = json.loads(body)["error"]
-        message, code = str(error["message"]), str(error.get("code") or "")
-    except (ValueError, KeyError, TypeError):
-        message, code = f"the server answered with status {status}", ""
-    if status == 401:
-        message += " (--api-key, or the environment's PEGBOARD_API_KEY)"
-    return InvalidRequest(message, code=code, status=status)
+def _told(error: Any) -> PegboardError:
+    if not isinstance(error, dict):
+        return PegboardError(f"the server failed: {error}")
+    return InvalidRequest(str(error.get("message", error)), code=str(error.get("code") or "engine_failed"))

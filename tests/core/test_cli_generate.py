@@ -20,7 +20,8 @@ from pegboard.core.cli import app
 from pegboard.core.commands import generate_progress
 from pegboard.core.commands.generate_lines import BadLine, Defaults, Line, parse_line, sampling_of
 from pegboard.core.commands.generate_output import Output
-from pegboard.core.commands.generate_run import Run, Signals, Totals
+from pegboard.core.commands.generate_run import Run, Totals
+from pegboard.core.commands.signals import Signals
 from pegboard.core.compose import compose
 from pegboard.core.engine import Engine
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError

@@ -27,7 +27,11 @@ _AVX512 = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl",
 FLAGS = {
     "amx": ("-DPB_AMX", *_AVX512, "-mamx-tile", "-mamx-bf16"),
     "avx512": ("-DPB_AVX512", *_AVX512),
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-ffast-math", "-fno-finite-math-only"),
+    # Sums in any order, but not -ffast-math: a library linked with it makes the whole process lose small numbers.
+    "avx2": (
+        *("-mavx2", "-mfma", "-mf16c", "-fno-math-errno", "-fno-trapping-math"),
+        *("-fno-signed-zeros", "-fassociative-math"),
+    ),
 }
 _NEEDS = {
     "amx": {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},

@@ -91,7 +91,7 @@ class TestConfigs:
             ),
             pytest.param(
                 "plugins:\n  disable: [cache_blok]\n",
-                ["no plugin 'cache_blok' is installed; did you mean 'cache_block'", "installed: api_native"],
+                ["no plugin 'cache_blok' is installed; did you mean 'cache_block'", "installed: api_anthropic"],
                 id="disabling what is not there",
             ),
             pytest.param(

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.model_runner import ModelRunnerContract
 from pegboard.core.testing.paged import PlainAttention
+from pegboard.core.toolkit.token_mask import apply_token_mask
 from pegboard.plugins.model_dense.family import DenseFamily
 
 
@@ -36,8 +37,10 @@ class FusedRunner(ModelRunner):
         return_logits: bool = False,
         return_hidden_states: bool = False,
     ) -> ForwardOutput:
-        if return_hidden_states:
+        if return_hidden_states or batch.hidden_rows is not None:
             raise Unsupported("fused", "runner.hidden_states")
+        if batch.logprob_rows is not None:
+            raise Unsupported("fused", "runner.input_logprobs")
         output = ForwardOutput(torch.empty(0, dtype=torch.int64))
         if batch.num_tokens == 0:
             return output
@@ -51,6 +54,7 @@ class FusedRunner(ModelRunner):
             state = processor.prepare(sampling.rows)
             if state is not None:
                 processor.apply(logits, state)
+        apply_token_mask(logits, sampling)
         output.next_token_ids = self._sample(logits, sampling)
         output.logits = logits if return_logits else None
         if sampling.want_logprobs:
@@ -75,14 +79,14 @@ class FusedRunner(ModelRunner):
 
 class TestFused(ModelRunnerContract):
     factory = FusedRunner
-    provides = frozenset({"fused_sampling"})
+    provides = frozenset({"fused_sampling", "own_weights"})
 
 
 class TestFusedInBfloat16(ModelRunnerContract):
     """An author of a runner for larger heads in bf16 says so, and the same tests measure it."""
 
     factory = FusedRunner
-    provides = frozenset({"fused_sampling"})
+    provides = frozenset({"fused_sampling", "own_weights"})
     architecture = "qwen3"
     checkpoint_settings = {"head_dim": 64}
     dtype = "bfloat16"

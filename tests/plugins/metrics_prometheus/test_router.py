@@ -29,7 +29,7 @@ def application(client: FakeEngineClient) -> FastAPI:
     ctx = ApiContext(client=client, max_body_bytes=1000)
     record = Registry.discover(()).get("api", "native")
     assert record is not None
-    native: ApiRouter = record.load()(NoOptions(), ctx)
+    native: ApiRouter = record.load()(record.options_model()(), ctx)
     app = build_app([("native", native), ("metrics", MetricsRouter(MetricsOptions(), ctx))], max_body_bytes=1000)
 
     @app.get("/things/{name}")

@@ -86,7 +86,15 @@ def plainly(checkpoint: Path) -> tuple[list[GenerateOutput], float]:
         return answers, steps(engine) - before
 
 
-@pytest.fixture(scope="module", params=ARRANGEMENTS, ids=str)
+ALWAYS = ("overlap", "pages-chunks", "tight")
+"""Arrangements of `make test`; the others run in `make test-full`."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in ARRANGEMENTS],
+    ids=str,
+)
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Engine]:
     with make(checkpoint, **ARRANGEMENTS[request.param]) as made:
         yield made

@@ -121,7 +121,7 @@ class TestPromptLogprobs:
 
     def check(self, request: GenerateRequest, answer: Any, reference: Reference) -> None:
         prompt, start = list(request.prompt), request.logprob_start
-        assert len(answer.token_ids) == request.sampling.max_new_tokens
+        assert len(answer.token_ids) == request.sampling.max_new_tokens or not request.sampling.ignore_eos
         if start is None:
             assert answer.input_logprobs is None
             return
@@ -165,11 +165,13 @@ class TestPromptLogprobs:
             engine.generate([[5, 6]], greedy(1), logprob_start=0)
 
     def test_retractions_repeat_nothing(self, engine: Engine, reference: Reference) -> None:
-        """Six that grow together: in the tight pool some have to go back and are prefilled once more."""
+        """Six that grow together: in the tight pool some have to go back and are prefilled once more. (Of requests that
+        ignore end-of-sequence tokens the scheduler knows how long they get, and admits no more than fit.)
+        """
         requests = [
             GenerateRequest(
                 prompt=prompt[:12],
-                sampling=greedy(60),
+                sampling=SamplingParams(temperature=0.0, max_new_tokens=60),
                 logprobs=2,
                 logprob_start=i,
                 token_ids_logprob=(5, 9),

@@ -14,6 +14,8 @@ from pegboard.core.testing.grammar import EOS, GrammarContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 
+pytestmark = pytest.mark.full
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 

@@ -13,6 +13,8 @@ from pegboard.plugins.parsers_plain.parser import PlainParser
 from pegboard.plugins.parsers_tools.grammars import tagged
 from pegboard.plugins.parsers_tools.json_formats import HermesParser
 
+pytestmark = pytest.mark.full
+
 
 class HermesSuite(ToolParserContract):
     """The suite as an author of such a parser would have it."""

@@ -262,10 +262,12 @@ def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
     info = ctx.client.info
     templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
     about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
+    tools, reasoning = selection.choose("tool_parser", about), selection.choose("reasoning_parser", about)
     return replace(
         ctx,
-        tool_parser=selection.choose("tool_parser", about).build(about),
-        reasoning_parser=selection.choose("reasoning_parser", about).build(about),
+        tool_parser=tools.build(about),
+        reasoning_parser=reasoning.build(about),
+        providers={**ctx.providers, "tool_parser": [tools.name], "reasoning_parser": [reasoning.name]},
     )
 
 

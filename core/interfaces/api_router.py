@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class ApiContext:
     """The engine client, the largest request body in bytes that the server lets through, the parsers of the model's
     answers (see `pegboard.core.toolkit.tool_calls`), where there are any, and the sessions of all APIs together, which
-    requests with `session_params` continue (see `SessionStore`).
+    requests with `session_params` continue (see `SessionStore`). `providers` are the names of what the server has
+    chosen itself, by contract; those of the engine are in ``client.info.providers``.
     """
 
     client: EngineClient
@@ -27,6 +29,7 @@ class ApiContext:
     tool_parser: OutputParser | None = None
     reasoning_parser: OutputParser | None = None
     sessions: SessionStore = field(default_factory=NoSessions)
+    providers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class ApiRouter(abc.ABC):

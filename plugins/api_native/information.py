@@ -113,6 +113,7 @@ class Information:
 
     def __init__(self, ctx: ApiContext, health_timeout: float) -> None:
         self._sessions = ctx.sessions
+        self._providers = ctx.providers
         self._client = ctx.client
         self._health_timeout = health_timeout
 
@@ -175,7 +176,7 @@ class Information:
         more = {
             "version": client.info.version,
             "model": model_info(client.info, client.tokenizer),
-            "providers": client.info.providers,
+            "providers": {**client.info.providers, **self._providers},
             "sessions": self._sessions.stats(),
         }
         return json_response({**info, **more})

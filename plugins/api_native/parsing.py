@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -103,8 +102,7 @@ class Parsing:
 
     def _check_name(self, contract: str, field: str, name: str) -> None:
         """Raise InvalidRequest for another parser than the one that this server has chosen."""
-        providers: Mapping[str, Any] = self._ctx.client.info.providers
-        chosen = providers.get(contract) or []
+        chosen = self._ctx.providers.get(contract) or ()
         if name and name not in chosen:
             has = f"has {', '.join(map(repr, chosen))}" if chosen else "has none by name"
             raise InvalidRequest(f"{field}: this server {has}, not {name[:64]!r}", param=field)

@@ -216,6 +216,15 @@ def test_what_is_logged_changes_at_run_time(ask: Asker) -> None:
     assert ask.post("/freeze_gc")["objects"] > 1000
 
 
+def test_the_servers_own_parsers_are_known_by_name(ask: Asker) -> None:
+    chosen = ask.http.get("/server_info").json()["providers"]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {"text": "a", "tools": tools, "tool_call_parser": chosen["tool_parser"][0]}
+    assert ask.post("/parse_function_call", body)["normal_text"] == "a"
+    body = {"text": "a", "reasoning_parser": chosen["reasoning_parser"][0]}
+    assert ask.post("/separate_reasoning", body)["text"] == "a"
+
+
 @pytest.mark.full
 def test_sessions_outlive_the_scheduler(ask: Asker, session: str) -> None:
     """Nothing of them is in its process."""

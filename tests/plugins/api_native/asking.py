@@ -26,13 +26,15 @@ FEATURES = (
     *(f"grammar.{kind}" for kind in ("json_schema", "json_object", "regex", "ebnf", "structural_tag")),
 )
 
+CHOSEN = {"tool_parser": ["brackets"]}
+
 
 class CheckedClient(FakeEngineClient):
     """Lets every request pass the real intake first."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._info = replace(self._info, features=FEATURES, providers={"tool_parser": ["brackets"]})
+        self._info = replace(self._info, features=FEATURES, providers={"sampler": ["torch"]})
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         for request in requests:
@@ -56,7 +58,9 @@ class Server:
     def of(cls, client: CheckedClient | None = None, options: NativeOptions | None = None, **context: Any) -> Server:
         client = client or CheckedClient()
         sessions = Sessions(SessionsSection(max_sessions=3, max_session_tokens=200))
-        ctx = ApiContext(client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, **context})
+        ctx = ApiContext(
+            client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, "providers": CHOSEN, **context}
+        )
         router = NativeRouter(options or NativeOptions(), ctx)
         return cls(client, build_app([("native", router)], max_body_bytes=2 * 10**6))
 

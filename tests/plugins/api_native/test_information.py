@@ -110,7 +110,7 @@ def test_the_server() -> None:
             assert (info["ready"], info["version"], info["config"]) == (True, "0", {"x": 1})
             assert info["scheduler"]["running_requests"] == 2
             assert info["model"]["served_model_name"] == "fake-model"
-            assert info["providers"] == {"tool_parser": ["brackets"]}
+            assert info["providers"] == {"sampler": ["torch"], "tool_parser": ["brackets"]}
             assert info["sessions"]["open"] == 0
 
     played(scene)

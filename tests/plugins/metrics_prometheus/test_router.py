@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pegboard.core.app import build_app
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.registry import Registry
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import FakeEngineClient

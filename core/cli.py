@@ -10,7 +10,7 @@ import typer
 from pegboard.core.commands import chat, config, generate, plugins, simulate
 from pegboard.core.commands.config import Files, Overrides
 from pegboard.core.commands.output import write
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import ConfigError, PegboardError
 from pegboard.core.version import __version__
 
 app = typer.Typer(
@@ -20,11 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve language models; every feature is a plugin.",
 )
-app.add_typer(config.app, name="config")
-app.add_typer(plugins.app, name="plugins")
-app.command()(chat.chat)
-app.command()(generate.generate)
-app.command()(simulate.simulate)
 
 
 def main() -> None:
@@ -33,6 +28,10 @@ def main() -> None:
         app()
     except PegboardError as error:
         sys.stderr.write(f"error: {error}\n")
+        if isinstance(error, ConfigError) and any(
+            one.path == "model.path" and not one.origin for one in error.problems
+        ):
+            sys.stderr.write("hint: name a config file, or a model with --set model.path=...\n")
         sys.exit(2)
 
 
@@ -61,6 +60,13 @@ def serve(files: Files = None, overrides: Overrides = None) -> None:
 
     start(resolved)
 
+
+# In the order of the help.
+app.command()(chat.chat)
+app.command()(generate.generate)
+app.command()(simulate.simulate)
+app.add_typer(config.app, name="config")
+app.add_typer(plugins.app, name="plugins")
 
 if __name__ == "__main__":
     main()

@@ -19,3 +19,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if not found:
         return ""
     return f"did you mean {' or '.join(repr(one) for one in found)}?"
+
+
+def or_hint(name: str, known: Iterable[str]) -> str:
+    """`did_you_mean` for the middle of a sentence: ``"did you mean 'radix'? "``, or ""."""
+    hint = did_you_mean(name, known)
+    return f"{hint} " if hint else ""

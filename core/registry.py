@@ -13,7 +13,7 @@ from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.lock import PluginLock
-from pegboard.core.names import did_you_mean
+from pegboard.core.names import or_hint
 from pegboard.core.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
 
 
@@ -82,7 +82,9 @@ class Registry:
     def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
         """Every provider of a contract, usable or not: highest rank first, then by name."""
         if contract not in self._providers:
-            raise PluginError(f"there is no contract {contract!r}; {did_you_mean(contract, CONTRACTS)}")
+            raise PluginError(
+                f"there is no contract {contract!r}; {or_hint(contract, CONTRACTS)}known: {', '.join(CONTRACTS)}"
+            )
         return tuple(sorted(self._providers[contract].values(), key=lambda one: (-one.provider.rank, one.name)))
 
     @property

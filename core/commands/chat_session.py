@@ -250,7 +250,7 @@ class Session:
         completion = sum(one.completion_tokens for one in self._all)
         seconds = sum(one.seconds for one in self._all)
         answers = f"{len(self._all)} answer{'' if len(self._all) == 1 else 's'}"
-        self._note(f"{answers}: {about}{prompt} tokens in{share}, {completion} out, {seconds:.1f} s")
+        self._note(f"{answers}: {about}{prompt} tokens in{share}, {completion} out, {seconds:.1f} s in all")
 
     def set(self, rest: str) -> None:
         """set temperature, top_p, max_tokens, ...; - is the default, nothing shows all"""

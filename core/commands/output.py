@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from pegboard.core.interfaces.errors import PegboardError
 
 
 def write(text: str = "") -> None:
@@ -46,6 +50,28 @@ def spinner(text: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def files(option: str) -> Iterator[None]:
+    """Around what reads or writes files that the user named in this option or argument: tells why it cannot."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise PegboardError(f"{option}: {error.filename}: {error.strerror}") from None
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise PegboardError where no file can be written: before long work, and not after it."""
+    folder = path.parent
+    if path.is_dir():
+        raise PegboardError(f"{option}: {path} is a directory")
+    if not folder.is_dir():
+        raise PegboardError(f"{option}: there is no directory {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PegboardError(f"{option}: {path} cannot be written: permission denied")
+
+
 def write_json(value: Any) -> None:
     write(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -56,12 +82,14 @@ def write_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*head, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for row in rows:
-        table.add_row(*row)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 1000
+    table = Table(
+        *head, box=SIMPLE_HEAD if console.is_terminal else None, padding=(0, 1), pad_edge=False, show_edge=False
+    )
+    for row in rows:
+        table.add_row(*row)
     with console.capture() as captured:
         console.print(table)
     write("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pegboard.core.commands.output import write, write_json, write_table
+from pegboard.core.commands.output import check_writable, write, write_json, write_table
+from pegboard.core.commands.output import files as named_files
 
 if TYPE_CHECKING:
     from pegboard.core.records import ProviderRecord
@@ -21,6 +22,8 @@ app = typer.Typer(no_args_is_help=True, help="Look at installed plugins, check t
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 REPORT = Path("reports/conformance.json")
+_ROW = {"contract", "provider", "distribution", "distribution_version", "class", "capabilities", "verdict", "counts"}
+"""What a report says of each provider."""
 
 
 @app.command("list")
@@ -90,6 +93,10 @@ def check(
     from pegboard.core.registry import Registry
     from pegboard.core.testing.check import run
 
+    if report:
+        with named_files("--report"):
+            report.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(report, "--report")
     registry = Registry.discover()
     records = {record: None for name in names for record in _find(registry, name)}
     runnable = [record for record in records if record.contract.suite]
@@ -105,7 +112,6 @@ def check(
             if part.exists():
                 _merge_report(merged, json.loads(part.read_text("utf-8")))
     if report:
-        report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(merged, indent=2) + "\n", "utf-8")
     if as_json:
         write_json(merged)
@@ -132,8 +138,10 @@ def matrix(
                 f"there is no report {path}; write one with: pytest --conformance-report={path}, "
                 f"or: pegboard plugins check NAME --report {path}"
             ) from None
-        except (ValueError, AttributeError) as error:
-            raise PegboardError(f"{path} is no conformance report: {error}") from error
+        except OSError as error:
+            raise PegboardError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise PegboardError(f"{path} is no conformance report: {error}") from None
     if as_json:
         write_json(merged)
         return
@@ -161,7 +169,8 @@ def new(
     """Write a working package with a plugin: entry point, provider, conformance test."""
     from pegboard.core.commands.new import create
 
-    root, files = create(name, contract, directory)
+    with named_files("--directory"):
+        root, files = create(name, contract, directory)
     if as_json:
         write_json({"root": str(root), "files": [str(path) for path in files]})
         return
@@ -230,8 +239,11 @@ def _plain_plugin(loaded: Any) -> dict[str, Any]:
     }
 
 
-def _merge_report(merged: dict[str, Any], report: dict[str, Any]) -> None:
-    """Reports of several runs as one; the environment is the last one's."""
+def _merge_report(merged: dict[str, Any], report: Any) -> None:
+    """Reports of several runs as one; the environment is the last one's. Raises ValueError for what is no report."""
+    providers = report.get("providers") if isinstance(report, dict) else None
+    if not isinstance(providers, list) or not all(isinstance(one, dict) and one.keys() >= _ROW for one in providers):
+        raise ValueError("it has no list of providers with their verdicts")
     for key, value in report.items():
         if isinstance(value, list):
             merged.setdefault(key, []).extend(value)

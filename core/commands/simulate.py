@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegboard.core.commands.config import Overrides
-from pegboard.core.commands.output import write, write_json, write_table
+from pegboard.core.commands.output import check_writable, write, write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.core.lab.run import Outcome, Simulation
@@ -50,6 +50,9 @@ def simulate(
     """
     from pegboard.core.lab.report import summarise, table
 
+    for path, option in ((json_file, "--json"), (png, "--png")):
+        if path is not None and str(path) != "-":
+            check_writable(path, option)
     runs = _simulations(
         workload, files or [], overrides or [], _variants(compare, variants or []), requests, rate, seed, cost, optimal
     )

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.names import did_you_mean
+from pegboard.core.names import or_hint
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch
@@ -68,7 +68,7 @@ def load_cost(name: str) -> CostModel:
         names = cost_names()
         if name not in names:
             raise ConfigError(
-                f"cost model {name!r} is unknown; {did_you_mean(name, names)}; known: {', '.join(names)}; "
+                f"cost model {name!r} is unknown; {or_hint(name, names)}known: {', '.join(names)}; "
                 "or name a .yaml or .json file"
             )
         text = (resources.files("pegboard.core.lab") / "costs" / f"{name}.yaml").read_text("utf-8")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.names import did_you_mean
+from pegboard.core.names import or_hint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -235,8 +235,8 @@ class WorkloadChoice:
         known = choice.kind.parameters
         for key in values:
             if key not in known:
-                hint = did_you_mean(key, list(known))
-                raise ConfigError(f"workload {name} has no parameter {key!r}; {hint}; it has: {', '.join(known)}")
+                hint = or_hint(key, list(known))
+                raise ConfigError(f"workload {name} has no parameter {key!r}; {hint}it has: {', '.join(known)}")
         return choice
 
     @property
@@ -246,7 +246,7 @@ class WorkloadChoice:
         if self.name not in WORKLOADS:
             names = list(WORKLOADS)
             raise ConfigError(
-                f"workload {self.name!r} is unknown; {did_you_mean(self.name, names)}; known: {', '.join(names)}, or "
+                f"workload {self.name!r} is unknown; {or_hint(self.name, names)}known: {', '.join(names)}, or "
                 "the path of a .jsonl file"
             )
         return WORKLOADS[self.name]

@@ -41,7 +41,16 @@ def pegboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 class TestLightness:
     @pytest.mark.parametrize(
-        "arguments", [["--help"], ["--version"], ["plugins", "list"], ["plugins", "show", "lpm"], ["config", "--help"]]
+        "arguments",
+        [
+            ["--help"],
+            ["--version"],
+            ["plugins", "list"],
+            ["plugins", "show", "lpm"],
+            ["config", "--help"],
+            ["chat", "--help"],
+            ["generate", "--help"],
+        ],
     )
     def test_nothing_heavy_is_imported(self, arguments: list[str]) -> None:
         code = (
@@ -67,6 +76,42 @@ class TestErrors:
         assert done.returncode == 2
         assert "server.port: 'abc' is wrong" in done.stderr
         assert "[PEGBOARD__SERVER__PORT]" in done.stderr
+
+    def test_a_missing_model_has_a_hint(self) -> None:
+        done = pegboard("config", "check")
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == "hint: name a config file, or a model with --set model.path=..."
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["simulate", "rondom"], "workload 'rondom' is unknown; did you mean 'random'? known: "),
+            (["simulate", "random:inpt=1"], "has no parameter 'inpt'; did you mean 'input'? it has: "),
+            (["simulate", "random", "--cost", "zzz"], "cost model 'zzz' is unknown; known: "),
+            (["simulate", "random", "--png", "/no/such/x.png"], "--png: there is no directory /no/such"),
+            (["simulate", "random", "--json", "/"], "--json: / is a directory"),
+            (["plugins", "check", "fcfs", "--report", "/"], "--report: / is a directory"),
+            (["plugins", "new", "my_thing", "--directory", "/dev/null"], "--directory: /dev/null/my-thing: "),
+            (["plugins", "matrix", "/"], "/ cannot be read: Is a directory"),
+        ],
+    )
+    def test_files_and_names_that_do_not_fit(self, arguments: list[str], message: str) -> None:
+        with pytest.raises(PegboardError) as caught:
+            run(*arguments)
+        assert message in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', '{"providers": [{"x": 1}]}'])
+    def test_what_is_no_report_is_not_shown(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(PegboardError, match=r"a\.json is no conformance report"):
+            run("plugins", "matrix", str(tmp_path / "a.json"))
+
+    def test_a_pipe_that_closes_is_no_error(self) -> None:
+        script = Path(sys.executable).parent / "pegboard"
+        done = subprocess.run(
+            ["sh", "-c", f"{script} config schema | head -c 1"], capture_output=True, text=True, check=False, cwd="/"
+        )
+        assert (done.stdout, done.stderr) == ("{", "")
 
     def test_other_errors_are_not_hidden(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
@@ -111,6 +156,11 @@ class TestPlugins:
         result = run("plugins", "list")
         assert result.exit_code == 0
         assert any(line.split()[:3] == ["prefix_cache", "radix", "cache_radix"] for line in result.stdout.splitlines())
+
+    def test_in_a_pipe_a_table_is_lines_of_words(self) -> None:
+        head, *rows = run("plugins", "list").stdout.splitlines()
+        assert head.split() == ["contract", "provider", "plugin", "from"]
+        assert all(len(row.split()) >= 5 and "\033" not in row and "─" not in row for row in rows)
 
     def test_list_as_json(self) -> None:
         found = run_json("plugins", "list")

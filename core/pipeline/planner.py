@@ -131,9 +131,13 @@ class Planner:
         """A step that computes what those ahead have gained, with the next token of all others (`mixed`). None where
         memory does not suffice: they wait again then, or the results of `flight` are wanted first.
         """
-        items = []
+        items: list[PrefillItem] = []
+        left = self.chunk_size or self.config.max_prefill_tokens
         for req in list(self.ahead):
             done = req.kv.committed_len
+            left -= req.seq_len - done
+            if items and left < 0:
+                break  # as many as a chunk; the others come with the next step
             if self.memory.extend(req, req.seq_len):
                 req.kv.scheduled_len = req.seq_len
                 items.append(PrefillItem(req, done, req.seq_len - done, partial=False))

@@ -11,6 +11,8 @@ from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 
 MAX_STRUCTURES = 1024
 """Most structures of a structural tag, and most triggers."""
+MAX_TAG = 4096
+"""Most characters of what begins a structure, and of what ends it: nothing in them is left to choose."""
 
 _TAG_FLAGS = ("at_least_one", "stop_after_first")
 
@@ -109,6 +111,10 @@ def _structure(name: str, value: Any) -> dict[str, Any]:
         raise InvalidRequest(f"{name}.begin must be a string that is not empty", param=f"{name}.begin")
     if not isinstance(end, str):
         raise InvalidRequest(f"{name}.end must be a string", param=f"{name}.end")
+    for key, text in (("begin", begin), ("end", end)):
+        if len(text) > MAX_TAG:
+            where = f"{name}.{key}"
+            raise InvalidRequest(f"{where} may have at most {MAX_TAG} characters, got {len(text)}", param=where)
     schema = _parsed(schema, f"{name}.schema")
     if not isinstance(schema, (dict, bool)) or schema is False:
         raise InvalidRequest(f"{name}.schema must be a JSON schema: an object, or true", param=f"{name}.schema")

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.regex_length import check_length
+from pegboard.core.toolkit.regex_length import MAX_FORCED, check_length, forced_length
 
 MAX_DEPTH = 128
 """How deep the JSON of a schema may be nested: libraries descend by recursion, and some without looking."""
@@ -74,6 +74,9 @@ def checked_schema(schema: Any, param: str = "json_schema") -> Any:
             check_length(one["pattern"], param)
     if not _Finite(schema).holds():
         raise _refused(param, "every value that it describes contains itself, without end", "grammar_without_end")
+    if _Length(schema).most() > MAX_FORCED:
+        why = f"its constants, names and least counts ask for more than {MAX_FORCED} characters at once"
+        raise _refused(param, why, "grammar_too_large")
     return schema
 
 
@@ -196,18 +199,87 @@ class _Finite:
         return all(map(self._of, wanted)) and (len(wanted) >= least or self._of(schema.get("items", True)))
 
     def _target(self, ref: str) -> Any:
-        """What a reference within the schema points at; true where that is not clear, which is others' to refuse."""
-        if ref == "#":
-            return self._root
-        if not ref.startswith("#/"):
+        return _target_of(self._root, ref)
+
+
+class _Length:
+    """How much text a schema may ask for in one go, about: constants, names, and what has to be there several times.
+    Of alternatives the longest counts, and nothing of a schema within itself.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._root = schema
+        self._known: dict[str, int] = {}
+
+    def most(self) -> int:
+        """In characters. By a stack of its own, as references may lead on and on."""
+        begun: set[str] = set()
+        stack: list[tuple[str, Iterator[str]]] = [("", _refs(self._root))]
+        while stack:
+            ref, inner = stack[-1]
+            following = next((one for one in inner if one not in begun), None)
+            if following is not None:
+                begun.add(following)
+                stack.append((following, _refs(_target_of(self._root, following))))
+                continue
+            stack.pop()
+            if ref:
+                self._known[ref] = self._of(_target_of(self._root, ref))
+        return self._of(self._root)
+
+    def _of(self, schema: Any) -> int:
+        if not isinstance(schema, dict):
+            return 0
+        if "const" in schema:
+            return _size(schema["const"])
+        if isinstance(schema.get("enum"), list):
+            return max(map(_size, schema["enum"]), default=0)
+        length = self._known.get(schema["$ref"], 0) if isinstance(schema.get("$ref"), str) else 0
+        if isinstance(schema.get("pattern"), str):
+            length += forced_length(schema["pattern"])
+        for word in ("allOf", "anyOf", "oneOf"):
+            if isinstance(schema.get(word), list) and schema[word]:
+                lengths = list(map(self._of, schema[word]))
+                length += sum(lengths) if word == "allOf" else max(lengths)
+        return length + self._object(schema) + self._array(schema)
+
+    def _object(self, schema: Mapping[str, Any]) -> int:
+        properties, required = schema.get("properties"), schema.get("required")
+        properties = properties if isinstance(properties, dict) else {}
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        others = self._of(schema.get("additionalProperties"))
+        sizes = {name: _size(name) + self._of(one) for name, one in properties.items()}
+        always = sum(sizes.get(name, _size(name) + others) for name in needed)
+        return always + max((size for name, size in sizes.items() if name not in needed), default=0)
+
+    def _array(self, schema: Mapping[str, Any]) -> int:
+        least, first, items = schema.get("minItems", 0), schema.get("prefixItems"), self._of(schema.get("items"))
+        least = int(min(least, MAX_FORCED + 1)) if isinstance(least, (int, float)) and least > 0 else 0
+        begins = [self._of(one) for one in first] if isinstance(first, list) else []
+        return sum(begins) + items * max(1, least - len(begins))
+
+
+def _refs(schema: Any) -> Iterator[str]:
+    return (one["$ref"] for one in _schemas(schema) if isinstance(one.get("$ref"), str))
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False))
+
+
+def _target_of(root: Mapping[str, Any], ref: str) -> Any:
+    """What a reference within the schema points at; true where that is not clear, which is others' to refuse."""
+    if ref == "#":
+        return root
+    if not ref.startswith("#/"):
+        return True
+    here: Any = root
+    for part in unquote(ref[2:]).split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, dict) and name in here:
+            here = here[name]
+        elif isinstance(here, list) and name.isdigit() and int(name) < len(here):
+            here = here[int(name)]
+        else:
             return True
-        here: Any = self._root
-        for part in unquote(ref[2:]).split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(here, dict) and name in here:
-                here = here[name]
-            elif isinstance(here, list) and name.isdigit() and int(name) < len(here):
-                here = here[int(name)]
-            else:
-                return True
-        return here
+    return here

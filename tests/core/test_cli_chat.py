@@ -668,6 +668,10 @@ class OnTerminal:
         """Until this is on the screen."""
         self._read_until(lambda: text in self.screen)
 
+    def wait_for_prompt(self) -> None:
+        """Until it reads what is typed: a Ctrl-C before that is another one's."""
+        self._read_until(lambda: self.screen.endswith("> "))
+
     def wait_for_more(self, characters: int) -> None:
         """Until so many characters more are on the screen."""
         goal = len(self.screen) + characters
@@ -707,12 +711,16 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_chat(model: Path, tmp
         chat.wait_for_more(40)
         chat.type("\x03")
         chat.wait_for("(stopped)")
+        chat.wait_for_prompt()
         chat.type("/stats\n")
         chat.wait_for("1 answer:")
+        chat.wait_for_prompt()
         chat.type("half a line\x03")
         chat.wait_for("(Ctrl-D or /quit ends the chat)")
+        chat.wait_for_prompt()
         chat.type("/show\n")
         chat.wait_for("user:\r\nHi")
+        chat.wait_for_prompt()
         chat.type("\x04")
         assert chat.end() == 0
     finally:

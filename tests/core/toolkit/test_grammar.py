@@ -87,6 +87,14 @@ def test_several_at_once_are_refused() -> None:
         ({"structural_tag": {**TAG, "at_least_one": 1}}, "structural_tag.at_least_one"),
         ({"structural_tag": {**TAG, "unheard_of": 1}}, "structural_tag.unheard_of"),
         ({"structural_tag": {**TAG, "structures": [7]}}, "structural_tag.structures.0"),
+        (
+            {"structural_tag": {**TAG, "structures": [{"begin": "<f=" + "a" * 5000, "end": ""}]}},
+            "structural_tag.structures.0.begin",
+        ),
+        (
+            {"structural_tag": {**TAG, "structures": [{"begin": "<f=", "end": "a" * 5000}]}},
+            "structural_tag.structures.0.end",
+        ),
         ({"structural_tag": {**TAG, "structures": [{"begin": "<f="}]}}, "structural_tag.structures.0.end"),
         (
             {"structural_tag": {**TAG, "structures": [{"begin": "<f=", "end": "", "schema": 1}]}},

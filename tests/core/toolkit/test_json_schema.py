@@ -147,3 +147,59 @@ def test_dates_know_the_calendar() -> None:
 )
 def test_how_much_an_expression_asks_for(pattern: str, length: int) -> None:
     assert forced_length(pattern) == length
+
+
+TEXT = "word " * 300
+
+
+def chained(count: int) -> dict[str, Any]:
+    """Each definition has the next one twice."""
+    twice = {
+        f"d{i}": {
+            "type": "object",
+            "properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in "ab"},
+            "required": ["a", "b"],
+        }
+        for i in range(count)
+    }
+    return {"$defs": {**twice, f"d{count}": {"const": "x"}}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"const": TEXT * 20},
+        {"enum": ["a", [TEXT] * 20]},
+        {"type": "object", "properties": {TEXT * 20: {}}, "required": [TEXT * 20]},
+        {"properties": {key: {"const": TEXT} for key in "abcdefghijklmnop"}, "required": list("abcdefghijklmnop")},
+        {"type": "array", "items": {"const": TEXT}, "minItems": 20},
+        {"type": "array", "items": {"const": 1}, "minItems": 10**9},
+        {"type": "array", "prefixItems": [{"const": TEXT}] * 20},
+        {"anyOf": [{"type": "null"}, {"const": TEXT * 20}]},
+        {"$defs": {"t": {"const": TEXT}}, "type": "array", "items": {"$ref": "#/$defs/t"}, "minItems": 20},
+        {"type": "array", "items": {"pattern": f"^{TEXT}$"}, "minItems": 20},
+        chained(16),
+    ],
+)  # fmt: skip
+def test_what_asks_for_too_much_text_at_once(value: Any) -> None:
+    """A grammar that leaves no choice for so long is looked at to its end for every token, while everybody waits."""
+    with pytest.raises(InvalidRequest, match="more than 20000 characters at once") as caught:
+        of(value)
+    assert caught.value.code == "grammar_too_large"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"const": TEXT * 10},
+        {"enum": [f"{TEXT} {i}" for i in range(100)]},
+        {"type": "object", "properties": {f"property {i}": {"type": "string"} for i in range(2000)}},
+        {"type": "array", "items": {"type": "string"}, "minItems": 10**6},
+        {"anyOf": [{"const": f"{TEXT} {i}"} for i in range(100)]},
+        {"type": "object", "properties": {"text": {"const": TEXT * 5}, "next": {"$ref": "#"}}, "required": ["text"]},
+        chained(8),
+        {"$ref": "#/$defs/0", "$defs": {str(i): {"items": {"$ref": f"#/$defs/{(i + 1) % 900}"}} for i in range(900)}},
+    ],
+)  # fmt: skip
+def test_what_does_not(value: Any) -> None:
+    assert of(value)

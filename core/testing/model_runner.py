@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -170,6 +171,19 @@ class ModelRunnerContract(ContractSuite):
         self.check_greedy(output, torch.stack([self.expected(prompts[one])[-1] for one in (1, 2)]))
         output = rig.step({0: prompts[0][20:]}, return_logits=True)
         self.check_greedy(output, self.expected(prompts[0])[-1:])
+
+    def test_stage_times(self, prompts: list[list[int]]) -> None:
+        """What is measured is no more than the time that passed, and is told once."""
+        rig = self.rig()
+        rig.runner.stage_times()
+        start = time.perf_counter()
+        rig.step({0: prompts[0]})
+        passed = time.perf_counter() - start
+        times = rig.runner.stage_times()
+        assert all(seconds >= 0 for seconds in times.values())
+        assert sum(times.values()) <= passed
+        assert not times or sum(times.values()) > 0
+        assert not sum(rig.runner.stage_times().values())
 
     @pytest.mark.parametrize("sizes", [(3, 3, 3), (1, 3, 2), (3, 1, 3)])
     def test_decode(self, prompts: list[list[int]], sizes: tuple[int, ...]) -> None:

@@ -90,7 +90,8 @@ def build(instructions: str) -> Path:
     """The library for an instruction set, compiled unless the cache has it. Raises NativeError."""
     cxx = compiler()
     flags = (*_COMMON, *FLAGS[instructions])
-    source = SOURCE.read_bytes()
+    # Headers count: one of them changed makes another library.
+    source = b"".join(file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]*")) if file.is_file())
     version = subprocess.run([cxx, "--version"], capture_output=True, timeout=60, check=False).stdout
     key = hashlib.sha256(b"\0".join([source, " ".join(flags).encode(), cxx.encode(), version])).hexdigest()[:24]
     directory = default_cache_dir() / "cpu_native"
@@ -113,6 +114,10 @@ def build(instructions: str) -> Path:
             )
         made.replace(target)
     return target
+
+
+STAGES = ("embed", "qkv", "rope", "attention", "out", "norm", "gate_up", "down", "head", "sample")
+"""Stage of the source."""
 
 
 class Shape(ctypes.Structure):
@@ -174,6 +179,7 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_set_layer", [pointer, number, pointer], number),
         ("pb_set_ends", [pointer, pointer, pointer, pointer], number),
         ("pb_forward", [pointer, pointer], number),
+        ("pb_take_seconds", [pointer, pointer], None),
         ("pb_project", [pointer, pointer, number, pointer], number),
     ):
         function = getattr(library, name)

@@ -11,7 +11,7 @@ import torch
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.toolkit.rope import RotaryEmbedding
 from pegboard.core.toolkit.weights import load_weights
-from pegboard.plugins.cpu_native.library import Batch, LayerWeights, Shape
+from pegboard.plugins.cpu_native.library import STAGES, Batch, LayerWeights, Shape
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -134,6 +134,12 @@ class NativeModel:
             hidden = hidden.contiguous()
             self._check(self._library.pb_project(self._handle, hidden.data_ptr(), hidden.shape[0], logits.data_ptr()))
         return logits
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds of each stage of all forward passes since the last call."""
+        seconds = (ctypes.c_double * len(STAGES))()
+        self._library.pb_take_seconds(self._handle, seconds)
+        return dict(zip(STAGES, seconds, strict=True))
 
     def _buffers(self, pool: KVPool) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
         """Where each layer's K and V begin."""

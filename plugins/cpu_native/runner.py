@@ -100,6 +100,9 @@ class CpuNativeRunner(ModelRunner):
             sample(logits, sampling, self.ctx, output, return_logits=return_logits)
         return output
 
+    def stage_times(self) -> dict[str, float]:
+        return self._model.take_seconds()
+
     def _share_out(
         self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool
     ) -> None:

@@ -293,7 +293,19 @@ class MasksBeforeProcessors(LayeredRunner):
         return super().execute(batch, sampling, **wants)
 
 
+class CountsItsTimesTwice(LayeredRunner):
+    """Tells the same seconds again."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
+        self._seconds = 1e-9
+        return super().execute(batch, sampling, **wants)
+
+    def stage_times(self) -> dict[str, float]:
+        return {"everything": getattr(self, "_seconds", 0.0)}
+
+
 MUTANTS = [
+    mutant(CountsItsTimesTwice, "test_stage_times"),
     mutant(IgnoresMasks, "test_only_what_the_mask_allows"),
     mutant(MasksTheFirstRows, "test_only_what_the_mask_allows"),
     mutant(MasksBeforeProcessors, "test_only_what_the_mask_allows"),

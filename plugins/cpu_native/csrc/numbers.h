@@ -1,0 +1,88 @@
+// bf16 and float32, memory, and e^x.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include <immintrin.h>
+
+#if defined(PB_AMX)
+#define PB_AVX512 1
+#endif
+
+using bf16 = uint16_t;
+
+namespace {
+
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+inline bf16 to_bf16(float f) {  // to nearest even; NaN stays NaN
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void floats_to_bf16(const float* from, bf16* to, int n) {
+  int i = 0;
+#ifdef PB_AVX512
+  for (; i + 16 <= n; i += 16)
+    _mm256_storeu_si256((__m256i*)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+#endif
+  for (; i < n; ++i) to[i] = to_bf16(from[i]);
+}
+
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+template <class T>
+T* aligned(size_t n) {
+  void* p = std::aligned_alloc(64, (n * sizeof(T) + 63) / 64 * 64);
+  if (!p) throw std::bad_alloc();
+  return static_cast<T*>(p);
+}
+
+template <class T>
+struct Buffer {
+  T* p = nullptr;
+  size_t n = 0;
+  T* need(size_t wanted) {
+    if (wanted > n) {
+      free(p);
+      p = nullptr;
+      n = 0;
+      p = aligned<T>(wanted);
+      memset(static_cast<void*>(p), 0, wanted * sizeof(T));
+      n = wanted;
+    }
+    return p;
+  }
+  ~Buffer() { free(p); }
+};
+
+#ifdef PB_AVX512
+// e^x for x <= 0, by a polynomial of 2^f (relative error below 2e-7, which float32 and bf16 weights do not see).
+inline __m512 exp512(__m512 x) {
+  const __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(1.44269504f));
+  const __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(t, whole);
+  __m512 y = _mm512_set1_ps(1.535336188e-4f);
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.339887440e-3f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.618437357e-3f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.550332548e-2f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.402264689e-1f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931472028e-1f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(y, whole);
+}
+#endif
+
+}  // namespace

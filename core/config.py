@@ -46,7 +46,8 @@ class ModelSection(UseSection):
     source: UseSection = UseSection()
     """Where the model comes from; `auto` asks every model source whether it understands `path`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV; `auto` takes the checkpoint's own on a GPU and float32 on a CPU."""
+    """Type of weights and KV; `auto` takes the checkpoint's own on a GPU, and on a CPU bfloat16 for 16-bit checkpoints
+    where the CPU computes with it (AMX, AVX-512 bf16), else float32."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """Where it runs: `cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU where there is one."""
     context_length: PositiveInt | None = None

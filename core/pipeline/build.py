@@ -35,6 +35,7 @@ from pegboard.core.pipeline.grammar_gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.operation import Operation, RequestLog
+from pegboard.core.pipeline.precision import resolve_dtype
 from pegboard.core.pipeline.probe import PoolProbe
 from pegboard.core.pipeline.profiler import Profiler
 from pegboard.core.pipeline.report import StepReport
@@ -134,7 +135,7 @@ def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
     return ModelContext(
         directory=directory,
         hf_config=hf_config,
-        dtype=_dtype(config.model.dtype, hf_config, device),
+        dtype=resolve_dtype(config.model.dtype, directory, hf_config, device),
         device=device,
         context_length=config.model.context_length,
     )
@@ -149,16 +150,6 @@ def _device(name: str) -> torch.device:
             f"model.device: {name!r}, but torch {torch.__version__} finds no GPU here; use 'cpu' or 'auto'"
         )
     return device
-
-
-def _dtype(name: str, hf_config: dict[str, Any], device: torch.device) -> torch.dtype:
-    if name == "auto":
-        own = hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
-        name = "float32" if device.type == "cpu" else str(own)
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"config.json asks for the unknown dtype {name!r}; set model.dtype")
-    return dtype
 
 
 def _checked(spec: ModelSpec, family: str) -> ModelSpec:

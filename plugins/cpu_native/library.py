@@ -9,13 +9,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from pegboard.core.toolkit.cache_dir import default_cache_dir
+
+logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "csrc" / "engine.cpp"
 COMPILE_SECONDS = 300
@@ -43,7 +47,13 @@ INSTRUCTION_SETS = tuple(FLAGS)
 
 
 class NativeError(Exception):
-    """The library cannot be had; the message says why, and what to do."""
+    """The library cannot be had; the message says why, and what to do. `said` is what a compiler has written, a few
+    lines that begin with a line break, or nothing.
+    """
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
 
 
 def cpu_flags(text: str | None = None) -> frozenset[str]:
@@ -74,46 +84,76 @@ def choose(wanted: str) -> str:
     return wanted
 
 
-def compiler() -> str:
-    """The C++ compiler: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is none."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    for name in names:
+def compiler() -> tuple[str, ...]:
+    """The C++ compiler's command: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is none."""
+    commands = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["c++"], ["g++"], ["clang++"]]
+    for name, *arguments in commands:
         if path := shutil.which(name):
-            return path
+            return (path, *arguments)
+    names = ", ".join(name for name, *_ in commands)
     raise NativeError(
-        f"no C++ compiler ({', '.join(names)}) is installed, which this runner needs once; install g++ or set CXX"
+        f"no C++ compiler ({names}) is installed, which it needs once; install g++, or set CXX to a compiler"
     )
 
 
 @functools.cache
 def build(instructions: str) -> Path:
-    """The library for an instruction set, compiled unless the cache has it. Raises NativeError."""
-    cxx = compiler()
+    """The library for an instruction set, compiled unless the cache has it. Raises NativeError.
+
+    Where there is no compiler, one that another compiler has made of the same source will do: an image may be built
+    with a compiler and run without.
+    """
     flags = (*_COMMON, *FLAGS[instructions])
     # Headers count: one of them changed makes another library.
     source = b"".join(file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]*")) if file.is_file())
-    version = subprocess.run([cxx, "--version"], capture_output=True, timeout=60, check=False).stdout
-    key = hashlib.sha256(b"\0".join([source, " ".join(flags).encode(), cxx.encode(), version])).hexdigest()[:24]
+    name = f"engine-{instructions}-{_digest(source, ' '.join(flags).encode())}"
     directory = default_cache_dir() / "cpu_native"
-    target = directory / f"engine-{instructions}-{key}.so"
+    try:
+        cxx = compiler()
+    except NativeError:
+        if made := sorted(directory.glob(f"{name}-*.so")):
+            return made[0]
+        raise
+    target = directory / f"{name}-{_digest(*(word.encode() for word in cxx), _version(cxx))}.so"
     if target.is_file():
         return target
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        # Under its own name only when it is whole: another process may be compiling the same.
-        made = Path(scratch) / target.name
-        command = [cxx, *flags, str(SOURCE), "-o", str(made)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"{cxx} could not compile {SOURCE.name}: {error}") from error
-        if done.returncode:
-            raise NativeError(
-                f"{cxx} could not compile {SOURCE.name} for {instructions} (GCC 12 or Clang 15 and later can; "
-                f"set CXX to another compiler, or runner.instructions to a smaller set):\n{done.stderr[:_SHOWN]}"
-            )
-        made.replace(target)
+    logger.info("compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            # Under its own name only when it is whole: another process may be compiling the same.
+            made_here = Path(scratch) / target.name
+            _compile([*cxx, *flags, str(SOURCE), "-o", str(made_here)], instructions)
+            made_here.replace(target)
+    except OSError as error:
+        raise NativeError(f"{directory} cannot be written: {error}; set PEGBOARD_CACHE to a folder that can") from error
     return target
+
+
+def _compile(command: list[str], instructions: str) -> None:
+    what = f"{command[0]} could not compile {SOURCE.name} for {instructions}"
+    remedy = "GCC 12 or Clang 15 and later can: install one, or set CXX to it"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeError(f"{what}: {error}; {remedy}") from error
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        lines = said.splitlines()
+        error = next((line for line in lines if "error" in line), lines[0])
+        raise NativeError(f"{what}: {error.strip()}; {remedy}", f"\n{said[:_SHOWN]}")
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _version(cxx: tuple[str, ...]) -> bytes:
+    """What the compiler says of itself; nothing where it says nothing, and then compiling tells what is wrong."""
+    try:
+        return subprocess.run([*cxx, "--version"], capture_output=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
 
 
 STAGES = ("embed", "qkv", "rope", "attention", "out", "norm", "gate_up", "down", "head", "sample")
@@ -170,7 +210,14 @@ class Batch(ctypes.Structure):
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL:
     """The library, ready for use in this process. Raises NativeError."""
-    library = ctypes.CDLL(str(build(instructions)))
+    file = build(instructions)
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise NativeError(
+            f"{file} cannot be loaded: {error}; delete it, or set PEGBOARD_CACHE to a folder on a file system that "
+            "lets programs run"
+        ) from error
     pointer, number = ctypes.c_void_p, ctypes.c_int
     for name, arguments, result in (
         ("pb_prepare", [], number),
@@ -190,12 +237,22 @@ def load(instructions: str) -> ctypes.CDLL:
 
 
 def first_that_loads(wanted: str) -> tuple[str, ctypes.CDLL]:
-    """The best instruction set that works here, with its library. Raises NativeError with what was wrong with each."""
+    """The best instruction set that works here, with its library. Raises NativeError with what was wrong with the best.
+
+    Logs one warning with a compiler's words where there are any, and where another set has to do.
+    """
     names = available(cpu_flags()) if wanted == "auto" else (choose(wanted),)
-    problems = []
+    first: NativeError | None = None
     for name in names or (choose(wanted),):
         try:
-            return name, load(name)
-        except (NativeError, OSError) as error:
-            problems.append(f"{name}: {error}")
-    raise NativeError("; ".join(problems))
+            library = load(name)
+        except NativeError as error:
+            first = first or error
+            continue
+        if first is not None:
+            logger.warning("%s; %s is used instead, which is slower%s", first, name, first.said)
+        return name, library
+    assert first is not None
+    if first.said:
+        logger.warning("%s%s", first, first.said)
+    raise first

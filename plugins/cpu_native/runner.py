@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
@@ -33,7 +33,10 @@ class CpuNativeRunner(ModelRunner):
 
     def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
-        name, library = first_that_loads(options.instructions)
+        try:
+            name, library = first_that_loads(options.instructions)
+        except NativeError as error:
+            raise ConfigError(f"runner.instructions: {error}") from error
         threads = options.threads or len(os.sched_getaffinity(0))
         self._model = NativeModel(library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads)
         logger.info("the native runner computes with %s in %d threads", name, threads)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.plugins.cpu_native import library
+from pegboard.plugins.cpu_native.__main__ import main
 from pegboard.plugins.cpu_native.library import FLAGS, NativeError, available, choose, cpu_flags
 
 SAPPHIRE = (
@@ -16,6 +22,8 @@ SAPPHIRE = (
 )
 COOPER = SAPPHIRE.replace("amx_tile amx_bf16", "")
 HASWELL = "flags : fpu avx2 fma f16c\n"
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize(
@@ -45,36 +53,171 @@ def test_a_set_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NativeError, match=r"install g\+\+ or set CXX"):
+    with pytest.raises(NativeError, match=r"\(c\+\+, g\+\+, clang\+\+\).*install g\+\+, or set CXX"):
+        library.compiler()
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with pytest.raises(NativeError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
         library.compiler()
 
 
-def test_a_failed_compile_shows_the_compilers_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cxx_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -m ziglang 'c++'")
+    assert library.compiler() == (sys.executable, "-m", "ziglang", "c++")
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache, and nothing remembered of other tests' libraries."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PEGBOARD_CACHE", str(folder))
+    kept = (library.build, library.load)
+    for one in kept:
+        one.cache_clear()
+    yield folder
+    for one in kept:
+        one.cache_clear()
+
+
+def fake_compiler(folder: Path, *lines: str) -> str:
+    """A program that says its version, and otherwise does what `lines` of shell do."""
+    file = folder / "fake-c++"
+    file.write_text("\n".join(["#!/bin/sh", '[ "$1" = --version ] && exec echo fake 1.0', *lines]))
+    file.chmod(0o755)
+    return str(file)
+
+
+FAILS_FOR_AMX = (
+    'case "$*" in *amx*) echo "cc1plus: note: hm"; echo "x.cpp:7:1: error: no amx here" >&2; exit 1;; esac',
+    'exec c++ "$@"',
+)
+
+
+def test_a_failed_compile_shows_the_compilers_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
     broken = tmp_path / "engine.cpp"
     broken.write_text("int main( { this is no C++")
     monkeypatch.setattr(library, "SOURCE", broken)
-    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
-    library.build.cache_clear()
-    with pytest.raises(NativeError, match=r"(?s)could not compile engine\.cpp for avx2.*set CXX.*error"):
+    with pytest.raises(NativeError, match=r"could not compile engine\.cpp for avx2: .*error.*set CXX") as raised:
         library.build("avx2")
-    assert not list((tmp_path / "cache").rglob("*.so"))
+    assert "\n" not in str(raised.value), "one line, for the log line of the choice"
+    assert "this is no C++" in raised.value.said, "and all of it apart"
+    assert not list(cache.rglob("*.so"))
 
 
-def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small = tmp_path / "engine.cpp"
-    small.write_text('extern "C" int pb_prepare() { return 0; }')
-    monkeypatch.setattr(library, "SOURCE", small)
-    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
+@pytest.mark.parametrize("lines", [("exit 3",), ("kill -9 $$",)])
+def test_a_compiler_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, lines: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, *lines))
+    with pytest.raises(NativeError, match=r"for avx2: exit status -?\d+; GCC 12"):
+        library.build("avx2")
+
+
+def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, "exec sleep 60"))
+    monkeypatch.setattr(library, "COMPILE_SECONDS", 0.2)
+    with pytest.raises(NativeError, match=r"for avx2: .*timed out.*GCC 12"):
+        library.build("avx2")
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(NativeError, match=r"cannot be written.*set PEGBOARD_CACHE"):
+        library.build("avx2")
+
+
+def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    damaged = tmp_path / "engine.so"
+    damaged.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "build", lambda instructions: damaged)
+    with pytest.raises(NativeError, match=r"engine\.so cannot be loaded.*delete it, or set PEGBOARD_CACHE"):
+        library.load.__wrapped__("avx2")
+
+
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sources that compile at once, and have all functions."""
+    names = ("create", "destroy", "set_layer", "set_ends", "forward", "project", "take_seconds")
+    source = "\n".join(f"int pb_{name}() {{ return 0; }}" for name in ("prepare", *names))
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    (folder / "engine.cpp").write_text(f'extern "C" {{\n{source}\n}}\n')
+    monkeypatch.setattr(library, "SOURCE", folder / "engine.cpp")
+
+
+@needs_compiler
+def test_the_next_set_takes_over_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small(monkeypatch, tmp_path)
+    monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(SAPPHIRE))
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, *FAILS_FOR_AMX))
+    assert library.first_that_loads("auto")[0] == "avx512"
+    (warning,) = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "for amx: x.cpp:7:1: error: no amx here" in warning
+    assert "avx512 is used instead" in warning
+    with pytest.raises(NativeError, match="no amx here"):
+        library.first_that_loads("amx")
+
+
+def test_one_reason_where_nothing_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(SAPPHIRE))
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, "echo one >&2; echo two error >&2; exit 1"))
+    with pytest.raises(NativeError, match="for amx: two error; GCC 12") as raised:
+        library.first_that_loads("auto")
+    assert "avx" not in str(raised.value)
+    (warning,) = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+    assert warning.endswith("\none\ntwo error")
+
+
+@needs_compiler
+def test_an_image_may_run_without_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small(monkeypatch, tmp_path)
+    with caplog.at_level(logging.INFO):
+        made = library.build("avx2")
+    assert [one for one in caplog.messages if "compiling the native runner for avx2" in one and "once" in one]
     library.build.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.build("avx2") == made
+    library.build.cache_clear()
+    library.SOURCE.write_text("another version of it")
+    with pytest.raises(NativeError, match="no-such-compiler"):
+        library.build("avx2")
+
+
+class TestAhead:
+    """``python -m pegboard.plugins.cpu_native``, as `make setup` runs it."""
+
+    @needs_compiler
+    def test_compiles(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, capsys: Any) -> None:
+        small(monkeypatch, tmp_path)
+        monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(HASWELL))
+        assert main() == 0
+        assert str(next(cache.rglob("engine-avx2-*.so"))) in capsys.readouterr().out
+
+    def test_says_why_not(self, monkeypatch: pytest.MonkeyPatch, cache: Path, capsys: Any) -> None:
+        monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(HASWELL))
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        assert main() == 1
+        assert "no native runner: no C++ compiler (no-such-compiler) is installed" in capsys.readouterr().err
+
+
+@needs_compiler
+def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    small(monkeypatch, tmp_path)
     first = library.build("avx2")
     before = first.stat().st_mtime_ns
     library.build.cache_clear()
     assert library.build("avx2") == first
     assert first.stat().st_mtime_ns == before
-    small.write_text('extern "C" int pb_prepare() { return 1; }')
+    (library.SOURCE.parent / "part.h").write_text("// a header is a part of it")
     library.build.cache_clear()
     assert library.build("avx2") != first
-    library.build.cache_clear()
 
 
 def test_every_set_has_flags_and_needs() -> None:
@@ -115,11 +258,41 @@ class TestChoice:
         with pytest.raises(ConfigError, match=r"attention of its own, and attention\.use names another"):
             self.runner(checkpoint, attention={"use": "torch"}, runner={"use": "cpu_native"})
 
-    def test_no_compiler_falls_back(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        def fails(wanted: str) -> None:
-            raise NativeError("no C++ compiler is installed")
-
-        monkeypatch.setattr("pegboard.plugins.cpu_native.runner.first_that_loads", fails)
-        assert self.runner(checkpoint) == "layered"
-        with pytest.raises(ConfigError, match=r"no C\+\+ compiler is installed"):
+    def test_no_compiler_falls_back(
+        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        with caplog.at_level(logging.INFO):
+            assert self.runner(checkpoint, log_level="info") == "layered"
+        reasons = [one for one in caplog.messages if "no-such-compiler" in one]
+        assert len(reasons) == 1, "said once"
+        assert reasons[0].startswith("runner: layered")
+        assert "install g++" in reasons[0]
+        with pytest.raises(ConfigError, match=r"runner\.use: cpu_native .* no C\+\+ compiler .* install g\+\+"):
             self.runner(checkpoint, runner={"use": "cpu_native"})
+
+    def test_a_failing_compiler_falls_back(
+        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: Any
+    ) -> None:
+        monkeypatch.setenv("CXX", fake_compiler(tmp_path, "echo engine.cpp:1: error: hm >&2; exit 1"))
+        with caplog.at_level(logging.INFO):
+            assert self.runner(checkpoint, log_level="info") == "layered"
+        assert len([one for one in caplog.messages if one.startswith("runner: layered") and "error: hm" in one]) == 1
+        with pytest.raises(ConfigError, match=r"runner\.use: .* could not compile .* error: hm; GCC 12 .* set CXX"):
+            self.runner(checkpoint, runner={"use": "cpu_native"})
+
+    @needs_compiler
+    @pytest.mark.skipif("avx2" not in available(cpu_flags()), reason="this CPU has no AVX2")
+    def test_a_set_that_is_named_and_does_not_compile(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from pegboard.plugins.cpu_native import runner
+
+        kept = library.first_that_loads
+
+        def fails(wanted: str) -> Any:
+            if wanted == "avx2":
+                raise NativeError("it does not compile")
+            return kept(wanted)
+
+        monkeypatch.setattr(runner, "first_that_loads", fails)
+        with pytest.raises(ConfigError, match=r"runner\.instructions: it does not compile"):
+            self.runner(checkpoint, runner={"use": "cpu_native", "instructions": "avx2"})

@@ -76,6 +76,8 @@ class OutputState:
             ids = ids[:-1]
         if self._matcher is not None:
             return self._matched_text(self._matcher, ids, matched, last=reason is not None)
+        if reason is None and not self._stops:
+            return self._detokenizer.push(ids)
         before = self._held + self._detokenizer.push(ids[:-1])
         text = before + self._detokenizer.push(ids[-1:])
         if reason is None:

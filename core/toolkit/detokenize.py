@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from codecs import utf_8_decode
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -16,7 +17,9 @@ _KEEP = 8
 
 
 class TokenDecoder(Protocol):
-    """What the detokenizer needs of a tokenizer."""
+    """What the detokenizer needs of a tokenizer. One whose texts are its tokens' bytes in a row may have them as
+    `token_bytes`, by id, and nothing for unknown ids: then nothing is decoded twice.
+    """
 
     @property
     def special_ids(self) -> frozenset[int]: ...
@@ -34,7 +37,8 @@ class IncrementalDetokenizer:
     piece holds U+FFFD only where the text itself has invalid bytes. (One exception, for decoders with byte fallback:
     they turn a whole run of byte tokens into U+FFFD once any byte of it is invalid, also those already sent.)
 
-    A window of at most a few dozen tokens is decoded per call, so the cost per token does not grow with the output.
+    Where the tokenizer knows its tokens' bytes, the new ones are all that is looked at. Elsewhere a window of at most
+    a few dozen tokens is decoded per call, so the cost per token does not grow with the output.
     The window also gives decoders that treat a text's first token differently (SentencePiece drops its space) the
     context they need. The idea of decoding an overlapping window is that of vLLM's and TGI's offset pairs.
 
@@ -49,12 +53,17 @@ class IncrementalDetokenizer:
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         joins = not (skip_special_tokens or spaces_between_special_tokens)
         self._joined = tokenizer.special_ids if joins else frozenset()
+        self._bytes: Mapping[int, bytes] | None = None if joins else getattr(tokenizer, "token_bytes", None)
+        self._tail = b""
+        """The beginning of a character, where bytes are known."""
         self._window: list[int] = []
         self._emitted = 0
         """Characters of the window's text that have been returned."""
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that has become certain with these tokens; "" where everything has to wait."""
+        if self._bytes is not None:
+            return self._push_bytes(self._bytes, ids)
         kept = [i for i in ids if i not in self._skip and self._tokenizer.id_to_token(i) is not None]
         if not kept:
             return ""
@@ -69,10 +78,19 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """What was held back, at the end of the output. The object then starts a new text."""
+        if self._bytes is not None:
+            tail, self._tail = self._tail, b""
+            return utf_8_decode(tail, "replace", True)[0]
         piece = self._decode(self._window)[self._emitted :]
         self._window.clear()
         self._emitted = 0
         return piece
+
+    def _push_bytes(self, known: Mapping[int, bytes], ids: Iterable[int]) -> str:
+        data = self._tail + b"".join([known[token] for token in ids if token not in self._skip])
+        text, used = utf_8_decode(data, "replace")
+        self._tail = data[used:]
+        return text
 
     def _decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from pegboard.core.toolkit.byte_letters import BYTE_LETTERS
+
 REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -23,17 +25,6 @@ class TokenSpeller(Protocol):
     def id_to_token(self, token_id: int) -> str | None: ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letters in which byte-level vocabularies spell bytes (GPT-2's table)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in shown}
-    letters.update({chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(shown)))})
-    return letters
-
-
-_BYTE_LETTERS = _byte_letters()
 
 
 class TokenTexts:
@@ -78,8 +69,8 @@ class TokenTexts:
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if (byte := _BYTE.fullmatch(spelling)) and text != spelling:
             return bytes([int(byte[1], 16)])
-        if all(letter in _BYTE_LETTERS for letter in spelling):
-            raw = bytes(_BYTE_LETTERS[letter] for letter in spelling)
+        if all(letter in BYTE_LETTERS for letter in spelling):
+            raw = bytes(BYTE_LETTERS[letter] for letter in spelling)
             if raw.decode(errors="replace") == text:
                 return raw
         spaced = spelling.replace(_SPACE, " ")

@@ -8,14 +8,15 @@ reads them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as _Backend
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
+from pegboard.core.toolkit.byte_letters import bytes_of
 from pegboard.core.toolkit.chat_template import ChatTemplate, ChatTemplates
 from pegboard.core.toolkit.hf_files import eos_token_ids as model_eos_token_ids
 from pegboard.core.toolkit.hf_files import read_json_object
@@ -54,6 +55,10 @@ class Tokenizer:
         eos = backend.token_to_id(self._named["eos_token"]) if "eos_token" in self._named else None
         self.eos_token_ids = eos_token_ids if eos is None else eos_token_ids | {eos}
         """Every id that ends an answer: from generation_config.json, config.json and the tokenizer's eos_token."""
+        self.token_bytes = _TokenBytes(self.id_to_token) if _is_byte_level(backend) else None
+        """What each token adds to a text, by id: UTF-8, or part of a character, and nothing for an unknown id. None for
+        tokenizers whose texts are not their tokens' bytes in a row.
+        """
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         """Number of tokens, added ones included. The model's logits may be wider (padding)."""
 
@@ -184,6 +189,31 @@ class Tokenizer:
             tools=tools,
             variables={**self._named, **kwargs},
         )
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Bytes by token id, worked out where they are first asked for."""
+
+    def __init__(self, id_to_token: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._id_to_token = id_to_token
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelling = self._id_to_token(token_id)
+        if spelling is None:
+            return b""
+        found = self[token_id] = bytes_of(spelling)
+        return found
+
+
+def _is_byte_level(backend: _Backend) -> bool:
+    """Whether the decoder does nothing but read bytes spelled in letters, as far as its own tokens show it."""
+    if not isinstance(backend.decoder, decoders.ByteLevel):
+        return False
+    return all(
+        backend.decode([token], skip_special_tokens=False) == bytes_of(added.content).decode(errors="replace")
+        for token, added in backend.get_added_tokens_decoder().items()
+    )
 
 
 def _token_text(value: Any) -> str | None:

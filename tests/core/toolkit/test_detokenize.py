@@ -24,9 +24,14 @@ def tiny(directory: Path) -> Tokenizer:
     return Tokenizer.from_directory(directory)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny(tmp_path_factory.mktemp("tokenizer"))
+@pytest.fixture(scope="module", params=["bytes", "window"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tiny one, as it is and as one that does not know its tokens' bytes."""
+    made = tiny(tmp_path_factory.mktemp(f"tokenizer-{request.param}"))
+    assert made.token_bytes is not None
+    if request.param == "window":
+        made.token_bytes = None
+    return made
 
 
 @functools.cache
@@ -132,6 +137,42 @@ def test_cost_per_token_does_not_grow(tokenizer: Tokenizer) -> None:
         detokenizer = IncrementalDetokenizer(Counting())
         assert "".join(detokenizer.push([token]) for token in ids) == text
         assert decoded < 100 * len(ids)
+
+
+@pytest.mark.parametrize("text", ["漢字 🙂", "abc"])
+def test_known_bytes_are_not_decoded_again(text: str, tmp_path: Path) -> None:
+    known = tiny(tmp_path)
+
+    class Silent:
+        special_ids: frozenset[int] = frozenset()
+        token_bytes = known.token_bytes
+
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            raise AssertionError
+
+        def id_to_token(self, token_id: int) -> str | None:
+            raise AssertionError
+
+    ids = known.encode(text, add_special_tokens=False)
+    assert "".join(pieces(Silent(), [[token] for token in ids])) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", ["<|end|>", "<｜end▁of｜>", "<é>", "< end >", "Ġ", "\u0120x"])  # noqa: RUF001
+def test_bytes_of_added_tokens_are_the_decoders(content: str) -> None:
+    """Some would be read as bytes spelled in letters, and others as they stand."""
+    backend = Backend(models.BPE(vocab={"a": 0, "Ġ": 1, "Ã": 2, "©": 3}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, named_tokens={"eos_token": content})
+    (special,) = tokenizer.special_ids
+    for ids in ([special], [0, special, 1], [2, special, 3], [2, 3, 99, special], [special] * 3):
+        for skip in (True, False):
+            out = pieces(tokenizer, [[token] for token in ids], skip=skip)
+            assert "".join(out) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_only_byte_level_decoders_have_bytes() -> None:
+    assert sentencepiece().token_bytes is None
+    assert spaced().token_bytes is None
 
 
 def test_flush_begins_a_new_text(tokenizer: Tokenizer) -> None:

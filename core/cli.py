@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pegboard.core.commands import chat, config, generate, plugins, simulate
+from pegboard.core.commands import bench, chat, config, generate, plugins, simulate
 from pegboard.core.commands.config import Files, Overrides
 from pegboard.core.commands.output import write
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
@@ -65,6 +65,7 @@ def serve(files: Files = None, overrides: Overrides = None) -> None:
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(simulate.simulate)
+app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(plugins.app, name="plugins")
 

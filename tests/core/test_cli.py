@@ -50,6 +50,7 @@ class TestLightness:
             ["config", "--help"],
             ["chat", "--help"],
             ["generate", "--help"],
+            ["bench", "serve", "--help"],
         ],
     )
     def test_nothing_heavy_is_imported(self, arguments: list[str]) -> None:

@@ -4,7 +4,7 @@
 
 Wall seconds of `pegboard --help` and `pegboard plugins list` (medians), of a server from its start to its first
 answer, with the model still to be converted (an empty cache in a temporary folder) and then with the converted one;
-and the resident memory of both processes after an answer.
+and the resident memory of all processes after an answer, and their seconds of CPU until then.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def seconds(*arguments: str) -> float:
     return time.perf_counter() - start
 
 
-def first_answer(config: Mapping[str, object], env: Mapping[str, str]) -> tuple[float, list[int]]:
-    """Seconds from the start of a server to its first answer, and resident bytes of API and scheduler process."""
+def first_answer(config: Mapping[str, object], env: Mapping[str, str]) -> tuple[float, list[tuple[str, int, float]]]:
+    """Seconds from the start of a server to its first answer; then name, resident bytes and CPU seconds by process."""
     body = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
     start = time.perf_counter()
     with serving(config, env=env) as server:
@@ -45,7 +45,13 @@ def first_answer(config: Mapping[str, object], env: Mapping[str, str]) -> tuple[
             answer.read()
         took = time.perf_counter() - start
         api = psutil.Process(server.process.pid)
-        return took, [one.memory_info().rss for one in (api, *api.children())]
+        processes = [("api", api), *((_name(one), one) for one in api.children(recursive=True))]
+        return took, [(name, one.memory_info().rss, sum(one.cpu_times()[:4])) for name, one in processes]
+
+
+def _name(process: psutil.Process) -> str:
+    modules = [word for word in process.cmdline() if word.startswith("pegboard.")]
+    return modules[0].rpartition(".")[2] if modules else process.name()
 
 
 def main() -> None:
@@ -63,9 +69,9 @@ def main() -> None:
         cold, _ = first_answer(config, env)
         warm = [first_answer(config, env) for _ in range(3)]
     median = statistics.median(took for took, _ in warm)
-    print(f"start to first answer: {cold:.1f} s with the conversion, median {median:.1f} s of 3 without")
-    api, scheduler = warm[-1][1]
-    print(f"resident after it: API process {api / MB:.0f} MB, scheduler process {scheduler / MB:.0f} MB")
+    print(f"start to first answer: {cold:.1f} s with conversion and compilation, median {median:.1f} s of 3 without")
+    for name, resident, cpu in warm[-1][1]:
+        print(f"    {name:<20} {resident / MB:5.0f} MB resident, {cpu:5.2f} s of CPU")
 
 
 if __name__ == "__main__":

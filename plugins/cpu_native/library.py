@@ -140,8 +140,8 @@ def _compile(command: list[str], instructions: str) -> None:
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         lines = said.splitlines()
-        error = next((line for line in lines if "error" in line), lines[0])
-        raise NativeError(f"{what}: {error.strip()}; {remedy}", f"\n{said[:_SHOWN]}")
+        complaint = next((line for line in lines if "error" in line), lines[0])
+        raise NativeError(f"{what}: {complaint.strip()}; {remedy}", f"\n{said[:_SHOWN]}")
 
 
 def _digest(*parts: bytes) -> str:

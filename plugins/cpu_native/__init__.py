@@ -16,5 +16,14 @@ plugin = Plugin(
             provides=frozenset({"hidden_states", "input_logprobs", "own_weights"}),
             rank=20,
         ),
+        Provider(
+            contract="sampler",
+            name="cpu_native",
+            factory="pegboard.plugins.cpu_native.sampler:CpuNativeSampler",
+            config="pegboard.plugins.cpu_native.options:CpuNativeSamplerOptions",
+            summary="temperature, top-k, top-p and min-p in C++ on a CPU, without a sort of the vocabulary",
+            provides=frozenset({"seeded"}),
+            rank=20,
+        ),
     ),
 )

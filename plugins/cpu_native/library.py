@@ -207,6 +207,21 @@ class Batch(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Sampling(ctypes.Structure):
+    """PbSampling of the source."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_void_p)
+            for name in (
+                "temperatures", "top_ps", "min_ps", "top_ks", "seeds", "steps", "mask", "mask_rows",
+            )
+        ],
+        ("mask_words", ctypes.c_int64),
+        ("masks", ctypes.c_int32),
+    ]  # fmt: skip
+
+
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL:
     """The library, ready for use in this process. Raises NativeError."""
@@ -228,6 +243,14 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_forward", [pointer, pointer], number),
         ("pb_take_seconds", [pointer, pointer], None),
         ("pb_project", [pointer, pointer, number, pointer], number),
+        ("pb_sampler_create", [number], pointer),
+        ("pb_sampler_destroy", [pointer], None),
+        ("pb_sample", [pointer, pointer, ctypes.c_int64, number, number, pointer, pointer], number),
+        (
+            "pb_log_sums",
+            [pointer, pointer, ctypes.c_int64, number, number, pointer, number, pointer, pointer, pointer],
+            number,
+        ),
     ):
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
@@ -236,10 +259,10 @@ def load(instructions: str) -> ctypes.CDLL:
     return library
 
 
-def first_that_loads(wanted: str) -> tuple[str, ctypes.CDLL]:
+def first_that_loads(wanted: str, *, quiet: bool = False) -> tuple[str, ctypes.CDLL]:
     """The best instruction set that works here, with its library. Raises NativeError with what was wrong with the best.
 
-    Logs one warning with a compiler's words where there are any, and where another set has to do.
+    Logs one warning with a compiler's words where there are any, and where another set has to do, unless `quiet`.
     """
     names = available(cpu_flags()) if wanted == "auto" else (choose(wanted),)
     first: NativeError | None = None
@@ -249,10 +272,10 @@ def first_that_loads(wanted: str) -> tuple[str, ctypes.CDLL]:
         except NativeError as error:
             first = first or error
             continue
-        if first is not None:
+        if first is not None and not quiet:
             logger.warning("%s; %s is used instead, which is slower%s", first, name, first.said)
         return name, library
     assert first is not None
-    if first.said:
+    if first.said and not quiet:
         logger.warning("%s%s", first, first.said)
     raise first

@@ -16,3 +16,12 @@ class CpuNativeOptions(Options):
     """Threads that compute; 0: one per core that this process may use."""
     instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
     """Instruction set to compile for: `auto` takes the best one that this CPU has."""
+
+
+class CpuNativeSamplerOptions(Options):
+    """How the sampler's native code is built and run."""
+
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads that sample, for the rows of a batch; 0: one per core that this process may use."""
+    instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
+    """Instruction set to compile for: `auto` takes the best one that this CPU has. All draw the same tokens."""

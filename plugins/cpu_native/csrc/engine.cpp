@@ -23,6 +23,7 @@
 #include "matrix.h"
 #include "model.h"
 #include "numbers.h"
+#include "sampler.h"
 #include "team.h"
 
 namespace {

@@ -1,0 +1,142 @@
+"""The sampler in native code: what the runner does within its forward pass, for logits that come from elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
+from pegboard.core.interfaces.forward import LogprobOutput
+from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.toolkit.logprobs import token_logprobs
+from pegboard.plugins.cpu_native.library import NativeError, Sampling, first_that_loads
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.sampling import SamplingBatch
+
+_NOT_FINITE = 2
+"""pb_log_sums met a row whose logprobs are no matter of course."""
+
+
+class CpuNativeSampler(Sampler):
+    """Rows are shared among threads, and each is drawn by itself: the same token in any batch, with any number of
+    threads and every instruction set. Seeds give the tokens that they give with the sampler in torch, but for rounding.
+
+    Filters work one after the other, each on what the one before it left, renormalised. Of equal logits at the cut of
+    top_k or top_p the smaller ids stay. The vocabulary is not sorted.
+    """
+
+    def __init__(self, options: Any, ctx: SamplerContext) -> None:
+        super().__init__(options, ctx)
+        try:
+            _, self._library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
+        except NativeError as error:
+            raise ConfigError(f"sampler.instructions: {error}") from error
+        threads = options.threads or len(os.sched_getaffinity(0))
+        self._handle = self._library.pb_sampler_create(threads)
+        _check(0 if self._handle else 1)
+
+    @classmethod
+    def supports(cls, ctx: SamplerContext) -> str | None:
+        if ctx.device.type != "cpu":
+            return f"it samples on a CPU, not on {ctx.device}"
+        try:
+            first_that_loads("auto", quiet=True)
+        except NativeError:
+            # The runner says it at length, and once is enough.
+            return "its native code is not to be had here; `python -m pegboard.plugins.cpu_native` says why"
+        return None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.pb_sampler_destroy(self._handle)
+            self._handle = None
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        logits = _rows(logits)
+        rows, vocab = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        columns, sampling = native_sampling(batch)
+        _check(
+            self._library.pb_sample(
+                self._handle,
+                logits.data_ptr(),
+                logits.stride(0),
+                rows,
+                vocab,
+                ctypes.byref(sampling),
+                tokens.data_ptr(),
+            )
+        )
+        del columns
+        check_tokens(tokens)
+        return tokens
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
+        given, logits = logits, _rows(logits)
+        rows, vocab = logits.shape
+        wants = batch.logprobs
+        tops = torch.tensor(
+            [0 if one is None else min(one.top, vocab) for one in wants] or [0] * rows, dtype=torch.int32
+        )
+        width = int(tops.max()) if rows else 0
+        sums = torch.empty(rows, dtype=torch.float64)
+        values, ids = torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.int64)
+        code = self._library.pb_log_sums(
+            self._handle,
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            vocab,
+            tops.data_ptr(),
+            width,
+            sums.data_ptr(),
+            values.data_ptr(),
+            ids.data_ptr(),
+        )
+        if code == _NOT_FINITE:
+            return token_logprobs(given, tokens, wants)
+        _check(code)
+        output = LogprobOutput((logits.gather(1, tokens[:, None]).squeeze(1) - sums).float())
+        if width:
+            output.top_values, output.top_ids = (values - sums[:, None]).float(), ids
+        for row, one in enumerate(wants):
+            if one is not None and one.token_ids:
+                output.chosen[row] = (logits[row, torch.tensor(one.token_ids)] - sums[row]).float()
+        return output
+
+
+def native_sampling(batch: SamplingBatch) -> tuple[list[torch.Tensor], Sampling]:
+    """A batch's parameters as the library wants them, its mask included, and the tensors that must live as long."""
+    kept = [
+        one.contiguous()
+        for one in (batch.temperatures, batch.top_ps, batch.min_ps, batch.top_ks, batch.seeds, batch.steps)
+    ]
+    temperatures, top_ps, min_ps, top_ks, seeds, steps = (one.data_ptr() for one in kept)
+    sampling = Sampling(
+        temperatures=temperatures, top_ps=top_ps, min_ps=min_ps, top_ks=top_ks, seeds=seeds, steps=steps
+    )
+    return kept, sampling
+
+
+def check_tokens(tokens: torch.Tensor) -> None:
+    """Raises ValueError for the first row that could not be sampled."""
+    if bool((tokens < 0).any()):
+        row = int((tokens < 0).nonzero()[0])
+        why = "it has no finite logit" if int(tokens[row]) == -1 else "its logits hold NaN"
+        raise ValueError(f"row {row} cannot be sampled: {why}")
+
+
+def _rows(logits: torch.Tensor) -> torch.Tensor:
+    """float32, each row's numbers side by side."""
+    if logits.dtype is not torch.float32:
+        logits = logits.float()
+    return logits if logits.stride(1) == 1 or logits.shape[1] == 1 else logits.contiguous()
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OutOfMemory("the native sampler could not allocate memory on the host")

@@ -1,0 +1,41 @@
+"""The suite of Sampler on the native sampler, with every instruction set of this CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegboard.core.testing.sampler import SamplerContract
+from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
+
+SETS = available(cpu_flags())
+
+try:
+    compiler()
+except NativeError as error:
+    pytest.skip(str(error), allow_module_level=True)
+if not SETS:
+    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+
+
+class TestBest(SamplerContract):
+    provider = "cpu_native"
+    options = {"threads": 2}
+
+
+@pytest.mark.full
+class TestOneThread(SamplerContract):
+    provider = "cpu_native"
+    options = {"threads": 1}
+
+
+@pytest.mark.full
+@pytest.mark.skipif("avx512" not in SETS, reason="this CPU has no AVX-512 bf16")
+class TestAvx512(SamplerContract):
+    provider = "cpu_native"
+    options = {"instructions": "avx512", "threads": 3}
+
+
+@pytest.mark.skipif("avx2" not in SETS, reason="this CPU has no AVX2")
+class TestAvx2(SamplerContract):
+    provider = "cpu_native"
+    options = {"instructions": "avx2", "threads": 2}

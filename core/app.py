@@ -63,6 +63,7 @@ def build_app(
             expose_headers=[REQUEST_ID.decode(), "retry-after"],
             max_age=cors.max_age,
         )
+    app.state.own_middleware = list(app.user_middleware)
     app.add_exception_handler(InvalidRequest, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -55,6 +55,8 @@ PING = 0
 class _Stream(OutputStream):
     """Outputs of one request. What its reader has not taken yet is merged, so it holds one output at most."""
 
+    live = True
+
     def __init__(self, client: AsyncEngineClient, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
         self.rid = request.rid
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,36 +65,46 @@ class _Stream(OutputStream):
         self._pending: TokenOutput | None = None
         self._error: InvalidRequest | None = None
         self._closed = False
-        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+        self._wake: Callable[[], None] = self._news.set
 
     def deliver(self, output: TokenOutput) -> None:
-        error = failure(output.finish_reason)
+        error = None if output.finish_reason is None else failure(output.finish_reason)
         if error is not None:
             self.fail(error)
             return
         self._pending = output if self._pending is None else merge(self._pending, output)
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: InvalidRequest) -> None:
         self._error = error
         if not self.accepted.done():
             self.accepted.set_exception(error)
-        self._wake.set()
+        self._wake()
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def take(self) -> OutputChunk | None:
+        output, self._pending = self._pending, None
+        if output is not None:
+            return self._state.push(output)
+        if self._error is not None:
+            raise self._error
+        return None
 
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self._chunks()
 
     async def _chunks(self) -> AsyncIterator[OutputChunk]:
         while not self._closed:
-            await self._wake.wait()
-            output, self._pending = self._pending, None
-            if output is None:
-                if self._error is not None:
-                    raise self._error
-                self._wake.clear()
+            await self._news.wait()
+            chunk = self.take()
+            if chunk is None:
+                self._news.clear()
                 continue
-            yield self._state.push(output)
-            if output.finish_reason is not None:
+            yield chunk
+            if chunk.finish_reason is not None:
                 return
 
     async def last(self) -> TokenOutput:
@@ -100,14 +112,14 @@ class _Stream(OutputStream):
         while self._pending is None or self._pending.finish_reason is None:
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            self._news.clear()
+            await self._news.wait()
         return self._pending
 
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            self._wake.set()
+            self._news.set()
             self._client.forget(self)
 
 

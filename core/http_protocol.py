@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.answer_stream import BODY_WRITER
 from pegboard.core.toolkit.http import answer_error
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            extensions: dict[str, Any] = {BODY_WRITER: _BodyWriter(self.cycle)}
+            self.scope["extensions"] = extensions
 
     def on_message_complete(self) -> None:
         self._begun = False
@@ -178,6 +183,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             lines += [name + b": " + value for name, value in response.raw_headers]
             self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self.transport.close()
+
+
+class _BodyWriter:
+    """What `RequestResponseCycle.send` does with a piece of a chunked body, without being awaited for each."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return True
+        if not cycle.chunked_encoding or cycle.response_complete:
+            raise RuntimeError("this response takes no pieces")
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        await self._cycle.flow.drain()
 
 
 def _too_large(message: str) -> InvalidRequest:

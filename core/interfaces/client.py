@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +136,24 @@ class OutputStream(abc.ABC):
 
     Iterating raises InvalidRequest with a status of 500 or above where the engine failed the request on the way. A
     reader that falls behind gets fewer, larger chunks. Iterate it once.
+
+    A stream that is `live` may be read without a task that waits for it: `watch` it and `take` what is there, instead
+    of iterating. That is lighter, where there are many streams and each step of the engine brings one token of each.
     """
 
     rid: str
+    live: bool = False
+    """Whether `watch` and `take` are offered."""
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """From now on, call `wake` in the event loop whenever there may be something to take. It must not raise."""
+        raise NotImplementedError
+
+    def take(self) -> OutputChunk | None:
+        """What is new; None where nothing is. Raises as iterating does. After the chunk with a finish reason there is
+        none.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def __aiter__(self) -> AsyncIterator[OutputChunk]: ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,7 @@ class Answers:
         self._pumps: list[asyncio.Future[None]] = []
         self._source = self._read()
         self._begun: tuple[int, OutputChunk] | None = None
+        self._waking: asyncio.Handle | None = None
 
     @classmethod
     async def submit(
@@ -243,6 +244,47 @@ class Answers:
             async for one in source:
                 yield one
 
+    @property
+    def live(self) -> bool:
+        """Whether `watch` and `take` may be used in place of `chunks`, which is lighter (see OutputStream)."""
+        return not self._pumps and all(stream.live for stream in self._streams)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """From now on, call `wake` in the event loop whenever there may be something to take: for what comes of several
+        requests at one time, once. It must not raise.
+        """
+        if len(self._streams) == 1:
+            self._streams[0].watch(wake)
+            return
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            self._waking = None
+            wake()
+
+        def soon() -> None:
+            if self._waking is None:
+                self._waking = loop.call_soon(run)
+
+        for stream in self._streams:
+            stream.watch(soon)
+
+    def take(self) -> Iterator[tuple[int, OutputChunk]]:
+        """As `chunks`, of what is there now."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            yield begun
+        for index, stream in enumerate(self._streams):
+            chunk = stream.take()
+            if chunk is not None:
+                self.answers[index].add(chunk)
+                yield index, chunk
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers have ended well, and have been read to their ends."""
+        return self._begun is None and all(one.finish_reason is not None for one in self.answers)
+
     async def _read(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         if len(self._streams) == 1:
             async for chunk in self._streams[0]:
@@ -278,6 +320,11 @@ class Answers:
     async def aclose(self) -> None:
         for stream in self._streams:
             await stream.aclose()
+        if self._waking is not None:
+            self._waking.cancel()
+        with contextlib.suppress(RuntimeError):
+            # That it is being read just now.
+            await self._source.aclose()
         await self._stop_pumps()
 
     async def _stop_pumps(self) -> None:

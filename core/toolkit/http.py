@@ -335,7 +335,8 @@ def _inlined(schema: dict[str, Any]) -> Any:
     return replace(schema)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
     message: Message = {}
     while message.get("type") != "http.disconnect":
         message = await receive()
@@ -347,13 +348,13 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Read the body before calling this: it takes over the connection's incoming messages.
     """
     task = asyncio.ensure_future(work)
-    await _race(task, _disconnect(request.receive))
+    await race(task, disconnect(request.receive))
     if task.cancelled():
         raise ClientDisconnected
     return task.result()
 
 
-async def _race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> None:
+async def race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> None:
     """Wait for either; afterwards both have ended, the slower one by cancellation."""
     watcher = asyncio.ensure_future(other)
     try:
@@ -438,7 +439,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
         try:
-            await _race(sending, _disconnect(receive))
+            await race(sending, disconnect(receive))
         finally:
             await self._close()
         if not sending.cancelled():
@@ -456,8 +457,12 @@ class EventStream(Response):
             async with contextlib.aclosing(self._events) as frames:
                 async for frame in frames:
                     yield frame
-        except InvalidRequest as error:
-            yield self._error(error)
-        except Exception:
-            logger.exception("a stream failed")
-            yield self._error(InvalidRequest("internal error", status=500, code="internal_error"))
+        except Exception as error:
+            yield self._failed(error)
+
+    def _failed(self, error: Exception) -> bytes:
+        """The event of an exception on the way."""
+        if isinstance(error, InvalidRequest):
+            return self._error(error)
+        logger.error("a stream failed", exc_info=error)
+        return self._error(InvalidRequest("internal error", status=500, code="internal_error"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.toolkit.http import EventStream, event, json_response
+from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
+from pegboard.core.toolkit.http import event, json_response
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage
 
@@ -78,24 +79,38 @@ class Writer(abc.ABC):
         """The HTTP answer to what the engine makes of these requests, whole or as a stream."""
         answers = await self.surface.submit(request, requests, names, self.wanted.session_params)
         if self.wanted.stream:
-            return EventStream(self._events(answers), close=answers.aclose)
+            return AnswerStream(answers, _Events(self, answers))
         return json_response(self.body(await self.surface.collect(request, answers, names)))
 
-    async def _events(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+
+class _Events(AnswerWriter):
+    """The chunks of a stream, each with one choice."""
+
+    def __init__(self, writer: Writer, answers: Answers) -> None:
+        self._writer = writer
+        self._answers = answers
         # With usage asked for, every other chunk carries a null, as OpenAI's do.
-        wanted = self.wanted
-        more: dict[str, Any] = {"usage": None} if wanted.include_usage else {}
-        for index in range(len(answers.answers)):
-            for choice in self.begin(index):
-                yield event(self.chunk([choice], **more))
-        async for index, chunk in answers.chunks():
-            if wanted.continuous_usage:
-                more = {"usage": usage([answers.answers[index]], 1)}
-            for choice in self.pieces(index, chunk):
-                yield event(self.chunk([choice], **more))
-        if wanted.include_usage:
-            counted = usage(answers.answers, wanted.copies, self.reasoning_tokens())
-            yield event(self.chunk([], usage=counted))
+        self._more: dict[str, Any] = {"usage": None} if writer.wanted.include_usage else {}
+        self._continuous = writer.wanted.continuous_usage
+
+    def begin(self) -> bytes:
+        indices = range(len(self._answers.answers))
+        return self._events([choice for index in indices for choice in self._writer.begin(index)])
+
+    def more(self, index: int, chunk: OutputChunk) -> bytes:
+        if self._continuous:
+            self._more = {"usage": usage([self._answers.answers[index]], 1)}
+        return self._events(self._writer.pieces(index, chunk))
+
+    def end(self) -> bytes:
+        writer = self._writer
+        if not writer.wanted.include_usage:
+            return b""
+        counted = usage(self._answers.answers, writer.wanted.copies, writer.reasoning_tokens())
+        return event(writer.chunk([], usage=counted))
+
+    def _events(self, choices: list[Choice]) -> bytes:
+        return b"".join([event(self._writer.chunk([choice], **self._more)) for choice in choices])
 
 
 def ending(reason: dict[str, Any] | None) -> Choice:

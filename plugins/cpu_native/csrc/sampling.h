@@ -81,6 +81,7 @@ constexpr int FEW = 32;      // tokens that most nuclei have at most
 constexpr int WIDE = 256;    // a nucleus with more of them is drawn from by rejection
 constexpr int TRIALS = 8;
 constexpr int SHORT = 1024;  // a head that is sorted
+constexpr int DIGITS = 2048;
 
 // A token's place in the order, as a number: larger is nearer to the front.
 using Place = uint64_t;
@@ -92,6 +93,7 @@ inline uint32_t ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 inline Place place_of(float x, int id) { return Place(ordered(x)) << 32 | uint32_t(~uint32_t(id)); }
+inline Place everyone() { return place_of(-FLT_MAX, INT32_MAX); }  // the end of the order
 inline int id_of(Place p) { return int(~uint32_t(p)); }
 inline float value_of(Place p) {
   const uint32_t key = uint32_t(p >> 32), bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
@@ -102,17 +104,18 @@ inline float value_of(Place p) {
 
 // Memory for rows of a vocabulary; one per thread.
 struct SampleSpace {
-  std::vector<float> maxima, picked;
+  std::vector<float> maxima, picked, masses;
   std::vector<double> cumulated, by_digit, mass;
   std::vector<Place> places;
 
   void need(int vocab) {
     if (int(places.size()) >= vocab) return;
     places.resize(vocab);
+    masses.resize(vocab);
     maxima.resize((vocab + CHUNK - 1) / CHUNK);
-    picked.resize(maxima.size());
+    picked.resize((vocab + LANES - 1) / LANES);
     cumulated.resize((vocab + BLOCK - 1) / BLOCK);
-    by_digit.resize(2048);
+    by_digit.resize(DIGITS * 2);
     mass.resize(std::min(vocab, SHORT));
   }
 };
@@ -244,12 +247,18 @@ struct SampledRow {
   // there are. At most `count` are sorted.
   int head(int count, float floor) {
     Place* places = space.places.data();
+    float* picked = space.picked.data();
     const int all = chunks();
+    int parts = all;
     float threshold = floor;
-    if (count <= all) {
-      float* picked = space.picked.data();
+    if (count * 4 <= all * 3) {
       memcpy(picked, space.maxima.data(), sizeof(float) * all);
-      std::nth_element(picked, picked + (count - 1), picked + all, std::greater<float>());
+    } else {  // too many for so few maxima to tell them from the rest: smaller chunks
+      parts = 0;
+      each(0, vocab, [&](int, Lanes a, int) { picked[parts++] = largest(a); });
+    }
+    if (count <= parts) {
+      std::nth_element(picked, picked + (count - 1), picked + parts, std::greater<float>());
       threshold = std::max(picked[count - 1], floor);
     }
     int found = 0;
@@ -302,6 +311,17 @@ struct SampledRow {
 
   // ---- long heads ----
 
+  // A head's lanes: those up to a place, with at least so much mass.
+  auto head_to(Place end, float least) const {
+    const float value = value_of(end);
+    const int id = id_of(end);
+    return [=](int i, Lanes a, Lanes m) {
+      const uint32_t here = i > id ? 0 : id - i >= LANES - 1 ? 0xffffu : (2u << (id - i)) - 1;
+      const uint32_t more = above(a, lanes_of(value)), same = at_least(a, lanes_of(value)) & ~more;
+      return (more | (same & here)) & at_least(m, lanes_of(least));
+    };
+  }
+
   // The first place of the head up to `end` where the weights, cumulated, exceed `target`, or only reach it. Weights are
   // the mass, or 1 each. Tokens with less mass than `least` weigh nothing.
   template <class Weight>
@@ -322,51 +342,62 @@ struct SampledRow {
       before -= by_digit[last];
       return last;
     };
-    std::fill(by_digit, by_digit + 2048, 0.0);
-    const auto passes = [&](Place place, float m) { return place >= end && m > 0 && m >= least; };
-    each(0, vocab, [&](int i, Lanes a, int n) {
-      alignas(64) float part[LANES];
-      store(part, mass(a));
-      for (int j = 0; j < n; ++j) {
-        const Place place = place_of(x[i + j], i + j);
-        if (passes(place, part[j])) by_digit[place >> 53] += weight(part[j]);
-      }
-    });
-    int digit = find(2048), found = 0;
-    each(0, vocab, [&](int i, Lanes a, int n) {
-      alignas(64) float part[LANES];
-      store(part, mass(a));
-      for (int j = 0; j < n; ++j) {
-        const Place place = place_of(x[i + j], i + j);
-        if (int(place >> 53) == digit && passes(place, part[j])) places[found++] = place;
-      }
-    });
+    // Two tables, since neighbours often have the same digit and would wait for each other.
+    std::fill(by_digit, by_digit + DIGITS * 2, 0.0);
+    const auto keep = head_to(end, least);
+    for (int at = 0; at < vocab; at += BLOCK) {
+      alignas(64) float masses[BLOCK];
+      const int stop = std::min(vocab, at + BLOCK);
+      uint32_t any = 0;
+      each(at, stop, [&](int i, Lanes a, int) {
+        const Lanes m = mass(a);
+        const uint32_t kept = keep(i, a, m);
+        any |= kept;
+        store(masses + (i - at), only(kept, m));
+      });
+      if (!any) continue;
+      for (int i = at; i < stop; ++i)
+        by_digit[(ordered(x[i]) >> 21) + DIGITS * (i & 1)] += weight(masses[i - at]);
+    }
+    for (int digit = 0; digit < DIGITS; ++digit) by_digit[digit] += by_digit[DIGITS + digit];
+    int digit = find(DIGITS), found = 0;
+    float* masses = space.masses.data();
+    // No logit has the key of the negative zero, whose value would be that of the other one.
+    const uint32_t last = uint32_t(digit) << 21 | 0x1fffff;
+    const float low = value_of(Place(digit) << 53), high = value_of(Place(last - (last == 0x7fffffff)) << 32);
+    for (int chunk = 0; chunk < chunks(); ++chunk) {
+      if (!(space.maxima[chunk] >= low)) continue;
+      each(chunk * CHUNK, std::min(vocab, (chunk + 1) * CHUNK), [&](int i, Lanes a, int) {
+        uint32_t here = at_least(a, lanes_of(low)) & ~above(a, lanes_of(high));
+        if (!here) return;
+        alignas(64) float part[LANES];
+        const Lanes m = mass(a);
+        here &= keep(i, a, m) & above(m, lanes_of(0.0f));
+        store(part, m);
+        for (; here; here &= here - 1) {
+          const int j = __builtin_ctz(here);
+          places[found] = place_of(x[i + j], i + j);
+          masses[found++] = part[j];
+        }
+      });
+    }
     for (const auto& [shift, bits] : {std::pair{42, 11}, std::pair{32, 10}}) {
-      std::fill(by_digit, by_digit + 2048, 0.0);
-      const Place low = (Place(1) << bits) - 1;
-      for (int i = 0; i < found; ++i) by_digit[places[i] >> shift & low] += weight(mass(value_of(places[i])));
+      std::fill(by_digit, by_digit + DIGITS, 0.0);
+      const Place ones = (Place(1) << bits) - 1;
+      for (int i = 0; i < found; ++i) by_digit[places[i] >> shift & ones] += weight(masses[i]);
       digit = find(1 << bits);
       int left = 0;
       for (int i = 0; i < found; ++i)
-        if (int(places[i] >> shift & low) == digit) places[left++] = places[i];
+        if (int(places[i] >> shift & ones) == digit) {
+          places[left] = places[i];
+          masses[left++] = masses[i];
+        }
       found = left;
     }
     // All of one value now, by ascending id.
-    const double each_one = weight(mass(value_of(places[0])));
     int i = 0;
-    while (i + 1 < found && !reached(before + each_one)) before += each_one, ++i;
+    while (i + 1 < found && !reached(before + weight(masses[i]))) before += weight(masses[i++]);
     return places[i];
-  }
-
-  // A head's lanes: those up to a place, with at least so much mass.
-  auto head_to(Place end, float least) const {
-    const float value = value_of(end);
-    const int id = id_of(end);
-    return [=](int i, Lanes a, Lanes m) {
-      const uint32_t here = i > id ? 0 : id - i >= LANES - 1 ? 0xffffu : (2u << (id - i)) - 1;
-      const uint32_t more = above(a, lanes_of(value)), same = at_least(a, lanes_of(value)) & ~more;
-      return (more | (same & here)) & at_least(m, lanes_of(least));
-    };
   }
 
   // `end`: the last place that top_k keeps. top_p and min_p are still to come.
@@ -399,16 +430,16 @@ struct SampledRow {
       });
       if (before < double(p.top_p) * sum) return token;
     }
-    return draw_by_digits(0, sum, p, uniform(p, TRIALS));
+    return draw_by_digits(everyone(), sum, p, uniform(p, TRIALS));
   }
 
   int draw_from_top_k(const RowParams& p) {
     const int k = int(p.top_k);
-    if (k <= SHORT && (k * 4 <= chunks() * 3 || vocab <= 4096)) {
+    if (k <= SHORT) {
       const int found = head(k, -FLT_MAX);
       return draw_from_head(std::min(k, found), -1.0, false, p, uniform(p));
     }
-    const Place end = descend(0, 0.0f, double(k), false, [](float) { return 1.0; });
+    const Place end = descend(everyone(), 0.0f, double(k), false, [](float m) { return m > 0 ? 1.0 : 0.0; });
     const double of = p.top_p < 1.0f ? mass_where(head_to(end, 0.0f)) : 0.0;
     return draw_by_digits(end, of, p, uniform(p));
   }

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pegboard.core.toolkit.packed import pack, packed_linear
+
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
@@ -65,9 +67,17 @@ class FusedLinear(nn.Module):
         self.sizes = tuple(sizes)
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=device)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
+        self._packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._packed is not None:
+            return packed_linear(x, self._packed, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Keep the loaded weight as `packed` does it, and in no other form: there are no `targets` any more."""
+        self._packed = pack(self.weight)
+        del self.weight
 
     def targets(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Checkpoint name -> buffer, with one name per part."""
@@ -95,6 +105,11 @@ class GatedMLP(nn.Module):
         out: Tensor = self.down(self.act(gate) * up)
         return out
 
+    def pack(self) -> None:
+        """See `FusedLinear.pack`."""
+        self.gate_up.pack()
+        self.down.pack()
+
     def targets(self, name: str) -> dict[str, Tensor]:
         """Checkpoint name -> buffer, for an MLP called `name`."""
         return {
@@ -109,6 +124,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = empty_parameter(vocab, hidden, dtype=dtype, device=device)
+        self._packed: Tensor | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows of int64 `ids` [tokens]: [tokens, hidden]."""
@@ -116,4 +132,14 @@ class Embedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor."""
+        if self._packed is not None:
+            return packed_linear(hidden, self._packed).float()
         return F.linear(hidden, self.weight).float()
+
+    def pack(self, *, looked_up: bool) -> None:
+        """Keep the loaded weight as `packed` does it, for `logits`. Beside it the rows stay where they are `looked_up`;
+        else they go, and there are no embeddings and no `targets` any more.
+        """
+        self._packed = pack(self.weight)
+        if not looked_up:
+            del self.weight

@@ -11,6 +11,7 @@ plugin = Plugin(
             contract="model_family",
             name="dense",
             factory="pegboard.plugins.model_dense.family:DenseFamily",
+            config="pegboard.plugins.model_dense.options:DenseOptions",
             summary="dense decoders (Llama, Mistral, Qwen2, Qwen3) with fused projections, from safetensors or GGUF",
             rank=20,
         ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.hf_files import eos_token_ids
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import ModelSpec
@@ -38,7 +41,9 @@ class DenseFamily(ModelFamily):
         return self._spec
 
     def load(self) -> Network:
-        """Allocate the network and copy every tensor into its place, one at a time. Raises ModelError."""
+        """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
+        ConfigError where packing is insisted on and cannot be done.
+        """
         from pegboard.core.toolkit.weights import load_weights
         from pegboard.plugins.model_dense.network import DenseNetwork
 
@@ -50,4 +55,21 @@ class DenseFamily(ModelFamily):
             # Old checkpoints carry the rope's buffer, and tied ones sometimes a copy of the embeddings.
             ignore=lambda name: name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"),
         )
+        if self._packs():
+            network.pack()
         return network.eval()
+
+    def _packs(self) -> bool:
+        """Whether to pack. The log says it, and why not."""
+        from pegboard.core.toolkit.packed import why_not_packed
+
+        wanted = self.options.packed
+        reason = "model.packed is off" if wanted == "off" else why_not_packed(self.ctx.dtype, self.ctx.device)
+        if reason is None:
+            logger.info("linear layers: weights packed by oneDNN")
+            return True
+        if wanted == "on":
+            raise ConfigError(f"model.packed: {reason}; leave it at auto")
+        if self.ctx.device.type == "cpu":
+            logger.info("linear layers: plain torch; %s", reason)
+        return False

@@ -56,6 +56,12 @@ class DecoderLayer(nn.Module):
         out: Tensor = self.o(attended.reshape(x.shape[0], -1))
         return out
 
+    def pack(self) -> None:
+        """See `DenseNetwork.pack`."""
+        self.qkv.pack()
+        self.o.pack()
+        self.mlp.pack()
+
     def targets(self, name: str) -> dict[str, Tensor]:
         """Checkpoint name -> buffer, for a layer called `name`."""
         attention = f"{name}.self_attn"
@@ -119,6 +125,15 @@ class DenseNetwork(nn.Module, Network):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [n, vocab]; see `Network.logits`."""
         return self.head.logits(hidden)
+
+    def pack(self) -> None:
+        """Replace the loaded matrices by packed ones, one after another, so that one is held twice at most. Tied
+        embeddings stay beside their packed copy.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.pack()
+        self.head.pack(looked_up=self.spec.tied_embeddings)
 
     def targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> buffer, for all weights, under the names that transformers gives them."""

@@ -10,12 +10,12 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.model_runner import ModelRunnerContract
 from pegboard.core.testing.paged import PlainAttention
 from pegboard.core.toolkit.token_mask import apply_token_mask
 from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.options import DenseOptions
 
 
 class FusedRunner(ModelRunner):
@@ -25,7 +25,7 @@ class FusedRunner(ModelRunner):
         super().__init__(options, ctx)
         own = AttentionContext(ctx.spec.layers, 1, ctx.model.dtype, ctx.device, 8, ctx.spec.max_context_len)
         self.attention = PlainAttention(None, own)
-        self.network = DenseFamily(NoOptions(), ctx.model).load()
+        self.network = DenseFamily(DenseOptions(), ctx.model).load()
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.inference_mode()

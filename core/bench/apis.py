@@ -72,13 +72,14 @@ class _Growing(_Struct):
     error: Any = None
 
 
-class _GrowingIds(_Growing):
+class _GrowingKept(_Growing):
     output_ids: list[int] = []
+    text: str = ""
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_growing = msgspec.json.Decoder(_Growing).decode
-_decode_growing_ids = msgspec.json.Decoder(_GrowingIds).decode
+_decode_kept = msgspec.json.Decoder(_GrowingKept).decode
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class _NativeReader(StreamReader):
     def __init__(self, record: Record, *, keep: bool = False) -> None:
         super().__init__(record, keep=keep)
         record.counts = []
-        self._decode = _decode_growing_ids if keep else _decode_growing
+        self._decode = _decode_kept if keep else _decode_growing
 
     def event(self, data: bytes, now: float) -> None:
         grown, record = self._decode(data), self.record
@@ -197,8 +198,8 @@ class _NativeReader(StreamReader):
             record.end = now
             if meta.finish_reason.type in ABORTED and meta.finish_reason.message:
                 raise RequestFailed(meta.finish_reason.message)
-        if isinstance(grown, _GrowingIds):
-            self.ids = grown.output_ids
+        if isinstance(grown, _GrowingKept):
+            self.ids, self.text = grown.output_ids, [grown.text]
 
 
 class Api(abc.ABC):

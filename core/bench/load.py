@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,6 +16,7 @@ from pegboard.core.bench.workloads import Session, Turn, follow
 
 TICK = 0.25
 """Seconds between two looks at what is going on."""
+INTERRUPTED = "interrupted"
 GIVE_UP_AFTER = 10
 """So many times in a row the server took no connection: it is gone."""
 
@@ -123,12 +123,8 @@ class Load:
         try:
             await self._main
         except asyncio.CancelledError:
-            if not outcome.stopped:
-                outcome.stopped = "interrupted"
-                self._main.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._main
-                raise
+            # Ours, or Ctrl-C: what there is, is shown.
+            outcome.stopped = outcome.stopped or INTERRUPTED
         finally:
             watcher.cancel()
             outcome.end = max((one.end for one in outcome.records), default=time.perf_counter())

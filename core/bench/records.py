@@ -15,8 +15,8 @@ class Record:
     """One request and its answer. Times are those of one clock, in seconds; what a server has not told is None."""
 
     number: int
-    session: int = 0
-    """Requests of a conversation have the same one."""
+    conversation: int = 0
+    """Requests of one have the same."""
     turn: int = 0
     input_len: int | None = None
     """How many tokens the prompt was meant to have, where that is known."""
@@ -86,7 +86,7 @@ class Record:
         """As JSON; times in seconds from `start`."""
         found: dict[str, Any] = {
             "number": self.number,
-            "session": self.session,
+            "conversation": self.conversation,
             "turn": self.turn,
             "due": _from(start, self.due),
             "sent": _from(start, self.sent),

@@ -63,3 +63,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [plain(one) for one in value]
     return value
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    import os
+    import platform
+
+    name = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.system(), "processor": name or platform.processor(), "cores": cores}

@@ -1,28 +1,39 @@
-"""``pegboard bench serve``: a workload against a server, some times over."""
+"""``pegboard bench serve``: a workload against a server, some times over, or at rising rates."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pegboard.core.bench.apis import Wanted
 from pegboard.core.bench.connection import Address, HttpClient
 from pegboard.core.bench.figures import figures
-from pegboard.core.bench.load import Load, Outcome, StopWhen, Watcher
+from pegboard.core.bench.files import FROM_FILE, has_messages, make_workload, read_lines
+from pegboard.core.bench.find_rate import Bound, Trial, search, stop_early, verdict
+from pegboard.core.bench.load import INTERRUPTED, Load, Outcome, StopWhen, Watcher
 from pegboard.core.bench.target import Target, find_target
-from pegboard.core.bench.workloads import WORKLOADS, Arrivals, Session, Shape, Workload
+from pegboard.core.bench.workloads import Arrivals, Session, Shape, Workload
 from pegboard.core.interfaces.errors import PegboardError
 
+DEFAULT_REQUESTS = 100
 WARM_UP_RUN = 1 << 20
 """The number of the warm-up among the runs, whose prompts are its own."""
+BURST_RUN = 1 << 21
+BURST = 64
+"""Requests at once, which tell about how many per second a server is good for."""
+BURST_SHARE = 0.75
+"""At this share of that rate the search for the highest one begins."""
 LATE_MS = 20.0
 """The load is late where one in a hundred requests is sent so much after its time."""
 KNOWN_PROMPTS = 0.5
 """Prompts that share nothing, and are found in the cache: somebody has asked the same before."""
+MANY_PIECES = 0.9
 
 T = TypeVar("T")
 
@@ -37,9 +48,15 @@ class ServeSettings:
     prompt_kind: str = "auto"
     workload: str = "random"
     shape: Shape = field(default_factory=Shape)
+    file: Path | None = None
     concurrency: int | None = None
     request_rate: float = math.inf
     burstiness: float = 1.0
+    replay: float | None = None
+    """Arrivals are those that the file has, so many times as fast."""
+    find_rate: tuple[Bound, ...] = ()
+    trial_seconds: float = 30.0
+    precision: float = 0.05
     seed: int = 0
     repeat: int = 1
     warmup: int = 1
@@ -51,23 +68,48 @@ class ServeSettings:
     wait: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.request_rate > 0:
-            raise PegboardError(f"--request-rate must be above 0, got {self.request_rate:g}")
-        if not 0 < self.burstiness < math.inf:
-            raise PegboardError(f"--burstiness must be above 0, got {self.burstiness:g}")
+        for name, value in (
+            ("request-rate", self.request_rate),
+            ("burstiness", self.burstiness),
+            ("trial-seconds", self.trial_seconds),
+            ("precision", self.precision),
+            ("timeout", self.timeout),
+            ("replay", 1.0 if self.replay is None else self.replay),
+        ):
+            if not value > 0:
+                raise PegboardError(f"--{name} must be above 0, got {value:g}")
+        if (self.file is None) == (self.workload == FROM_FILE):
+            raise PegboardError(f"--workload {FROM_FILE} and --file go together")
+        if self.replay is not None and self.file is None:
+            raise PegboardError("--replay is for a --file that says when its requests came")
+        if self.replay is not None and (self.find_rate or math.isfinite(self.request_rate)):
+            raise PegboardError("--replay takes the times from the file; leave out --request-rate and --find-rate")
+        if self.find_rate and self.concurrency is not None:
+            raise PegboardError(
+                "--find-rate sends every request at its time, however many are under way; leave out --concurrency"
+            )
 
 
 @dataclass(slots=True)
 class Measured:
-    """The runs, and the server that they were of."""
+    """The runs, and the server that they were of. In a search for a rate, runs are the best trials."""
 
     target: Target
     outcomes: list[Outcome] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
+    searches: list[list[Trial]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    """The highest rates that were kept."""
+
+    @property
+    def rate(self) -> float | None:
+        """Their median."""
+        return statistics.median(self.rates) if self.rates else None
 
     def note(self, text: str) -> None:
+        """Once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -83,7 +125,9 @@ def run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class Measurement:
-    """Everything between the first look at a server and the figures."""
+    """Everything between the first look at a server and the figures. `watch` makes, of a title and a number of
+    requests, what is told how far a run is.
+    """
 
     def __init__(
         self,
@@ -91,79 +135,167 @@ class Measurement:
         api_key: str,
         *,
         waiting: Callable[[], AbstractContextManager[Any]],
-        watch: Callable[[int], Watcher | None] = lambda run: None,
+        watch: Callable[[str, int], Watcher | None] = lambda title, total: None,
     ) -> None:
         self._settings = settings
         self._waiting = waiting
         self._watch = watch
+        self._lines = None if settings.file is None else read_lines(settings.file)
         self._client = HttpClient(Address.parse(settings.url), api_key, timeout=settings.timeout)
+        self._number = 0
+        self.measured: Measured | None = None
+        """As far as it has come."""
 
     async def measure(self) -> Measured:
-        """The warm-up and all runs. Raises PegboardError where there is nothing to be measured."""
+        """The warm-up and all runs. Raises PegboardError where there is nothing to be measured; cancelled it leaves
+        what there is in `measured`.
+        """
         settings = self._settings
         try:
-            measured = Measured(await self.target())
-            measured.notes += measured.target.notes
-            await self.warm_up(measured.target)
+            target = await self._target()
+            self.measured = measured = Measured(target, notes=list(target.notes))
+            await self._warm_up(target)
             for number in range(settings.repeat):
-                await self._one(measured, number)
+                if settings.find_rate:
+                    await self._search(measured, number)
+                else:
+                    await self._one(measured, number)
                 if measured.stopped:
                     break
         finally:
             self._client.close()
         return measured
 
-    async def target(self) -> Target:
+    async def _target(self) -> Target:
         settings = self._settings
         return await find_target(
             self._client,
             api=settings.api,
             kind=settings.prompt_kind,
             wanted=Wanted(settings.model, settings.temperature, settings.ignore_eos, extra=settings.extra),
-            messages=False,
+            messages=self._lines is not None and has_messages(self._lines),
+            answers=settings.workload == "multi-turn",
             wait=settings.wait,
             waiting=self._waiting,
         )
 
-    def workload(self, target: Target) -> Workload:
+    def _workload(self, target: Target, requests: int | None = None) -> Workload:
         settings = self._settings
-        return WORKLOADS[settings.workload](settings.shape, target.kind, target.token_range, settings.seed)
+        shape = settings.shape
+        if requests is None:
+            requests = shape.requests or len(self._lines or ()) or DEFAULT_REQUESTS
+        shape = replace(shape, requests=requests)
+        return make_workload(settings.workload, shape, target.kind, target.token_range, settings.seed, self._lines)
 
-    async def warm_up(self, target: Target) -> None:
+    async def _warm_up(self, target: Target) -> None:
         """Some requests of the workload whose times nobody looks at."""
-        sessions = self.workload(target).sessions(WARM_UP_RUN)[: self._settings.warmup]
-        if not sessions:
+        count = self._settings.warmup
+        if not count:
             return
+        shape = replace(self._settings.shape, requests=count)
+        # A file's own prompts would be in the cache afterwards.
+        name = "random" if self._lines else self._settings.workload
+        workload = make_workload(name, shape, target.kind, target.token_range, self._settings.seed)
+        sessions = workload.sessions(WARM_UP_RUN)
         outcome = await Load(self._client, target.api, target.wanted).closed(sessions, len(sessions))
         if errors := [one.error for one in outcome.records if one.error]:
             raise PegboardError(f"the warm-up failed: {errors[0]}")
 
-    async def run(
-        self, target: Target, sessions: list[Session], number: int, rate: float, stop_when: StopWhen | None = None
+    async def _run(
+        self,
+        target: Target,
+        sessions: list[Session],
+        rate: float,
+        title: str,
+        stop_when: StopWhen | None = None,
     ) -> Outcome:
-        """One run over these sessions."""
         settings = self._settings
-        load = Load(self._client, target.api, target.wanted, watch=self._watch(number), stop_when=stop_when)
+        total = sum(len(one.turns) for one in sessions)
+        load = Load(self._client, target.api, target.wanted, watch=self._watch(title, total), stop_when=stop_when)
+        if settings.replay is not None:
+            at = [0.0 if one.at is None else one.at / settings.replay for one in sessions]
+            order = sorted(range(len(at)), key=at.__getitem__)
+            first = at[order[0]]
+            return await load.open([sessions[i] for i in order], [at[i] - first for i in order], settings.concurrency)
         if math.isinf(rate) and settings.concurrency is not None:
             return await load.closed(sessions, settings.concurrency)
-        turns = sum(len(one.turns) for one in sessions) / max(1, len(sessions))
-        at = Arrivals(rate / turns, settings.burstiness).times(len(sessions), settings.seed, number)
+        arrivals = Arrivals(rate * len(sessions) / total, settings.burstiness)
+        at = arrivals.times(len(sessions), settings.seed, self._number)
         return await load.open(sessions, at, settings.concurrency)
 
     async def _one(self, measured: Measured, number: int) -> None:
+        """One run of the workload."""
         settings, target = self._settings, measured.target
-        sessions = self.workload(target).sessions(number)
+        sessions = self._workload(target).sessions(number)
+        self._number = number
         before = await target.cache_counters()
-        outcome = await self.run(target, sessions, number, settings.request_rate)
+        title = f"run {number + 1} of {settings.repeat}" if settings.repeat > 1 else ""
+        outcome = await self._run(target, sessions, settings.request_rate, title)
         found = figures(outcome, settings.slo)
         if found["hit_rate"] is None and before is not None:
             found |= _told(before, await target.cache_counters())
         measured.outcomes.append(outcome)
         measured.runs.append(found)
         measured.stopped = outcome.stopped
-        self._judge(measured, found)
+        self._judge(measured, outcome, found)
 
-    def _judge(self, measured: Measured, found: dict[str, Any]) -> None:
+    async def _search(self, measured: Measured, number: int) -> None:
+        """One search for the highest rate."""
+        best: dict[float, tuple[Outcome, dict[str, Any]]] = {}
+
+        async def attempt(rate: float) -> Trial:
+            outcome, trial = await self._trial(measured, rate)
+            if trial.kept:
+                best[rate] = outcome, trial.figures
+            return trial
+
+        trials, rate = await search(attempt, await self._guess(measured, number), self._settings.precision)
+        measured.searches.append(trials)
+        if rate is not None:
+            measured.rates.append(rate)
+            measured.outcomes.append(best[rate][0])
+            measured.runs.append(best[rate][1])
+            self._judge(measured, *best[rate])
+
+    async def _guess(self, measured: Measured, number: int) -> float:
+        """Where to begin: with the rate that was given or found before, or a share of what a burst gets done."""
+        if measured.rates:
+            return measured.rates[-1]
+        if math.isfinite(self._settings.request_rate):
+            return self._settings.request_rate
+        self._number = BURST_RUN + number
+        sessions = self._workload(measured.target, BURST).sessions(self._number)
+        outcome = await self._run(measured.target, sessions, math.inf, "burst")
+        found = figures(outcome)
+        if not found["completed"]:
+            said = found["errors"][0]["message"] if found["errors"] else outcome.stopped
+            raise PegboardError(f"none of {found['requests']} requests at once got an answer: {said}")
+        return float(found["request_throughput"]) * BURST_SHARE
+
+    async def _trial(self, measured: Measured, rate: float) -> tuple[Outcome, Trial]:
+        settings, target = self._settings, measured.target
+        self._number += 1
+        requests = max(settings.shape.requests or DEFAULT_REQUESTS, math.ceil(rate * settings.trial_seconds))
+        sessions = self._workload(target, requests).sessions(self._number)
+        bounds = settings.find_rate
+        outcome = await self._run(target, sessions, rate, f"{rate:.2f}/s", stop_early(bounds, requests))
+        found = figures(outcome, settings.slo)
+        trial = Trial(rate, verdict(outcome, found, bounds), found, last=outcome.stopped == INTERRUPTED)
+        if trial.last:
+            measured.stopped = INTERRUPTED
+        elif not trial.kept:
+            await self._settle(target)
+        return outcome, trial
+
+    async def _settle(self, target: Target) -> None:
+        """Wait until the server has got over a trial that was too much: behind all that waits there."""
+        self._number += 1
+        session = self._workload(target, 1).sessions(self._number)
+        outcome = await Load(self._client, target.api, target.wanted).closed(session, 1)
+        if error := outcome.records[0].error:
+            raise PegboardError(f"behind a trial the server did not recover: {error}")
+
+    def _judge(self, measured: Measured, outcome: Outcome, found: dict[str, Any]) -> None:
         """What the user should know about a run's figures."""
         late = found["client"]["lag_ms"]
         if late is not None and late["p99"] > LATE_MS and self._settings.concurrency is None:
@@ -176,9 +308,10 @@ class Measurement:
                 f"{found['hit_rate']:.0%} of the prompts' tokens were in the cache, though prompts share nothing: the "
                 "same were asked before; take another --seed"
             )
-        if found["completed"] and found["itl_ms"] and "usage" in found["counted"]:
-            pieces = sum(len(one.times) for one in measured.outcomes[-1].records if one.ok)
-            if measured.outcomes[-1].records[0].counts is None and pieces < 0.9 * found["output_tokens"]:
+        good = [one for one in outcome.records if one.ok]
+        if good and good[0].counts is None and "usage" in found["counted"]:
+            pieces = sum(len(one.times) for one in good)
+            if pieces < MANY_PIECES * found["output_tokens"]:
                 measured.note(
                     f"{found['output_tokens']} tokens came in {pieces} pieces: ITL is the time between pieces, TPOT "
                     "that between tokens"

@@ -95,11 +95,13 @@ async def find_target(
     kind: str,
     wanted: Wanted,
     messages: bool,
+    answers: bool,
     wait: float,
     waiting: Callable[[], AbstractContextManager[Any]],
 ) -> Target:
     """Look at the server and ask it something short, in the way that the run will. `api` and `kind` may be `auto`;
-    `messages` says that the workload has conversations. Raises PegboardError where it cannot be measured.
+    `messages` says that the workload has messages, and `answers` that prompts hold earlier answers. Raises
+    PegboardError where it cannot be measured.
     """
     models = await _models(client, wait, waiting)
     about = await _about(client)
@@ -109,8 +111,15 @@ async def find_target(
     if not wanted.model:
         wanted = replace(wanted, model=models[0] if models else "")
     kinds = [Kind(one) for one in chosen.kinds]
+    if answers and not chosen.tells_ids:
+        # Answers are text here.
+        kinds = [one for one in kinds if one is not Kind.TOKENS]
+    if kind == Kind.TEXT and Kind.MESSAGES in kinds:
+        kind = Kind.MESSAGES
     if kind != AUTO and kind not in kinds:
-        raise PegboardError(f"--prompt-kind: {chosen.name} takes {' or '.join(kinds)}, and no {kind}")
+        raise PegboardError(
+            f"--prompt-kind: with --api {chosen.name} this workload has {' or '.join(kinds)}, and no {kind}"
+        )
     target = Target(client, chosen, Kind(kind) if kind != AUTO else kinds[0], wanted, about)
     target.vocab_size = about.get("vocab_size")
     await _try(target, kinds if kind == AUTO else [Kind(kind)])

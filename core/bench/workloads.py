@@ -52,7 +52,8 @@ class Session:
 class Shape:
     """The lengths of a workload's requests, in tokens."""
 
-    requests: int = 100
+    requests: int = 0
+    """0: as many as a file has, or a hundred."""
     input_len: int = 128
     output_len: int = 128
     range_ratio: float = 0.0

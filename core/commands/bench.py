@@ -1,148 +1,124 @@
-"""``pegboard bench serve``: how fast a server is."""
+"""``pegboard bench``: how fast a server, an engine in this process, or one step of it is."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
-import json
 import math
-import os
-import sys
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pegboard.core.commands.output import check_writable, note, spinner, write, write_json, write_table
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.commands import bench_options as options
+from pegboard.core.commands.bench_output import (
+    check_results,
+    head,
+    progress,
+    show_figures,
+    tell_failures,
+    with_records,
+    write_results,
+)
+from pegboard.core.commands.output import note, spinner, write, write_table
 
 if TYPE_CHECKING:
-    from pegboard.core.bench.load import Progress, Watcher
     from pegboard.core.bench.serve import Measured, ServeSettings
 
-STOPPED = 130
-
-app = typer.Typer(no_args_is_help=True, help="Measure how fast a server, an engine or one step is.")
-
-
-class ApiName(StrEnum):
-    """Protocols."""
-
-    AUTO = "auto"
-    OPENAI = "openai"
-    OPENAI_CHAT = "openai-chat"
-    NATIVE = "native"
-
-
-class PromptKind(StrEnum):
-    """What prompts are made of."""
-
-    AUTO = "auto"
-    TOKENS = "tokens"
-    TEXT = "text"
-
-
-class WorkloadName(StrEnum):
-    """Workloads."""
-
-    RANDOM = "random"
-    SHARED_PREFIX = "shared-prefix"
-    MULTI_TURN = "multi-turn"
-
-
-_WORKLOAD, _LOAD, _REQUESTS, _SERVER, _RESULTS = "Workload", "Load", "Requests", "Server", "Results"
+app = typer.Typer(no_args_is_help=True, help="Measure how fast a server, an engine, or one step of it is.")
 
 
 @app.command()
 def serve(
     url: Annotated[
-        str, typer.Option(help="Where the server is, as http://127.0.0.1:30000.", rich_help_panel=_SERVER)
+        str, typer.Option(help="Where the server is.", rich_help_panel=options.SERVER)
     ] = "http://127.0.0.1:30000",
     api: Annotated[
-        ApiName, typer.Option(help="How it is asked; auto: OpenAI's way, if it has it.", rich_help_panel=_SERVER)
-    ] = ApiName.AUTO,
+        options.ApiName, typer.Option(help="How it is asked; auto: as OpenAI is.", rich_help_panel=options.SERVER)
+    ] = options.ApiName.AUTO,
     model: Annotated[
-        str, typer.Option(help="The model's name; by default the first that the server has.", rich_help_panel=_SERVER)
+        str, typer.Option(help="The model's name; the server's first by default.", rich_help_panel=options.SERVER)
     ] = "",
     api_key_file: Annotated[
-        Path | None, typer.Option(help="A file with the server's key.", rich_help_panel=_SERVER)
+        Path | None, typer.Option(help="A file with the server's key.", rich_help_panel=options.SERVER)
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a server that is starting.", rich_help_panel=_SERVER)
-    ] = 0.0,
-    workload: Annotated[
-        WorkloadName, typer.Option(help="What is asked.", rich_help_panel=_WORKLOAD)
-    ] = WorkloadName.RANDOM,
-    num_prompts: Annotated[int, typer.Option(min=1, help="How many requests.", rich_help_panel=_WORKLOAD)] = 100,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.", rich_help_panel=_WORKLOAD)] = 128,
-    output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=_WORKLOAD)] = 128,
-    range_ratio: Annotated[
         float,
-        typer.Option(
-            help="Lengths are drawn between (1 - ratio) and (1 + ratio) times these.", rich_help_panel=_WORKLOAD
-        ),
+        typer.Option(min=0, help="Seconds to wait for a server that is starting.", rich_help_panel=options.SERVER),
     ] = 0.0,
-    prefix_len: Annotated[
-        int, typer.Option(min=1, help="shared-prefix: tokens that a group shares.", rich_help_panel=_WORKLOAD)
-    ] = 1024,
-    groups: Annotated[
-        int, typer.Option(min=1, help="shared-prefix: how many prefixes.", rich_help_panel=_WORKLOAD)
-    ] = 1,
-    turns: Annotated[
-        int, typer.Option(min=1, help="multi-turn: requests of a conversation.", rich_help_panel=_WORKLOAD)
-    ] = 4,
-    prompt_kind: Annotated[
-        PromptKind, typer.Option(help="Token ids, or text; auto: ids, if it takes them.", rich_help_panel=_WORKLOAD)
-    ] = PromptKind.AUTO,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.", rich_help_panel=_WORKLOAD)] = 0,
+    workload: options.Workload = options.WorkloadName.RANDOM,
+    num_prompts: options.NumPrompts = None,
+    input_len: options.InputLen = 128,
+    output_len: options.OutputLen = 128,
+    range_ratio: options.RangeRatio = 0.0,
+    prefix_len: options.PrefixLen = 1024,
+    groups: options.Groups = 1,
+    turns: options.Turns = 4,
+    file: options.File = None,
+    prompt_kind: options.Kind = options.PromptKind.AUTO,
+    seed: options.Seed = 0,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="Closed loop: so many requests at a time.", rich_help_panel=_LOAD),
+        typer.Option(min=1, help="Closed loop: so many requests at a time.", rich_help_panel=options.LOAD),
     ] = None,
     request_rate: Annotated[
         float,
-        typer.Option(help="Open loop: arrivals per second on average; inf: all at once.", rich_help_panel=_LOAD),
+        typer.Option(help="Open loop: arrivals per second on average; inf: all at once.", rich_help_panel=options.LOAD),
     ] = math.inf,
     burstiness: Annotated[
         float,
-        typer.Option(help="1: Poisson arrivals; below: in bursts; above: more evenly.", rich_help_panel=_LOAD),
+        typer.Option(help="1: Poisson arrivals; below: in bursts; above: more evenly.", rich_help_panel=options.LOAD),
     ] = 1.0,
-    repeat: Annotated[int, typer.Option(min=1, help="So many runs, and medians over them.", rich_help_panel=_LOAD)] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the first run.", rich_help_panel=_LOAD)] = 1,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_REQUESTS)] = 0.0,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos/--stop-at-eos", help="Answers have their full length.", rich_help_panel=_REQUESTS),
-    ] = True,
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SPEED",
+            help="Arrivals are a file's timestamps, so many times as fast.",
+            rich_help_panel=options.LOAD,
+        ),
+    ] = None,
+    repeat: options.Repeat = 1,
+    warmup: options.Warmup = 1,
+    find_rate: Annotated[
+        str,
+        typer.Option(
+            metavar="BOUND",
+            help="Search the highest rate that keeps to ttft:p99:1000 (ms), or another bound.",
+            rich_help_panel=options.LOAD,
+        ),
+    ] = "",
+    trial_seconds: Annotated[
+        float, typer.Option(help="--find-rate: how long one rate is tried.", rich_help_panel=options.LOAD)
+    ] = 30.0,
+    precision: Annotated[
+        float, typer.Option(help="--find-rate: how exactly, as a share of the rate.", rich_help_panel=options.LOAD)
+    ] = 0.05,
+    temperature: options.Temperature = 0.0,
+    ignore_eos: options.IgnoreEos = True,
     extra_body: Annotated[
         str,
         typer.Option(
-            metavar="JSON", help="Further fields of requests, as '{\"top_p\": 0.9}'.", rich_help_panel=_REQUESTS
+            metavar="JSON", help="Further fields of requests, as '{\"top_p\": 0.9}'.", rich_help_panel=options.REQUESTS
         ),
     ] = "",
     timeout: Annotated[
         float,
-        typer.Option(help="A request has failed after so many seconds without a byte.", rich_help_panel=_REQUESTS),
+        typer.Option(
+            help="A request has failed after so many seconds without a byte.", rich_help_panel=options.REQUESTS
+        ),
     ] = 600.0,
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="Goodput: what counts as good, as ttft:1000 (ms); may be given again.", rich_help_panel=_RESULTS
+            help="For goodput: what is quick enough, as ttft:1000 or tpot:50 (ms).", rich_help_panel=options.RESULTS
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file; - prints.", rich_help_panel=_RESULTS)
-    ] = None,
-    save_requests: Annotated[
-        bool, typer.Option("--save-requests", help="Put every request into --json.", rich_help_panel=_RESULTS)
-    ] = False,
+    json_file: options.JsonFile = None,
+    save_requests: options.SaveRequests = False,
+    plot: options.Plot = None,
 ) -> None:
-    """Measure a server: any that has OpenAI's API, or Pegboard's own."""
-    if json_file is not None and str(json_file) != "-":
-        check_writable(json_file, "--json")
+    """Measure a server: Pegboard, or any other that has OpenAI's API."""
+    check_results(json_file, plot)
+    from pegboard.core.bench.find_rate import Bound
     from pegboard.core.bench.serve import Measurement, ServeSettings, run_loop
     from pegboard.core.bench.workloads import Shape
 
@@ -151,146 +127,122 @@ def serve(
         api=api.value,
         model=model,
         prompt_kind=prompt_kind.value,
-        workload=workload.value,
-        shape=Shape(num_prompts, input_len, output_len, range_ratio, groups, prefix_len, turns),
+        workload=_workload(workload, file),
+        shape=Shape(num_prompts or 0, input_len, output_len, range_ratio, groups, prefix_len, turns),
+        file=file,
         concurrency=concurrency,
         request_rate=request_rate,
         burstiness=burstiness,
+        replay=replay,
+        find_rate=Bound.parse(find_rate) if find_rate else (),
+        trial_seconds=trial_seconds,
+        precision=precision,
         seed=seed,
         repeat=repeat,
         warmup=warmup,
         temperature=temperature,
         ignore_eos=ignore_eos,
-        extra=_extra(extra_body),
-        slo=_slo(slo or []),
+        extra=options.json_object(extra_body, "--extra-body"),
+        slo=options.slo_of(slo or []),
         timeout=timeout,
         wait=wait,
     )
-    with _progress(num_prompts, repeat) as watch:
-        waiting = lambda: spinner(f"Waiting for {url} ...")  # noqa: E731
-        measurement = Measurement(settings, _key(api_key_file), waiting=waiting, watch=watch)
+    with progress() as watch:
+        measurement = Measurement(
+            settings, options.key_of(api_key_file), waiting=lambda: spinner(f"Waiting for {url} ..."), watch=watch
+        )
         measured = run_loop(measurement.measure)
-    raise typer.Exit(_show(settings, measured, json_file, save_requests=save_requests))
+    raise typer.Exit(_served(settings, measured, json_file, plot, save_requests=save_requests))
 
 
-def _extra(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError as error:
-        raise PegboardError(f"--extra-body: this is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise PegboardError("--extra-body must be a JSON object, such as '{\"top_p\": 0.9}'")
-    return found
+def _workload(name: options.WorkloadName, file: Path | None) -> str:
+    """A file is a workload, without its being called one."""
+    if file is not None and name is options.WorkloadName.RANDOM:
+        return options.WorkloadName.FILE.value
+    return name.value
 
 
-def _slo(given: list[str]) -> dict[str, float]:
-    found = {}
-    for part in (one.strip() for text in given for one in text.replace(",", " ").split()):
-        name, _, value = part.partition(":")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = math.nan
-        if name not in ("ttft", "tpot", "e2e") or not found[name] > 0:
-            raise PegboardError(f"--slo: {part!r} is not ttft:MS, tpot:MS or e2e:MS")
-    return found
-
-
-def _key(file: Path | None) -> str:
-    if file is None:
-        return os.environ.get("PEGBOARD_API_KEY", "")
-    try:
-        return file.read_text("utf-8").strip()
-    except OSError as error:
-        raise PegboardError(f"--api-key-file: {file}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _progress(total: int, runs: int) -> Iterator[Any]:
-    """What makes a watcher for each run: a bar on a terminal, otherwise nothing."""
-    if not sys.stderr.isatty():
-        yield lambda run: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
-
-        def watcher(run: int) -> Watcher:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            task = bar.add_task(f"run {run + 1} of {runs}" if runs > 1 else "", total=total, said="")
-
-            def watch(progress: Progress) -> None:
-                failed = f"  {progress.failed} failed" if progress.failed else ""
-                said = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tok/s{failed}"
-                bar.update(task, completed=progress.done + progress.failed, said=said)
-                bar.refresh()
-
-            return watch
-
-        yield watcher
-
-
-def _show(settings: ServeSettings, measured: Measured, file: Path | None, *, save_requests: bool) -> int:
+def _served(
+    settings: ServeSettings, measured: Measured, file: Path | None, plot: Path | None, *, save_requests: bool
+) -> int:
+    """Show and write it; the exit code."""
     from pegboard.core.bench.figures import median
-    from pegboard.core.bench.report import latencies, totals
 
-    middle = median(measured.runs)
-    printed = file is not None and str(file) == "-"
-    if not printed:
-        of = f"medians of {len(measured.runs)} runs" if len(measured.runs) > 1 else ""
-        write_table((settings.workload, of), totals(middle))
-        write()
-        head, rows = latencies(middle)
-        write_table(head, rows)
+    middle = median(measured.runs) if measured.runs else None
+    if file is None or str(file) != "-":
+        if settings.find_rate:
+            _show_search(settings, measured)
+        if middle is not None:
+            title = settings.workload if not settings.find_rate else "at the highest rate"
+            show_figures(title, measured.runs, middle)
     if file is not None:
-        data = _as_json(settings, measured, middle, save_requests=save_requests)
-        if printed:
-            write_json(data)
-        else:
-            file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+        write_results(_as_json(settings, measured, middle, save_requests=save_requests), file)
+    if plot is not None:
+        _draw(settings, measured, plot)
     for text in measured.notes:
         note(f"note: {text}")
-    if measured.stopped:
-        note(f"stopped: {measured.stopped}")
-    failed = sum(run["failed"] + run["unsent"] for run in measured.runs)
-    if failed:
-        note(f"{failed} of {sum(run['requests'] for run in measured.runs)} requests failed or were not sent:")
-        for run in measured.runs:
-            for error in run["errors"]:
-                note(f"  {error['count']} x {error['message']}")
-    return 1 if failed or measured.stopped else 0
+    code = tell_failures(measured.runs, measured.stopped)
+    return code or (1 if settings.find_rate and not measured.rates else 0)
+
+
+def _show_search(settings: ServeSettings, measured: Measured) -> None:
+    bounds = ", ".join(map(str, settings.find_rate))
+    rows = [
+        (
+            f"{trial.rate:.2f}",
+            f"{trial.figures['request_throughput']:.2f}",
+            f"{trial.figures['ttft_ms']['p99']:.0f}" if trial.figures["ttft_ms"] else "",
+            trial.why or "kept",
+        )
+        for trials in measured.searches
+        for trial in trials
+    ]
+    write_table(("requests/s sent", "answered", "TTFT p99, ms", bounds), rows)
+    write()
+    if measured.rate is None:
+        write(f"no rate keeps {bounds}")
+    else:
+        of = f" (median of {len(measured.rates)})" if len(measured.rates) > 1 else ""
+        write(f"highest rate with {bounds}: {measured.rate:.2f} requests/s{of}")
+    write()
 
 
 def _as_json(
-    settings: ServeSettings, measured: Measured, middle: dict[str, Any], *, save_requests: bool
+    settings: ServeSettings, measured: Measured, middle: dict[str, Any] | None, *, save_requests: bool
 ) -> dict[str, Any]:
-    from pegboard.core.bench.report import FORMAT, plain
-    from pegboard.core.version import __version__
-
     target = measured.target
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "kind": "serve",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "pegboard": __version__,
-        "settings": dataclasses.asdict(settings),
-        "server": {
-            "url": str(target.client.address),
-            "api": target.api.name,
-            "prompt_kind": target.kind.value,
-            "model": target.wanted.model,
-            **target.about,
-        },
-        "notes": measured.notes,
-        "median": middle,
-        "runs": measured.runs,
-    }
-    data = plain(data)
+    runs = measured.runs
     if save_requests:
-        for run, outcome in zip(data["runs"], measured.outcomes, strict=True):
-            run["records"] = [one.to_dict(outcome.start) for one in outcome.records]
-    return data
+        runs = with_records(runs, [(one.start, one.records) for one in measured.outcomes])
+    data = head("find-rate" if settings.find_rate else "serve", _settings(settings))
+    data["server"] = {
+        "url": str(target.client.address),
+        "api": target.api.name,
+        "prompt_kind": target.kind.value,
+        "model": target.wanted.model,
+        **target.about,
+    }
+    data["notes"] = measured.notes
+    if settings.find_rate:
+        data["rate"] = measured.rate
+        data["rates"] = measured.rates
+        data["trials"] = [[dataclasses.asdict(trial) for trial in trials] for trials in measured.searches]
+    return {**data, "median": middle, "runs": runs}
+
+
+def _settings(settings: ServeSettings) -> dict[str, Any]:
+    found = dataclasses.asdict(settings)
+    found["find_rate"] = [str(bound) for bound in settings.find_rate]
+    found["file"] = None if settings.file is None else str(settings.file)
+    return found
+
+
+def _draw(settings: ServeSettings, measured: Measured, folder: Path) -> None:
+    from pegboard.core.bench import pictures
+
+    folder.mkdir(exist_ok=True)
+    files = [pictures.draw_runs(measured.outcomes, folder / "serve.png", settings.workload)] if measured.runs else []
+    if settings.find_rate:
+        files.append(pictures.draw_search(measured.searches, folder / "find-rate.png", settings.find_rate))
+    for one in files:
+        note(f"picture: {one}")

@@ -168,6 +168,7 @@ class Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "vocab", "hidden", "inter", "layers", "heads", "kv_heads", "head_dim", "act", "qk_norm", "threads",
+                "format",
             )
         ],
         ("eps", ctypes.c_float),
@@ -241,6 +242,7 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_set_layer", [pointer, number, pointer], number),
         ("pb_set_ends", [pointer, pointer, pointer, pointer], number),
         ("pb_forward", [pointer, pointer], number),
+        ("pb_attend", [pointer, pointer, number, pointer, pointer], number),
         ("pb_take_seconds", [pointer, pointer], None),
         ("pb_project", [pointer, pointer, number, pointer], number),
         ("pb_sampler_create", [number], pointer),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 
+FORMATS = {"plain": 0, "bf16": 1, "int8": 2}
+"""Format of the source, by what options.weights says."""
+
 
 class NativeModel:
     """Weights of a decoder, read from a model directory as bf16 and packed as the library wants them.
@@ -27,7 +30,7 @@ class NativeModel:
     While it loads, weights are there twice; afterwards once, and the token embeddings as they came.
     """
 
-    def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int, weights: str) -> None:
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
@@ -42,6 +45,7 @@ class NativeModel:
             act=ACTIVATIONS[spec.hidden_act],
             qk_norm=int(spec.qk_norm),
             threads=threads,
+            format=FORMATS[weights],
             eps=spec.rms_norm_eps,
             scale=spec.head_dim**-0.5,
         )
@@ -86,6 +90,27 @@ class NativeModel:
         """KV of all tokens into the pool; logits float32 [sampled, vocab] and first largest tokens int64 [sampled] of
         the sampled rows, hidden states float32 [n, hidden] of `hidden_rows` int64 [n], into tensors that are given.
         """
+        native, kept = self._native(batch)
+        native.sampled = sampled
+        native.hidden_count = 0 if hidden is None else hidden.shape[0]
+        native.hidden_rows, native.hidden = _pointer(hidden_rows), _pointer(hidden)
+        native.logits, native.greedy = _pointer(logits), _pointer(greedy)
+        self._check(self._library.pb_forward(self._handle, ctypes.byref(native)))
+        del kept
+
+    def attend(self, batch: ForwardBatch, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attention of one layer and nothing else, for tests and measurements: bf16 [tokens, heads, head_dim] of queries
+        float32 of that shape, which are turned already, with the keys and values that the pool has.
+        """
+        native, kept = self._native(batch)
+        queries, answers = queries.contiguous(), torch.empty(queries.shape, dtype=torch.bfloat16)
+        arguments = (ctypes.byref(native), layer, queries.data_ptr(), answers.data_ptr())
+        self._check(self._library.pb_attend(self._handle, *arguments))
+        del kept
+        return answers
+
+    def _native(self, batch: ForwardBatch) -> tuple[Batch, list[torch.Tensor]]:
+        """A batch as the library takes it, without what is to come out; and tensors that it points to."""
         tokens, count = batch.num_tokens, batch.batch_size
         starts = torch.empty(count + 1, dtype=torch.int64)
         if batch.extend_start_loc is None:
@@ -94,7 +119,6 @@ class NativeModel:
             starts[:count] = batch.extend_start_loc
             starts[count] = tokens
         cos, sin = self._rope(batch.positions, torch.float32)
-        embeds = None if batch.input_embeds is None else batch.input_embeds.float().contiguous()
         group = batch.kv_groups[0]
         keys, values = self._buffers(batch.kv_pool)
         kept = [
@@ -102,30 +126,27 @@ class NativeModel:
             for one in (batch.input_ids, batch.req_pool_indices, batch.seq_lens, group.out_cache_loc, cos, sin)
         ]
         ids, rows, seq_lens, out_loc, cos, sin = kept
+        kept.append(starts)
+        if batch.input_embeds is not None:
+            kept.append(batch.input_embeds.float().contiguous())
         native = Batch(
             tokens=tokens,
             batch=count,
-            sampled=sampled,
-            hidden_count=0 if hidden is None else hidden.shape[0],
             ids=ids.data_ptr(),
             rows=rows.data_ptr(),
             seq_lens=seq_lens.data_ptr(),
             starts=starts.data_ptr(),
             out_loc=out_loc.data_ptr(),
             sample_rows=_pointer(batch.sample_rows),
-            hidden_rows=_pointer(hidden_rows),
-            embeds=_pointer(embeds),
+            embeds=None if batch.input_embeds is None else kept[-1].data_ptr(),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             table=group.row_table.data_ptr(),
             table_stride=group.row_table.stride(0),
             keys=ctypes.cast(keys, ctypes.c_void_p),
             values=ctypes.cast(values, ctypes.c_void_p),
-            logits=_pointer(logits),
-            greedy=_pointer(greedy),
-            hidden=_pointer(hidden),
         )
-        self._check(self._library.pb_forward(self._handle, ctypes.byref(native)))
+        return native, kept
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""

@@ -16,6 +16,10 @@ class CpuNativeOptions(Options):
     """Threads that compute; 0: one per core that this process may use."""
     instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
     """Instruction set to compile for: `auto` takes the best one that this CPU has."""
+    weights: Literal["bf16", "plain", "int8"] = "bf16"
+    """How weights are kept: `bf16` exactly, in 12 bits each where the CPU has AVX-512; `plain` in 16 bits; `int8` in 8,
+    with a scale for every 32 of them, which is faster and changes answers a little.
+    """
 
 
 class CpuNativeSamplerOptions(Options):

@@ -38,7 +38,9 @@ class CpuNativeRunner(ModelRunner):
         except NativeError as error:
             raise ConfigError(f"runner.instructions: {error}") from error
         threads = options.threads or len(os.sched_getaffinity(0))
-        self._model = NativeModel(library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads)
+        self._model = NativeModel(
+            library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads, options.weights
+        )
         logger.info("the native runner computes with %s in %d threads", name, threads)
 
     @classmethod

@@ -33,14 +33,42 @@ struct Forward {
   const PbBatch& b;
   int phase = 0;  // each thread counts for itself, all alike
 
-  Shared share(int& counter, int total, int piece) { return Shared{m.counters[counter++], total, std::max(1, piece)}; }
+  Shared share(int id, int& counter, int total, int piece) {
+    return Shared{m.counters[counter++], total, std::max(1, piece), m.team.size(), id};
+  }
+
+  // Consecutive blocks for a thread, that memory may be read in long runs, and enough of them to even out what others
+  // on the machine take from a thread.
+  int piece(const Matrix& w) const { return std::max(1, w.blocks() / (m.team.size() * 4)); }
+
+  // a * w^T, and the beginning of what is read after it.
+  template <class F>
+  void multiply(int id, int& counter, const bf16* a, int lda, int rows, const Matrix& w, const Matrix* next, F&& done) {
+    product(share(id, counter, product_items(w, rows), piece(w)), a, lda, rows, w, m.space[id].product, done);
+    if (next && rows <= MB) warm(*next, id * piece(*next));
+  }
 
   void rows_normed(Shared work, const std::vector<float>& weight) {
-    const int hidden = m.s.hidden, ldh = m.head.k_pad;
     int from, to;
-    while (work.take(from, to))
-      for (int t = from; t < to; ++t)
-        rms_norm(m.x.p + size_t(t) * hidden, weight.data(), hidden, m.s.eps, m.h.p + size_t(t) * ldh);
+    while (work.take(from, to)) norm(from, to, weight, m.h.p);
+  }
+
+  void norm(int from, int to, const std::vector<float>& weight, bf16* h) {
+    const int hidden = m.s.hidden, ldh = Matrix::stride(hidden);
+    for (int t = from; t < to; ++t)
+      rms_norm(m.x.p + size_t(t) * hidden, weight.data(), hidden, m.s.eps, h + size_t(t) * ldh);
+  }
+
+  // All tokens normalised. A few of them every thread does for itself: that is sooner done than meeting once more.
+  const bf16* normed(int id, int& counter, const std::vector<float>& weight) {
+    if (b.tokens <= MB) {
+      bf16* h = m.space[id].h.need(size_t(MB) * Matrix::stride(m.s.hidden));
+      norm(0, b.tokens, weight, h);
+      return h;
+    }
+    rows_normed(share(id, counter, b.tokens, b.tokens / (m.team.size() * 4)), weight);
+    meet(id, NORM);
+    return m.h.p;
   }
 
   // Query and key of one token and KV head are turned, key and value stored.
@@ -74,21 +102,15 @@ struct Forward {
 void Forward::run(int id) {
   const PbShape& s = m.s;
   ThreadSpace& space = m.space[id];
-  float* c = space.c.need(MB * NB);
-  const int tokens = b.tokens, hidden = s.hidden, ldh = m.head.k_pad, threads = m.team.size();
-  const int ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad, lda = m.layers[0].down.k_pad;
-  const bool only_decodes = tokens == b.batch;
-  const int per_block = std::max(1, MB / m.group());  // tokens whose heads fill a block of rows
-  std::vector<int> block_of;                          // (request, first token) pairs of extends, in pieces
-  for (int r = 0; r < b.batch; ++r) {
-    const int count = int(b.starts[r + 1] - b.starts[r]);
-    for (int t = 0; t < count; t += count == 1 ? 1 : per_block) block_of.insert(block_of.end(), {r, t});
-  }
-  const int blocks = int(block_of.size()) / 2;
+  const int tokens = b.tokens, hidden = s.hidden, threads = m.team.size();
+  const int ldh = Matrix::stride(hidden), ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad;
+  const int lda = Matrix::stride(s.inter);
+  // A query that one task answers alone is turned there; where tasks share one, all are turned before.
+  const bool turn_first = tokens != b.batch || m.plan.split;
   const int few = std::max(1, tokens / (threads * 4));
   int counter = 0, from, to;
   {
-    Shared work = share(counter, tokens, few);
+    Shared work = share(id, counter, tokens, few);
     while (work.take(from, to))
       for (int t = from; t < to; ++t) {
         float* x = m.x.p + size_t(t) * hidden;
@@ -98,14 +120,13 @@ void Forward::run(int id) {
           const bf16* e = m.embedding + size_t(b.ids[t]) * hidden;
           for (int i = 0; i < hidden; ++i) x[i] = to_float(e[i]);
         }
-        rms_norm(x, m.layers[0].norm1.data(), hidden, s.eps, m.h.p + size_t(t) * ldh);
       }
   }
   meet(id, EMBED);
   for (int l = 0; l < s.layers; ++l) {
     const Layer& layer = m.layers[l];
-    const auto pieces = [&](const Matrix& w) { return std::max(1, w.n_pad / NB / (threads * 6)); };
-    product(share(counter, layer.qkv.n_pad / NB, pieces(layer.qkv)), m.h.p, ldh, tokens, layer.qkv, c,
+    const bf16* h = normed(id, counter, layer.norm1);
+    multiply(id, counter, h, ldh, tokens, layer.qkv, nullptr,
             [&](int r, int rows, int nb, const float* sums) {
               const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data() + nb * NB;
               for (int i = 0; i < rows; ++i) {
@@ -114,27 +135,23 @@ void Forward::run(int id) {
               }
             });
     meet(id, QKV);
-    if (!only_decodes) {
-      Shared work = share(counter, tokens, few);
+    if (turn_first) {
+      Shared work = share(id, counter, tokens, few);
       while (work.take(from, to))
         for (int t = from; t < to; ++t)
           for (int kvh = 0; kvh < s.kv_heads; ++kvh) enter_head(layer, l, t, kvh);
       meet(id, ROPE);
     }
     {
-      // The longest contexts come last in a prompt: with small pieces nobody waits long for the others.
-      Shared work = share(counter, blocks * s.kv_heads, only_decodes ? std::max(1, blocks * s.kv_heads / (threads * 8)) : 1);
-      while (work.take(from, to))
-        for (int i = from; i < to; ++i) {
-          const int r = block_of[i / s.kv_heads * 2], first = block_of[i / s.kv_heads * 2 + 1], kvh = i % s.kv_heads;
-          const int count = int(b.starts[r + 1] - b.starts[r]);
-          if (count == 1) {
-            if (only_decodes) enter_head(layer, l, int(b.starts[r]), kvh);
-            attend_one(m, b, l, r, kvh, space);
-          } else {
-            attend_block(m, b, l, r, kvh, first, std::min(per_block, count - first), space);
-          }
-        }
+      Attention attention(m, b, l, space);
+      Shared work = share(id, counter, int(m.plan.tasks.size()), 1);
+      while (work.take(from, to)) {
+        const Task& task = m.plan.tasks[from];
+        if (!turn_first)
+          for (int kvh = task.head; kvh < task.head + task.heads; ++kvh)
+            enter_head(layer, l, m.plan.queries[task.first], kvh);
+        attention.run(task);
+      }
     }
     meet(id, ATTENTION);
     const auto add = [&](const std::vector<float>& bias_of) {
@@ -147,11 +164,10 @@ void Forward::run(int id) {
         }
       };
     };
-    product(share(counter, layer.o.n_pad / NB, pieces(layer.o)), m.attended.p, ldo, tokens, layer.o, c, add(layer.o_bias));
+    multiply(id, counter, m.attended.p, ldo, tokens, layer.o, &layer.gate_up, add(layer.o_bias));
     meet(id, OUT);
-    rows_normed(share(counter, tokens, few), layer.norm2);
-    meet(id, NORM);
-    product(share(counter, layer.gate_up.n_pad / NB, pieces(layer.gate_up)), m.h.p, ldh, tokens, layer.gate_up, c,
+    h = normed(id, counter, layer.norm2);
+    multiply(id, counter, h, ldh, tokens, layer.gate_up, &layer.down,
             [&](int r, int rows, int nb, const float* sums) {
               // 16 columns of the gate, then the same 16 of the other.
               const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data() + nb * NB;
@@ -161,12 +177,7 @@ void Forward::run(int id) {
                 const float* row = sums + i * NB;
 #ifdef PB_AVX512
                 if (s.act == SILU && columns == 16 && !bias) {
-                  const __m512 gate = _mm512_loadu_ps(row), up = _mm512_loadu_ps(row + 16), one = _mm512_set1_ps(1.0f);
-                  // x * sigmoid(x), with e^-|x| so that nothing overflows.
-                  const __m512 e = exp512(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
-                  const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
-                  const __m512 sigmoid = _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
-                  const __m512 y = _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up);
+                  const __m512 y = _mm512_mul_ps(silu512(_mm512_loadu_ps(row)), _mm512_loadu_ps(row + 16));
                   _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(y));
                   continue;
                 }
@@ -178,16 +189,12 @@ void Forward::run(int id) {
               }
             });
     meet(id, GATE_UP);
-    product(share(counter, layer.down.n_pad / NB, pieces(layer.down)), m.act.p, lda, tokens, layer.down, c,
-            add(layer.down_bias));
+    multiply(id, counter, m.act.p, lda, tokens, layer.down, l + 1 < s.layers ? &m.layers[l + 1].qkv : &m.head,
+             add(layer.down_bias));
     meet(id, DOWN);
-    if (l + 1 < s.layers) {
-      rows_normed(share(counter, tokens, few), m.layers[l + 1].norm1);
-      meet(id, NORM);
-    }
   }
   if (b.hidden) {
-    Shared work = share(counter, b.hidden_count, 4);
+    Shared work = share(id, counter, b.hidden_count, 4);
     while (work.take(from, to))
       for (int i = from; i < to; ++i) {
         const float* x = m.x.p + size_t(b.hidden_rows[i]) * hidden;
@@ -200,7 +207,7 @@ void Forward::run(int id) {
   if (b.logits || b.greedy) {
     {
       // Sampled rows move to the front of `h`, which nobody reads any more.
-      Shared work = share(counter, b.sampled, 4);
+      Shared work = share(id, counter, b.sampled, 4);
       while (work.take(from, to))
         for (int i = from; i < to; ++i)
           rms_norm(m.x.p + size_t(b.sample_rows ? b.sample_rows[i] : i) * hidden, m.final_norm.data(), hidden, s.eps,
@@ -209,7 +216,7 @@ void Forward::run(int id) {
     Best* best = space.best.need(size_t(b.sampled));
     for (int i = 0; i < b.sampled; ++i) best[i] = {-INFINITY, INT32_MAX};
     meet(id, NORM);
-    product(share(counter, m.head.n_pad / NB, 8), m.h.p, ldh, b.sampled, m.head, c,
+    multiply(id, counter, m.h.p, ldh, b.sampled, m.head, nullptr,
             [&](int r, int rows, int nb, const float* sums) {
               const int columns = std::min(NB, s.vocab - nb * NB);
               for (int i = 0; i < rows; ++i) {
@@ -240,17 +247,20 @@ void Forward::run(int id) {
   release_tiles();
 }
 
+void plan_attention(Model& m, const PbBatch& b) {
+  m.plan.make({b.rows, b.seq_lens, b.starts, b.table, b.table_stride, b.batch, b.tokens, m.s.kv_heads, m.group(), m.team.size()});
+  m.parts.need(size_t(m.plan.total_parts) * m.s.heads * Attention::part_size(m.s));
+}
+
 // Logits float [n, vocab] of hidden states float [n, hidden] as `hidden` of a batch has them.
 void project(Model& m, const float* hidden, int n, float* logits, int id) {
-  ThreadSpace& space = m.space[id];
-  float* c = space.c.need(MB * NB);
-  const int ldh = m.head.k_pad;
-  Shared rows{m.counters[0], n, 4};
+  const int ldh = Matrix::stride(m.s.hidden);
+  Shared rows{m.counters[0], n, 4, m.team.size(), id};
   int from, to;
   while (rows.take(from, to))
     for (int i = from; i < to; ++i) floats_to_bf16(hidden + size_t(i) * m.s.hidden, m.h.p + size_t(i) * ldh, m.s.hidden);
   m.team.barrier();
-  product(Shared{m.counters[1], m.head.n_pad / NB, 8}, m.h.p, ldh, n, m.head, c,
+  product(Shared{m.counters[1], product_items(m.head, n), 8, m.team.size(), id}, m.h.p, ldh, n, m.head, m.space[id].product,
           [&](int r, int count, int nb, const float* sums) {
             const int columns = std::min(NB, m.s.vocab - nb * NB);
             for (int i = 0; i < count; ++i)
@@ -295,23 +305,20 @@ int pb_set_layer(void* handle, int index, const PbLayerWeights* w) {
     const PbShape& s = m.s;
     Layer& layer = m.layers[index];
     const int hidden = s.hidden, q = m.q_size(), kv = m.kv_size();
-    std::vector<const bf16*> rows;
-    for (int i = 0; i < q; ++i) rows.push_back(w->q + size_t(i) * hidden);
-    for (int i = 0; i < kv; ++i) rows.push_back(w->k + size_t(i) * hidden);
-    for (int i = 0; i < kv; ++i) rows.push_back(w->v + size_t(i) * hidden);
-    layer.qkv.pack(rows.data(), q + 2 * kv, hidden);
-    rows.clear();
-    for (int i = 0; i < hidden; ++i) rows.push_back(w->o + size_t(i) * q);
-    layer.o.pack(rows.data(), hidden, q);
-    rows.clear();
-    const int inter = s.inter, inter16 = round_up(inter, 16);
-    for (int i = 0; i < inter16; i += 16)
-      for (const bf16* one : {w->gate, w->up})
-        for (int j = 0; j < 16; ++j) rows.push_back(i + j < inter ? one + size_t(i + j) * hidden : nullptr);
-    layer.gate_up.pack(rows.data(), int(rows.size()), hidden);
-    rows.clear();
-    for (int i = 0; i < hidden; ++i) rows.push_back(w->down + size_t(i) * inter);
-    layer.down.pack(rows.data(), hidden, inter);
+    const Format format = Format(s.format);
+    const auto pack = [&](Matrix& to, int n, int k, auto&& row) { to.pack(m.team, m.arena, n, k, format, row); };
+    pack(layer.qkv, q + 2 * kv, hidden, [&](int i) {
+      return i < q ? w->q + size_t(i) * hidden
+                   : i < q + kv ? w->k + size_t(i - q) * hidden : w->v + size_t(i - q - kv) * hidden;
+    });
+    pack(layer.o, hidden, q, [&](int i) { return w->o + size_t(i) * q; });
+    const int inter = s.inter;
+    // 16 rows of the gate, then the same 16 of the other.
+    pack(layer.gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
+      const int at = i / 32 * 16 + i % 16;
+      return at < inter ? (i % 32 < 16 ? w->gate : w->up) + size_t(at) * hidden : nullptr;
+    });
+    pack(layer.down, hidden, inter, [&](int i) { return w->down + size_t(i) * inter; });
     keep(layer.norm1, w->norm1, hidden, hidden);
     keep(layer.norm2, w->norm2, hidden, hidden);
     keep(layer.q_norm, w->q_norm, s.head_dim, s.head_dim);
@@ -343,9 +350,8 @@ int pb_set_ends(void* handle, const bf16* embedding, const bf16* head, const flo
   try {
     Model& m = *static_cast<Model*>(handle);
     m.embedding = embedding;
-    std::vector<const bf16*> rows;
-    for (int i = 0; i < m.s.vocab; ++i) rows.push_back(head + size_t(i) * m.s.hidden);
-    m.head.pack(rows.data(), m.s.vocab, m.s.hidden);
+    m.head.pack(m.team, m.arena, m.s.vocab, m.s.hidden, Format(m.s.format),
+                [&](int i) { return head + size_t(i) * m.s.hidden; });
     keep(m.final_norm, final_norm, m.s.hidden, m.s.hidden);
     return 0;
   } catch (...) {
@@ -359,16 +365,42 @@ int pb_forward(void* handle, const PbBatch* batch) {
   try {
     const size_t rows = size_t(round_up(batch->tokens, MB)), sampled = size_t(round_up(std::max(1, batch->sampled), MB));
     m.x.need(rows * m.s.hidden);
-    m.h.need(std::max(rows, sampled) * m.head.k_pad);
+    m.h.need(std::max(rows, sampled) * Matrix::stride(m.s.hidden));
     m.qkv.need(rows * m.layers[0].qkv.n_pad);
     m.attended.need(rows * m.layers[0].o.k_pad);
-    m.act.need(rows * m.layers[0].down.k_pad);
+    m.act.need(rows * Matrix::stride(m.s.inter));
+    plan_attention(m, *batch);
     for (auto& one : m.counters) one.store(0, std::memory_order_relaxed);
     m.mark = std::chrono::steady_clock::now();
     m.team.run([&](int id) {
       Forward forward{m, *batch};
       forward.run(id);
     });
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// Attention alone, for tests and measurements: of queries float [tokens, heads, head_dim] that are turned already, with keys
+// and values of a layer that are in the pool. 0, or 1 where memory does not suffice.
+int pb_attend(void* handle, const PbBatch* batch, int layer, const float* queries, bf16* answers) {
+  Model& m = *static_cast<Model*>(handle);
+  try {
+    const size_t width = m.q_size(), ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad;
+    m.qkv.need(size_t(batch->tokens) * ldq);
+    m.attended.need(size_t(batch->tokens) * ldo);
+    for (int t = 0; t < batch->tokens; ++t) memcpy(m.qkv.p + t * ldq, queries + t * width, width * sizeof(float));
+    plan_attention(m, *batch);
+    m.counters[0].store(0, std::memory_order_relaxed);
+    m.team.run([&](int id) {
+      Attention attention(m, *batch, layer, m.space[id]);
+      Shared work{m.counters[0], int(m.plan.tasks.size()), 1, m.team.size(), id};
+      int from, to;
+      while (work.take(from, to)) attention.run(m.plan.tasks[from]);
+      release_tiles();
+    });
+    for (int t = 0; t < batch->tokens; ++t) memcpy(answers + t * width, m.attended.p + t * ldo, width * sizeof(bf16));
     return 0;
   } catch (...) {
     return 1;
@@ -386,7 +418,7 @@ void pb_take_seconds(void* handle, double* seconds) {
 int pb_project(void* handle, const float* hidden, int n, float* logits) {
   Model& m = *static_cast<Model*>(handle);
   try {
-    m.h.need(size_t(round_up(n, MB)) * m.head.k_pad);
+    m.h.need(size_t(round_up(n, MB)) * Matrix::stride(m.s.hidden));
     for (auto& one : m.counters) one.store(0, std::memory_order_relaxed);
     m.team.run([&](int id) { project(m, hidden, n, logits, id); });
     return 0;

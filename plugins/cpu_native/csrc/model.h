@@ -3,17 +3,19 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "matrix.h"
 #include "numbers.h"
+#include "plan.h"
 #include "team.h"
 
 extern "C" {
 
 struct PbShape {
-  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads;
+  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, format;
   float eps, scale;
 };
 
@@ -68,20 +70,23 @@ struct Best {
 
 struct ThreadSpace {
   Buffer<Best> best;
-  Buffer<float> c, scores, sums, probs_f;
-  Buffer<bf16> q, k, probs;
+  ProductSpace product;
+  Buffer<float> scores, sums, single, joined, best_score, total;
+  Buffer<bf16> h, q, k, v, probs;
 };
 
 struct Model {
   PbShape s;
   Team team;
+  Arena arena;
   std::vector<Layer> layers;
   std::vector<float> final_norm;
   Matrix head;
   const bf16* embedding = nullptr;
   std::vector<ThreadSpace> space;
-  Buffer<float> x, qkv;
-  Buffer<bf16> h, attended, act, packed_k, packed_v;
+  Plan plan;  // of the attention of this step
+  Buffer<float> x, qkv, parts;
+  Buffer<bf16> h, attended, act;
   std::vector<std::atomic<int>> counters;
   double seconds[STAGES] = {};  // of all passes since somebody asked
   std::chrono::steady_clock::time_point mark;

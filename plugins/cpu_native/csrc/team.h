@@ -94,12 +94,15 @@ class Team {
   void* arg_ = nullptr;
 };
 
-// One run of work that threads share: `take` gives pieces until none is left.
+// One run of work that threads share. Each begins with a piece of its own, so that it can ask memory for it before the
+// others are done with what comes before; then `take` gives the pieces that are left.
 struct Shared {
   std::atomic<int>& next;
-  int total, piece;
+  int total, piece, threads, id;
+  bool started = false;
   bool take(int& from, int& to) {
-    from = next.fetch_add(piece, std::memory_order_relaxed);
+    from = started ? threads * piece + next.fetch_add(piece, std::memory_order_relaxed) : id * piece;
+    started = true;
     if (from >= total) return false;
     to = std::min(total, from + piece);
     return true;

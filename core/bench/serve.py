@@ -18,12 +18,10 @@ from pegboard.core.bench.files import FROM_FILE, has_messages, make_workload, re
 from pegboard.core.bench.find_rate import Bound, Trial, search, stop_early, verdict
 from pegboard.core.bench.load import INTERRUPTED, Load, Outcome, StopWhen, Watcher
 from pegboard.core.bench.target import Target, find_target
-from pegboard.core.bench.workloads import Arrivals, Session, Shape, Workload
+from pegboard.core.bench.workloads import WARM_UP_RUN, Arrivals, Session, Shape, Workload
 from pegboard.core.interfaces.errors import PegboardError
 
 DEFAULT_REQUESTS = 100
-WARM_UP_RUN = 1 << 20
-"""The number of the warm-up among the runs, whose prompts are its own."""
 BURST_RUN = 1 << 21
 BURST = 64
 """Requests at once, which tell about how many per second a server is good for."""

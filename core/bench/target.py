@@ -33,6 +33,14 @@ _CACHE_COUNTERS = (
 """Metrics that count tokens of prompts, those found in the cache and all."""
 
 
+def token_range_of(vocab_size: int | None) -> tuple[int, int]:
+    """The ids from which prompts are drawn; fewer where a vocabulary is small."""
+    low, high = TOKEN_RANGE
+    if vocab_size is None or vocab_size > high:
+        return low, high
+    return vocab_size // 10, max(vocab_size // 10 + 1, vocab_size * 9 // 10)
+
+
 @dataclass(slots=True)
 class Target:
     """A server that has answered, and how to ask it."""
@@ -50,10 +58,7 @@ class Target:
     @property
     def token_range(self) -> tuple[int, int]:
         """Ids to draw prompts from: the same ones for every server, if its vocabulary has them."""
-        low, high = TOKEN_RANGE
-        if self.vocab_size is None or self.vocab_size > high:
-            return low, high
-        return self.vocab_size // 10, max(self.vocab_size // 10 + 1, self.vocab_size * 9 // 10)
+        return token_range_of(self.vocab_size)
 
     async def ask(self, prompt: Prompt, output_len: int) -> Record:
         """One request. Raises RequestFailed."""

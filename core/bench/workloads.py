@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
+WARM_UP_RUN = 1 << 20
+"""The number of the warm-up among the runs, whose prompts are its own."""
+
+
 class Kind(StrEnum):
     """What a prompt is made of."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pegboard.core.commands import bench_local
 from pegboard.core.commands import bench_options as options
 from pegboard.core.commands.bench_output import (
     check_results,
@@ -127,7 +128,7 @@ def serve(
         api=api.value,
         model=model,
         prompt_kind=prompt_kind.value,
-        workload=_workload(workload, file),
+        workload=options.workload_name(workload, file),
         shape=Shape(num_prompts or 0, input_len, output_len, range_ratio, groups, prefix_len, turns),
         file=file,
         concurrency=concurrency,
@@ -153,13 +154,6 @@ def serve(
         )
         measured = run_loop(measurement.measure)
     raise typer.Exit(_served(settings, measured, json_file, plot, save_requests=save_requests))
-
-
-def _workload(name: options.WorkloadName, file: Path | None) -> str:
-    """A file is a workload, without its being called one."""
-    if file is not None and name is options.WorkloadName.RANDOM:
-        return options.WorkloadName.FILE.value
-    return name.value
 
 
 def _served(
@@ -246,3 +240,7 @@ def _draw(settings: ServeSettings, measured: Measured, folder: Path) -> None:
         files.append(pictures.draw_search(measured.searches, folder / "find-rate.png", settings.find_rate))
     for one in files:
         note(f"picture: {one}")
+
+
+app.command()(bench_local.offline)
+app.command()(bench_local.step)

@@ -95,6 +95,14 @@ Plot = Annotated[
 ]
 
 
+DEFAULT_REQUESTS = 100
+
+
+def workload_name(name: WorkloadName, file: Path | None) -> str:
+    """A file is a workload, without its being called one."""
+    return WorkloadName.FILE.value if file is not None and name is WorkloadName.RANDOM else name.value
+
+
 def json_object(text: str, option: str) -> dict[str, Any]:
     """What an option has as JSON. Raises PegboardError."""
     try:

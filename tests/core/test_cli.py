@@ -51,6 +51,7 @@ class TestLightness:
             ["chat", "--help"],
             ["generate", "--help"],
             ["bench", "serve", "--help"],
+            ["bench", "step", "--help"],
         ],
     )
     def test_nothing_heavy_is_imported(self, arguments: list[str]) -> None:

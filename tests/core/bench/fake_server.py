@@ -73,7 +73,7 @@ class FakeServer:
             return _json(writer, 200, {"object": "list", "data": [{"id": "fake"}]})
         if path == "/metrics" and self.counters is not None:
             hits, queries = self.counters
-            lines = f'# TYPE {hits} counter\n{hits}{{model="a"}} {25 * self._count}\n{queries}{{model="a"}} {1e2 * self._count}\n'
+            lines = f'# TYPE {hits} counter\n{hits}{{model="a"}} {25 * self._count}\n{queries} {1e2 * self._count}\n'
             return _send(writer, 200, lines.encode(), "text/plain")
         if method != "POST":
             return _json(writer, 404, {"detail": "Not Found"})

@@ -204,7 +204,7 @@ class Batch(ctypes.Structure):
             )
         ],
         ("table_stride", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "greedy", "hidden")],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "drawn", "sampling", "hidden")],
     ]  # fmt: skip
 
 

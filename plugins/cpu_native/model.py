@@ -11,7 +11,7 @@ import torch
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.toolkit.rope import RotaryEmbedding
 from pegboard.core.toolkit.weights import load_weights
-from pegboard.plugins.cpu_native.library import STAGES, Batch, LayerWeights, Shape
+from pegboard.plugins.cpu_native.library import STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -83,18 +83,21 @@ class NativeModel:
         *,
         sampled: int,
         logits: torch.Tensor | None = None,
-        greedy: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
+        sampling: Sampling | None = None,
         hidden_rows: torch.Tensor | None = None,
         hidden: torch.Tensor | None = None,
     ) -> None:
-        """KV of all tokens into the pool; logits float32 [sampled, vocab] and first largest tokens int64 [sampled] of
-        the sampled rows, hidden states float32 [n, hidden] of `hidden_rows` int64 [n], into tensors that are given.
+        """KV of all tokens into the pool; and into those tensors that are given, of the sampled rows either logits
+        float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
+        sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n].
         """
         native, kept = self._native(batch)
         native.sampled = sampled
         native.hidden_count = 0 if hidden is None else hidden.shape[0]
         native.hidden_rows, native.hidden = _pointer(hidden_rows), _pointer(hidden)
-        native.logits, native.greedy = _pointer(logits), _pointer(greedy)
+        native.logits, native.drawn = _pointer(logits), _pointer(tokens)
+        native.sampling = None if sampling is None else ctypes.addressof(sampling)
         self._check(self._library.pb_forward(self._handle, ctypes.byref(native)))
         del kept
 

@@ -1,4 +1,4 @@
-"""The runner: ForwardBatch in, tokens out, with the network, its attention and greedy sampling in native code."""
+"""The runner: ForwardBatch in, tokens out, with the network, its attention and sampling in native code."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pegboard.core.toolkit.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sample import sample
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads
 from pegboard.plugins.cpu_native.model import NativeModel
+from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,8 @@ MAX_GROUP = 16
 
 
 class CpuNativeRunner(ModelRunner):
-    """Computes everything up to the logits in one call of the library, and the largest of them where that is all that
-    is wanted; processors, masks and other samplers work on the logits as everywhere.
+    """Computes everything up to the tokens in one call of the library, where its own sampler is the chosen one and
+    nobody wants logits or logprobs; else the logits, on which processors, masks and samplers work as everywhere.
 
     It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16.
     """
@@ -78,32 +79,40 @@ class CpuNativeRunner(ModelRunner):
         if sampling is not None and len(sampling) != sampled:
             raise ValueError(f"{len(sampling)} rows of sampling parameters for {sampled} sampled rows")
         wants_tokens = sampling is not None and sampled > 0
-        only_largest = wants_tokens and not return_logits and _only_largest(sampling)
+        fused = sampled > 0 and not return_logits and sampling is not None and self._samples(sampling)
         vocab = self.ctx.spec.vocab_size
-        logits = torch.empty(sampled, vocab) if return_logits or (wants_tokens and not only_largest) else None
-        greedy = torch.empty(sampled, dtype=torch.int64) if only_largest else None
+        logits = torch.empty(sampled, vocab) if return_logits or (wants_tokens and not fused) else None
+        tokens = torch.empty(sampled, dtype=torch.int64) if fused else None
+        kept, native = None, None
+        if fused and sampling is not None and not _all_greedy(sampling):
+            kept, native = native_sampling(sampling, masked=True)
         rows = _hidden_rows(batch, sampled, return_hidden_states)
         hidden = None if rows is None else torch.empty(len(rows), self.ctx.spec.hidden_size)
         self._model.forward(
             batch,
-            sampled=sampled if logits is not None or greedy is not None else 0,
+            sampled=sampled if wants_tokens or return_logits else 0,
             logits=logits,
-            greedy=greedy,
+            tokens=tokens,
+            sampling=native,
             hidden_rows=rows,
             hidden=hidden,
         )
         output = ForwardOutput(torch.empty(0, dtype=torch.int64), logits=logits if return_logits else None)
         self._share_out(batch, hidden, output, return_hidden_states)
-        if greedy is not None:
-            if bool((greedy < 0).any()):
-                row = int((greedy < 0).nonzero()[0])
-                raise ValueError(f"row {row} cannot be sampled: it has no finite logit")
-            output.next_token_ids = greedy
+        del kept
+        if tokens is not None:
+            check_tokens(tokens)
+            output.next_token_ids = tokens
         elif wants_tokens:
             assert sampling is not None
             assert logits is not None
             sample(logits, sampling, self.ctx, output, return_logits=return_logits)
         return output
+
+    def _samples(self, sampling: SamplingBatch) -> bool:
+        """Whether tokens are all that comes of the logits, and of its own sampler."""
+        own = isinstance(self.ctx.sampler, CpuNativeSampler)
+        return own and not sampling.rows and not sampling.want_logprobs
 
     def stage_times(self) -> dict[str, float]:
         return self._model.take_seconds()
@@ -136,15 +145,9 @@ class CpuNativeRunner(ModelRunner):
         )
 
 
-def _only_largest(sampling: SamplingBatch | None) -> bool:
-    """Whether the first largest logit of each row is all that anybody wants to know."""
-    return (
-        sampling is not None
-        and sampling.all_greedy
-        and not sampling.rows
-        and sampling.mask is None
-        and not sampling.want_logprobs
-    )
+def _all_greedy(sampling: SamplingBatch) -> bool:
+    """Whether the first largest logit of each row is all that matters."""
+    return sampling.all_greedy and sampling.mask is None
 
 
 def _hidden_rows(batch: ForwardBatch, sampled: int, of_sampled: bool) -> torch.Tensor | None:

@@ -109,8 +109,10 @@ class CpuNativeSampler(Sampler):
         return output
 
 
-def native_sampling(batch: SamplingBatch) -> tuple[list[torch.Tensor], Sampling]:
-    """A batch's parameters as the library wants them, its mask included, and the tensors that must live as long."""
+def native_sampling(batch: SamplingBatch, *, masked: bool = False) -> tuple[list[torch.Tensor], Sampling]:
+    """The tensors that must live as long, and a batch's parameters as the library wants them: with its mask, if the
+    library is to apply that.
+    """
     kept = [
         one.contiguous()
         for one in (batch.temperatures, batch.top_ps, batch.min_ps, batch.top_ks, batch.seeds, batch.steps)
@@ -119,6 +121,11 @@ def native_sampling(batch: SamplingBatch) -> tuple[list[torch.Tensor], Sampling]
     sampling = Sampling(
         temperatures=temperatures, top_ps=top_ps, min_ps=min_ps, top_ks=top_ks, seeds=seeds, steps=steps
     )
+    if masked and batch.mask is not None and batch.mask_rows is not None:
+        mask, rows = batch.mask.contiguous(), batch.mask_rows.contiguous()
+        sampling.mask, sampling.mask_rows = mask.data_ptr(), rows.data_ptr()
+        sampling.masks, sampling.mask_words = mask.shape
+        kept += [mask, rows]
     return kept, sampling
 
 

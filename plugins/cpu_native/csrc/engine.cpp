@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "attention.h"
+#include "fused.h"
 #include "matrix.h"
 #include "model.h"
 #include "numbers.h"
@@ -204,7 +205,7 @@ void Forward::run(int id) {
         for (int j = 0; j < hidden; ++j) b.hidden[size_t(i) * hidden + j] = x[j] * scale * m.final_norm[j];
       }
   }
-  if (b.logits || b.greedy) {
+  if (b.logits || b.drawn) {
     {
       // Sampled rows move to the front of `h`, which nobody reads any more.
       Shared work = share(id, counter, b.sampled, 4);
@@ -221,27 +222,16 @@ void Forward::run(int id) {
               const int columns = std::min(NB, s.vocab - nb * NB);
               for (int i = 0; i < rows; ++i) {
                 const float* row = sums + i * NB;
-                if (b.logits) memcpy(b.logits + size_t(r + i) * s.vocab + nb * NB, row, sizeof(float) * columns);
-                if (!b.greedy) continue;
-                Best& found = best[r + i];
-                int at = 0;
-                for (int j = 1; j < columns; ++j) at = row[j] > row[at] ? j : at;
-                const int32_t id = nb * NB + at;
-                // Blocks come in any order: of equal ones the first token wins. A NaN is nobody's largest.
-                if (row[at] > found.value || (row[at] == found.value && id < found.id)) found = {row[at], id};
+                if (float* to = m.logits_to[r + i])
+                  memcpy(to + nb * NB, row, sizeof(float) * columns);
+                else
+                  note_largest(row, columns, nb * NB, best[r + i]);
               }
             });
     meet(id, HEAD);
-    if (b.greedy) {
-      if (id == 0)
-        for (int i = 0; i < b.sampled; ++i) {
-          Best found{-INFINITY, INT32_MAX};
-          for (auto& one : m.space) {
-            const Best& other = one.best.p[i];
-            if (other.value > found.value || (other.value == found.value && other.id < found.id)) found = other;
-          }
-          b.greedy[i] = found.id == INT32_MAX ? -1 : found.id;
-        }
+    if (b.drawn) {
+      sample_rows(m, b, share(id, counter, b.sampled, 1), space.sample);
+      meet(id, SAMPLE);
     }
   }
   release_tiles();
@@ -370,6 +360,7 @@ int pb_forward(void* handle, const PbBatch* batch) {
     m.attended.need(rows * m.layers[0].o.k_pad);
     m.act.need(rows * Matrix::stride(m.s.inter));
     plan_attention(m, *batch);
+    place_logits(m, *batch);
     for (auto& one : m.counters) one.store(0, std::memory_order_relaxed);
     m.mark = std::chrono::steady_clock::now();
     m.team.run([&](int id) {

@@ -10,6 +10,7 @@
 #include "matrix.h"
 #include "numbers.h"
 #include "plan.h"
+#include "sampling.h"
 #include "team.h"
 
 extern "C" {
@@ -35,7 +36,8 @@ struct PbBatch {
   bf16* const* keys;
   bf16* const* values;
   float* logits;       // [sampled, vocab], or null
-  int64_t* greedy;     // [sampled]: first largest logit of each row, or null
+  int64_t* drawn;      // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
+  const PbSampling* sampling;  // of the sampled rows; null where all are greedy
   float* hidden;       // [hidden_count, hidden]: after the final norm, or null
 };
 
@@ -70,6 +72,7 @@ struct Best {
 
 struct ThreadSpace {
   Buffer<Best> best;
+  SampleSpace sample;
   ProductSpace product;
   Buffer<float> scores, sums, single, joined, best_score, total;
   Buffer<bf16> h, q, k, v, probs;
@@ -85,7 +88,8 @@ struct Model {
   const bf16* embedding = nullptr;
   std::vector<ThreadSpace> space;
   Plan plan;  // of the attention of this step
-  Buffer<float> x, qkv, parts;
+  std::vector<float*> logits_to;  // of each sampled row
+  Buffer<float> x, qkv, parts, own_logits;
   Buffer<bf16> h, attended, act;
   std::vector<std::atomic<int>> counters;
   double seconds[STAGES] = {};  // of all passes since somebody asked

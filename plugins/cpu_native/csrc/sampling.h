@@ -22,8 +22,8 @@
 
 extern "C" {
 
-// Columns as in SamplingBatch, one entry per row. `mask` has `mask_words` words of bits for each of the rows `mask_rows`,
-// ascending; null where every row may get any token.
+// Columns as in SamplingBatch, one entry per row. `mask` has `mask_words` words of bits for each of the rows `mask_rows`;
+// null where every row may get any token.
 struct PbSampling {
   const float *temperatures, *top_ps, *min_ps;
   const int64_t *top_ks, *seeds, *steps;
@@ -52,8 +52,8 @@ inline RowParams row_params(const PbSampling& s, int row) {
 // The mask of a row, or null.
 inline const int32_t* mask_of(const PbSampling& s, int row) {
   if (!s.mask) return nullptr;
-  const int64_t* at = std::lower_bound(s.mask_rows, s.mask_rows + s.masks, int64_t(row));
-  return at != s.mask_rows + s.masks && *at == row ? s.mask + (at - s.mask_rows) * s.mask_words : nullptr;
+  const int64_t* at = std::find(s.mask_rows, s.mask_rows + s.masks, int64_t(row));
+  return at != s.mask_rows + s.masks ? s.mask + (at - s.mask_rows) * s.mask_words : nullptr;
 }
 
 // ---- random numbers ----------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sources that compile at once, and have all functions."""
     names = (
         *("create", "destroy", "set_layer", "set_ends", "forward", "project", "take_seconds"),
-        *("sampler_create", "sampler_destroy", "sample", "log_sums"),
+        *("sampler_create", "sampler_destroy", "sample", "log_sums", "attend"),
     )
     source = "\n".join(f"int pb_{name}() {{ return 0; }}" for name in ("prepare", *names))
     folder = tmp_path / "csrc"

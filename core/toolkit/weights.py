@@ -19,6 +19,9 @@ from pegboard.core.toolkit.hf_files import read_json_object
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SHOWN = 5
+_PIECE = 2**14
+"""Numbers that are read before they are converted: 64 KiB of float32. Few enough that torch converts them in this
+thread, since to wait for others at every piece costs more than they help."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -79,8 +82,9 @@ def load_weights(
 ) -> None:
     """Copy every tensor of the checkpoint into the buffer that `targets` gives for its name, in the buffer's dtype.
 
-    A tensor whose dtype is the buffer's is read from the file straight into the buffer; any other passes through a copy
-    of itself, so memory beyond the buffers is that of one tensor at most. Names for which `ignore` is true are skipped.
+    A tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small pieces; what
+    goes to a GPU or into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
+    tensor at most. Names for which `ignore` is true are skipped.
     Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
     file, the tensors and the shapes.
     """
@@ -148,14 +152,27 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def _read(stream: FileIO, stored: StoredTensor, target: Tensor) -> None:
-    direct = target.dtype == stored.dtype and target.device.type == "cpu" and target.is_contiguous()
-    memory = target if direct else torch.empty(stored.shape, dtype=stored.dtype)
-    view = memory.detach().reshape(-1).view(torch.uint8).numpy().data
     stream.seek(stored.start)
+    if target.device.type != "cpu" or not target.is_contiguous():
+        memory = torch.empty(stored.shape, dtype=stored.dtype)
+        _fill(stream, memory)
+        target.copy_(memory)
+    elif target.dtype == stored.dtype:
+        _fill(stream, target)
+    else:
+        # Piece by piece, each still in the cache when it is converted, and all through the same pages of memory.
+        flat = target.detach().reshape(-1)
+        piece = torch.empty(min(_PIECE, flat.numel()), dtype=stored.dtype)
+        for start in range(0, flat.numel(), _PIECE):
+            part = flat[start : start + _PIECE]
+            _fill(stream, piece[: part.numel()])
+            part.copy_(piece[: part.numel()])
+
+
+def _fill(stream: FileIO, memory: Tensor) -> None:
+    view = memory.detach().reshape(-1).view(torch.uint8).numpy().data
     while view:
         count = stream.readinto(view)
         if not count:
             raise ModelError(f"{stream.name!r} ended early; it was changed while it was read")
         view = view[count:]
-    if not direct:
-        target.copy_(memory)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit import weights
 from pegboard.core.toolkit.weights import load_weights
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4), "c": torch.full((2, 2), 1 / 3)}
@@ -62,6 +63,18 @@ def test_dtypes_equal_the_librarys_reading(tmp_path: Path, dtype: torch.dtype, b
     load_weights(tmp_path, targets)
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         assert torch.equal(targets[name], tensor.to(buffer))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 20])
+def test_tensors_of_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Converted piece by piece; the last may be shorter, and what the pieces before left in memory does not show."""
+    monkeypatch.setattr(weights, "_PIECE", 8)
+    stored = {"x": torch.arange(float(count)) - 3, "y": torch.arange(2.0 * count).view(count, 2)}
+    save_file(stored, tmp_path / "model.safetensors")
+    targets = {name: torch.full(tensor.shape, 99, dtype=torch.bfloat16) for name, tensor in stored.items()}
+    load_weights(tmp_path, targets)
+    for name, tensor in stored.items():
+        assert torch.equal(targets[name], tensor.bfloat16())
 
 
 def test_strided_buffers(tmp_path: Path) -> None:

@@ -25,6 +25,21 @@ ARCHITECTURES = {
 """GGUF architecture -> transformers class and model type. Mistral's files say "llama" too."""
 
 
+class _Reader(gguf.GGUFReader):
+    """The library's reader on a plain view of its memory map. It slices that once for every string of a vocabulary, and
+    a slice of `np.memmap` costs five times what one of an array costs: a second or more of a first start.
+    """
+
+    @property
+    def data(self) -> NDArray[Any]:  # type: ignore[override]
+        """All bytes of the file."""
+        return self._bytes
+
+    @data.setter
+    def data(self, value: NDArray[Any]) -> None:
+        self._bytes = value.view(np.ndarray)
+
+
 class GGUFFile:
     """An open GGUF file: typed look-ups of metadata, and the table of tensors. Data is memory-mapped.
 
@@ -34,7 +49,7 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self._reader = gguf.GGUFReader(self.path)
+            self._reader = _Reader(self.path)
         except (ValueError, IndexError, KeyError, OSError) as error:
             raise ModelError(f"{self.path} is not a readable GGUF file: {error}") from error
         self.tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}

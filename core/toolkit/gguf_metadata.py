@@ -30,8 +30,8 @@ class _Reader(gguf.GGUFReader):
     a slice of `np.memmap` costs five times what one of an array costs: a second or more of a first start.
     """
 
-    @property
-    def data(self) -> NDArray[Any]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def data(self) -> NDArray[Any]:
         """All bytes of the file."""
         return self._bytes
 

@@ -278,6 +278,9 @@ int pb_prepare() {
   return 0;
 }
 
+// Large pages for KV, which a forward pass reads all over.
+void pb_large_pages(void* p, int64_t bytes) { large_pages(p, size_t(bytes)); }
+
 void* pb_create(const PbShape* shape) {
   try {
     return new Model(*shape);

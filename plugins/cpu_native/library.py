@@ -237,6 +237,7 @@ def load(instructions: str) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     for name, arguments, result in (
         ("pb_prepare", [], number),
+        ("pb_multiply", [number, number, pointer, number, number, pointer, number, pointer], number),
         ("pb_large_pages", [pointer, ctypes.c_int64], None),
         ("pb_create", [pointer], pointer),
         ("pb_destroy", [pointer], None),

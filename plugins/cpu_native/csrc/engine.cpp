@@ -278,6 +278,34 @@ int pb_prepare() {
   return 0;
 }
 
+// One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w bf16 [n, k], kept in `format`)^T. The
+// format that it came to be in, or -1 where memory does not suffice.
+int pb_multiply(int threads, int format, const bf16* w, int n, int k, const bf16* a, int m, float* out) {
+  try {
+    Team team(threads);
+    Arena arena;
+    Matrix matrix;
+    matrix.pack(team, arena, n, k, Format(format), [&](int i) { return w + size_t(i) * k; });
+    const int lda = Matrix::stride(k);
+    std::vector<bf16> left(size_t(round_up(m, MB)) * lda);
+    for (int i = 0; i < m; ++i) memcpy(left.data() + size_t(i) * lda, a + size_t(i) * k, sizeof(bf16) * k);
+    std::vector<ProductSpace> space(threads);
+    std::atomic<int> next{0};
+    team.run([&](int id) {
+      product(Shared{next, product_items(matrix, m), 2, threads, id}, left.data(), lda, m, matrix, space[id],
+              [&](int r, int rows, int nb, const float* sums) {
+                const int columns = std::min(NB, n - nb * NB);
+                for (int i = 0; i < rows; ++i)
+                  memcpy(out + size_t(r + i) * n + nb * NB, sums + i * NB, sizeof(float) * columns);
+              });
+      release_tiles();
+    });
+    return matrix.format;
+  } catch (...) {
+    return -1;
+  }
+}
+
 // Large pages for KV, which a forward pass reads all over.
 void pb_large_pages(void* p, int64_t bytes) { large_pages(p, size_t(bytes)); }
 

@@ -26,6 +26,7 @@ from benchmarks.peers import environments, measure, models, one_stream, report
 from benchmarks.peers.environments import SetupError
 from benchmarks.peers.servers import OURS, VLLM, Subject, variant
 from benchmarks.peers.workloads import NAMES
+from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.toolkit.cache_dir import default_cache_dir
 
 PEERS = ("vllm", "llama")
@@ -167,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("stopped; servers are ended, and what was measured is written")
         return 130
-    except (SetupError, OSError, ValueError) as error:
+    except (SetupError, PegboardError, OSError, ValueError) as error:
         say(f"error: {error}")
         return 1
     return 0

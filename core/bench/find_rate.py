@@ -12,9 +12,12 @@ from pegboard.core.bench.load import Outcome, StopWhen
 from pegboard.core.bench.records import Record
 from pegboard.core.interfaces.errors import PegboardError
 
+IDLE = 0.2
+"""Requests under way, on average: with so few a server has next to nothing to do."""
 UP = 1.25
 DOWN = 0.67
-"""What follows a rate that was kept, and one that was not, until there are both."""
+"""What follows a rate that was kept, and one that was not, until there are both: this, and then powers of it."""
+LONGEST_STRIDE = 4
 MOST_TRIALS = 24
 
 _STATISTICS = ("mean", "max", *(f"p{p}" for p in PERCENTILES))
@@ -102,6 +105,8 @@ class Trial:
     figures: dict[str, Any] = field(default_factory=dict)
     last: bool = False
     """Whether there must not be another one."""
+    idle: bool = False
+    """Whether the server had next to nothing to do, so that a lower rate is no easier."""
 
     @property
     def kept(self) -> bool:
@@ -126,20 +131,22 @@ async def search(
     trials: list[Trial] = []
     low: float | None = None
     high: float | None = None
-    rate = guess
+    rate, stride = guess, 1
     while len(trials) < most:
         trial = await attempt(rate)
         trials.append(trial)
-        if trial.last:
+        if trial.last or (trial.idle and not trial.kept and low is None):
             break
         if trial.kept:
             low = rate
         else:
             high = rate
         if low is None:
-            rate *= DOWN
+            rate *= DOWN**stride
+            stride = min(LONGEST_STRIDE, 2 * stride)
         elif high is None:
-            rate *= UP
+            rate *= UP**stride
+            stride = min(LONGEST_STRIDE, 2 * stride)
         elif high / low <= 1 + precision:
             break
         else:

@@ -107,8 +107,8 @@ class Load:
             start = time.perf_counter()
             async with asyncio.TaskGroup() as group:
                 for session, when in zip(sessions, at, strict=True):
-                    wait = start + when - time.perf_counter()
-                    if wait > 0:
+                    # A loop's timers are no finer than milliseconds, and may be early.
+                    while (wait := start + when - time.perf_counter()) > 0:
                         await asyncio.sleep(wait)
                     group.create_task(self._limited(session, start + when))
 
@@ -143,12 +143,13 @@ class Load:
         prompt: Prompt = []
         answer: Sequence[int] | str = ""
         known: int | None = 0
+        first = len(self._outcome.records)
         last = len(session.turns) - 1
         for number, turn in enumerate(session.turns):
             prompt = turn.new if number == 0 else follow(prompt, answer, turn.new)
             known = None if known is None or turn.input_len is None else known + turn.input_len
             record = Record(
-                len(self._outcome.records), turn=number, input_len=known, output_len=turn.output_len, due=due
+                len(self._outcome.records), first, turn=number, input_len=known, output_len=turn.output_len, due=due
             )
             answer = await self._ask(prompt, turn, record, keep=number < last)
             if record.error:

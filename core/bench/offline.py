@@ -110,11 +110,13 @@ class OfflineBench:
         self._tasks.clear()
         return outcome, step_figures(before, after, runner.stage_times(), outcome.duration)
 
-    def _send(self, session: Session, number: int, so_far: Prompt, tokens: int | None) -> None:
-        """The turn of this number. `tokens` is how many there are before it, if that is known."""
+    def _send(self, session: Session, number: int, so_far: Prompt, tokens: int, first: int | None = None) -> None:
+        """The turn of this number; behind `so_far`, of so many `tokens`, in the conversation of the record `first`."""
         turn = session.turns[number]
-        known = None if tokens is None or turn.input_len is None else tokens + turn.input_len
-        record = Record(len(self._outcome.records), turn=number, input_len=known, output_len=turn.output_len, counts=[])
+        known = None if turn.input_len is None else tokens + turn.input_len
+        here = len(self._outcome.records)
+        conversation = here if first is None else first
+        record = Record(here, conversation, turn=number, input_len=known, output_len=turn.output_len, counts=[])
         self._outcome.records.append(record)
         prompt = so_far if number else turn.new
         sampling = SamplingParams(
@@ -158,7 +160,8 @@ class OfflineBench:
         if error is None and following < len(task.session.turns):
             answer = task.ids if self._kind is Kind.TOKENS else task.text
             prompt = follow(task.prompt, answer, task.session.turns[following].new)
-            self._send(task.session, following, prompt, chunk.prompt_tokens + len(task.ids))
+            tokens = chunk.prompt_tokens + len(task.ids)
+            self._send(task.session, following, prompt, tokens, record.conversation)
 
     def _end(self, record: Record, error: str) -> None:
         record.error, record.over = error, True

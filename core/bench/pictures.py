@@ -55,7 +55,8 @@ def draw_runs(outcomes: Sequence[Outcome], path: Path, title: str) -> Path:
     axes[1][1].set(title="Output", xlabel="seconds", ylabel="tokens per second")
     for ax in axes.flat:
         ax.grid(alpha=0.3)
-        ax.legend(fontsize="small")
+        if len(outcomes) > 1 and ax.lines:
+            ax.legend(fontsize="small")
     figure.savefig(path, dpi=80)
     return path
 

@@ -16,7 +16,7 @@ class Record:
 
     number: int
     conversation: int = 0
-    """Requests of one have the same."""
+    """The number of the first request of its conversation: its own, of most."""
     turn: int = 0
     input_len: int | None = None
     """How many tokens the prompt was meant to have, where that is known."""

@@ -15,7 +15,7 @@ from pegboard.core.bench.apis import Wanted
 from pegboard.core.bench.connection import Address, HttpClient
 from pegboard.core.bench.figures import figures
 from pegboard.core.bench.files import FROM_FILE, has_messages, make_workload, read_lines
-from pegboard.core.bench.find_rate import Bound, Trial, search, stop_early, verdict
+from pegboard.core.bench.find_rate import IDLE, Bound, Trial, search, stop_early, verdict
 from pegboard.core.bench.load import INTERRUPTED, Load, Outcome, StopWhen, Watcher
 from pegboard.core.bench.target import Target, find_target
 from pegboard.core.bench.workloads import WARM_UP_RUN, Arrivals, Session, Shape, Workload
@@ -279,6 +279,7 @@ class Measurement:
         outcome = await self._run(target, sessions, rate, f"{rate:.2f}/s", stop_early(bounds, requests))
         found = figures(outcome, settings.slo)
         trial = Trial(rate, verdict(outcome, found, bounds), found, last=outcome.stopped == INTERRUPTED)
+        trial.idle = found["mean_concurrency"] < IDLE
         if trial.last:
             measured.stopped = INTERRUPTED
         elif not trial.kept:

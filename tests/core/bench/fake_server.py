@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,11 @@ class FakeServer:
     break_after: int | None = None
     """Closes the connection after so many pieces."""
     error_event: bool = False
+    hang_from: int | None = None
+    """From this request on nobody gets an answer."""
     models: bool = True
+    starting: int = 0
+    """So many questions are answered with 503: it is loading."""
     counters: tuple[str, str] | None = None
     """Names of metrics that count what was found in the cache, and all."""
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -52,11 +56,13 @@ class FakeServer:
         self._at_once = 0
         self._lock: asyncio.Lock | None = None
         self._count = 0
+        self.close: Callable[[], None] = lambda: None
+        """Ends it, with all its connections."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 method, path, _ = head.split(" ", 2)
@@ -66,16 +72,18 @@ class FakeServer:
                 data = await reader.readexactly(length)
                 if not await self._answer(method, path, data, writer):
                     break
-        writer.close()
 
     async def _answer(self, method: str, path: str, data: bytes, writer: asyncio.StreamWriter) -> bool:
+        if path == "/v1/models" and self.starting:
+            self.starting -= 1
+            return _json(writer, 503, {"error": {"message": "loading"}})
         if path == "/v1/models" and self.models:
             return _json(writer, 200, {"object": "list", "data": [{"id": "fake"}]})
         if path == "/metrics" and self.counters is not None:
             hits, queries = self.counters
             lines = f'# TYPE {hits} counter\n{hits}{{model="a"}} {25 * self._count}\n{queries} {1e2 * self._count}\n'
             return _send(writer, 200, lines.encode(), "text/plain")
-        if method != "POST":
+        if method != "POST" or not path.startswith("/v1/"):
             return _json(writer, 404, {"detail": "Not Found"})
         body = json.loads(data)
         self._count += 1
@@ -88,6 +96,8 @@ class FakeServer:
                 writer, self.status if self.status != 200 else 503, {"error": {"message": "the queue is full"}}
             )
         self.seen.append(body)
+        if self.hang_from is not None and self._count >= self.hang_from:
+            await asyncio.Event().wait()
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -167,17 +177,19 @@ def fake_server(**settings: Any) -> Iterator[FakeServer]:
         ready.set()
         await stop.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.gather(*others, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
     ready.wait()
+    fake.close = lambda: loop.call_soon_threadsafe(stop.set) and None
     try:
         yield fake
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        fake.close()
         thread.join()
         loop.close()
 

@@ -6,6 +6,7 @@ time travels as one ZeroMQ message with a frame per struct. Nothing is ever unpi
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -14,7 +15,6 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from pegboard.core.interfaces.messages import FromScheduler, ToScheduler
 
@@ -71,27 +71,72 @@ def remove_endpoint(address: str) -> None:
 
 
 class ApiWire:
-    """The API process's end, for asyncio. It binds, so it exists before the scheduler does."""
+    """The API process's end, for asyncio. It binds, so it exists before the scheduler does.
+
+    The loop watches the socket's file itself: pyzmq's asyncio sockets cost several times as much per message.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         _configure(self._socket)
         self._socket.bind(endpoint.address)
+        self._file = int(self._socket.getsockopt(zmq.FD))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: list[bytes] = []
+        self._outbox: list[list[bytes]] = []
+        """What was sent before the scheduler was there to take it."""
+        self._waiting: asyncio.Future[None] | None = None
+        self._closed = False
 
     async def receive(self) -> list[FromScheduler]:
-        """What the scheduler sent next; waits for it."""
-        return [decode_from_scheduler(frame) for frame in await self._socket.recv_multipart()]
+        """All that the scheduler has sent since the last call; waits where that is nothing."""
+        loop = self._watch()
+        self._look()
+        while not self._inbox:
+            self._waiting = loop.create_future()
+            await self._waiting
+        frames, self._inbox = self._inbox, []
+        return [decode_from_scheduler(frame) for frame in frames]
 
     def send(self, messages: Iterable[ToScheduler]) -> None:
         """Queue messages; returns at once. What cannot be delivered any more is dropped with the wire."""
         frames = [encode(message) for message in messages]
-        if frames:
-            # Nobody awaits this: the queue is unbounded, so it is done at once or never (the peer is gone).
-            self._socket.send_multipart(frames)
+        if frames and not self._closed:
+            self._watch()
+            self._outbox.append(frames)
+            self._look()
+
+    def _watch(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._file, self._look)
+        return self._loop
+
+    def _look(self) -> None:
+        """Send what can be sent, take what has arrived, and wake whoever waits for it. The file tells once of each
+        change, and every call to the socket may take notice of it, so this goes on until nothing is left to do.
+        """
+        while not self._closed:
+            events = int(self._socket.getsockopt(zmq.EVENTS))
+            if self._outbox and events & zmq.POLLOUT:
+                self._socket.send_multipart(self._outbox.pop(0), zmq.NOBLOCK)
+            elif events & zmq.POLLIN:
+                self._inbox += self._socket.recv_multipart(zmq.NOBLOCK)
+            else:
+                break
+        if self._inbox and self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def close(self) -> None:
-        """Drops what was not delivered."""
+        """Drops what was not delivered. Nobody waits in `receive` afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._file)
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._context.destroy(linger=0)
 
 
@@ -107,11 +152,10 @@ class SchedulerWire:
     def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]:
         """Everything that has arrived. Waits up to `timeout_ms` for the first message, None: for ever."""
         messages: list[ToScheduler] = []
-        wait = timeout_ms
-        while self._socket.poll(-1 if wait is None else wait):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            messages.extend(decode_to_scheduler(frame) for frame in frames)
-            wait = 0
+        if timeout_ms != 0:
+            self._socket.poll(timeout_ms)
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            messages.extend(decode_to_scheduler(frame) for frame in self._socket.recv_multipart(zmq.NOBLOCK))
         return messages
 
     def send(self, messages: Iterable[FromScheduler]) -> None:

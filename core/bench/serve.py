@@ -29,6 +29,8 @@ BURST_SHARE = 0.75
 """At this share of that rate the search for the highest one begins."""
 LATE_MS = 20.0
 """The load is late where one in a hundred requests is sent so much after its time."""
+MISCOUNT = 0.1
+"""Prompts whose tokens differ by more than this share from what they should have."""
 KNOWN_PROMPTS = 0.5
 """Prompts that share nothing, and are found in the cache: somebody has asked the same before."""
 MANY_PIECES = 0.9
@@ -308,6 +310,13 @@ class Measurement:
                 "same were asked before; take another --seed"
             )
         good = [one for one in outcome.records if one.ok]
+        short = sum(one.finish_reason == "stop" for one in good)
+        if short and measured.target.wanted.ignore_eos:
+            measured.note(f"{short} answers ended before their length: the server does not heed ignore_eos")
+        both = [one for one in good if one.prompt_tokens and one.input_len]
+        told, meant = sum(one.prompt_tokens or 0 for one in both), sum(one.input_len or 0 for one in both)
+        if abs(told - meant) > MISCOUNT * meant:
+            measured.note(f"prompts have {told} tokens by the server's count, and were to have {meant}")
         if good and good[0].counts is None and "usage" in found["counted"]:
             pieces = sum(len(one.times) for one in good)
             if pieces < MANY_PIECES * found["output_tokens"]:

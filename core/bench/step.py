@@ -61,6 +61,19 @@ class StepSettings:
         """New tokens of one step."""
         return {"decode": self.batch, "prefill": self.batch * self.extend, "mixed": self.batch + self.extend}[self.mode]
 
+    @property
+    def new_tokens(self) -> int:
+        """Of a request that decodes all the while. A mixed step may take more than one turn."""
+        return 2 * self.steps + 2 * PATIENCE
+
+    @property
+    def room(self) -> int:
+        """Tokens of KV that it takes at least."""
+        if self.mode == "prefill":
+            # What was computed before stays in the cache until there is need.
+            return self.batch * (self.context + 2 * self.extend)
+        return self.batch * (self.context + self.new_tokens) + 4 * self.extend
+
     def __str__(self) -> str:
         context = f"{self.batch} requests of {self.context} tokens"
         if self.mode == "decode":
@@ -140,9 +153,10 @@ def _ms(seconds: Sequence[float]) -> dict[str, float]:
 
 def resolve(settings: StepSettings, files: Sequence[Path], overrides: Sequence[str]) -> ResolvedConfig:
     """The config, with room for the shape, and with the clock. What `overrides` say has the last word."""
-    room = settings.batch * (settings.context + settings.extend + settings.steps) * 2 + settings.extend * 4 + 4096
+    room = settings.room * 5 // 4 + 4096
     own = [
         "scheduler.loop=normal",
+        "scheduler.prefill_first=true",
         f"scheduler.max_running_requests={settings.batch + 1}",
         f"memory.max_total_tokens={-(-room // 4096) * 4096}",
     ]
@@ -188,9 +202,8 @@ class StepBench:
 
     def _start(self, prompts: list[list[int]]) -> None:
         """Requests that run until the end."""
-        # A mixed step may take more than one turn, and some pass until all are running.
         for prompt in prompts:
-            self._submit(prompt, 2 * self._settings.steps + len(prompts) + 2 * PATIENCE)
+            self._submit(prompt, self._settings.new_tokens)
         for _ in range(len(prompts) * 4 + sum(map(len, prompts)) // 64 + PATIENCE):
             self._clock.begin()
             self._engine.poll()

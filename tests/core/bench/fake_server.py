@@ -27,6 +27,10 @@ class FakeServer:
     usage: bool = True
     cached: int | None = None
     takes_tokens: bool = True
+    stops: bool = False
+    """Answers end of themselves, not for their length."""
+    prompt_tokens: int | None = None
+    """What it says that every prompt has."""
     refuses: frozenset[str] = frozenset()
     """Fields that it does not know."""
     status: int = 200
@@ -137,10 +141,11 @@ class FakeServer:
                 await asyncio.sleep(self.piece_s)
             sent = min(count, sent + self.tokens_per_piece)
             what = {"delta": {"content": " a"}} if chat else {"text": " a"}
-            reason = "length" if sent == count else None
+            reason = ("stop" if self.stops else "length") if sent == count else None
             yield json.dumps({"choices": [{"index": 0, **what, "finish_reason": reason}], "usage": None}).encode()
         if self.usage and body.get("stream_options", {}).get("include_usage"):
-            usage = {"prompt_tokens": _prompt_tokens(body), "completion_tokens": count}
+            tokens = self.prompt_tokens or _prompt_tokens(body)
+            usage = {"prompt_tokens": tokens, "completion_tokens": count}
             details = {} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}
             yield json.dumps({"choices": [], "usage": {**usage, **details}}).encode()
 

@@ -195,6 +195,19 @@ class TestDialects:
         with fake_server(counters=names) as fake:
             assert bench(fake, *SMALL)["median"]["hit_rate"] == 0.25
 
+    def test_answers_that_end_early(self) -> None:
+        with fake_server(stops=True) as fake:
+            said = bench(fake, *SMALL)
+            assert "12 answers ended before their length: the server does not heed ignore_eos" in said["stderr"]
+            assert said["notes"]
+            assert not bench(fake, *SMALL, "--stop-at-eos")["notes"]
+
+    def test_prompts_that_are_longer_than_they_were_to_be(self) -> None:
+        with fake_server(prompt_tokens=11) as fake:
+            said = bench(fake, *SMALL)
+            assert "prompts have 132 tokens by the server's count, and were to have 96" in said["stderr"]
+            assert said["median"]["input_tokens"] == 132
+
     def test_prompts_that_were_asked_before(self) -> None:
         with fake_server(cached=8) as fake:
             assert "take another --seed" in bench(fake, *SMALL)["stderr"]

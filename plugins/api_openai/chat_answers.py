@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from pegboard.core.interfaces.output_parser import OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
+from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.plugins.api_openai.completions import PromptLogprob
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.usage import Usage
@@ -32,6 +32,8 @@ class ChatWriter(Writer):
         super().__init__(surface, rid, body)
         self._turn = turn
         self._streams = [turn.stream(stream_reasoning=body.stream_reasoning) for _ in range(body.n)]
+        self._fed: list[OutputEvent] | None = None
+        """What `plain` has read of a chunk that turned out not to be."""
 
     def choice(self, index: int, answer: Answer) -> Choice:
         said = self._streams[index].collect(answer.text)
@@ -54,7 +56,8 @@ class ChatWriter(Writer):
 
     def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
         stream = self._streams[index]
-        events = stream.feed(chunk.text) if chunk.text else []
+        fed, self._fed = self._fed, None
+        events = fed if fed is not None else stream.feed(chunk.text) if chunk.text else []
         if chunk.finish_reason is not None:
             events += stream.finish()
         found = [self._delta(index, _delta(stream, event)) for event in events]
@@ -68,6 +71,20 @@ class ChatWriter(Writer):
         if chunk.finish_reason is not None:
             found.append({**self._delta(index, {}), **self._ending(index, chunk.finish_reason)})
         return found
+
+    def plain(self, index: int, chunk: OutputChunk) -> str | None:
+        if chunk.finish_reason is not None or self.wanted.logprobs or self.wanted.return_hidden_states:
+            return None
+        events = self._streams[index].feed(chunk.text) if chunk.text else []
+        if not events:
+            return ""
+        if len(events) == 1 and isinstance(events[0], Content):
+            return events[0].text
+        self._fed = events
+        return None
+
+    def piece(self, index: int, text: str) -> Choice:
+        return self._delta(index, {"content": text})
 
     def reasoning_tokens(self) -> int | None:
         if self._turn.reasoning_parser is None:

@@ -133,6 +133,20 @@ class CompletionWriter(Writer):
             piece["hidden_states"] = chunk.hidden_states
         return [piece]
 
+    def plain(self, index: int, chunk: OutputChunk) -> str | None:
+        wanted = self.wanted
+        if (
+            self._first[index]
+            or chunk.finish_reason is not None
+            or wanted.logprobs is not None
+            or wanted.return_hidden_states
+        ):
+            return None
+        return chunk.text
+
+    def piece(self, index: int, text: str) -> Choice:
+        return {"index": index, "text": text, "logprobs": None, **ending(None)}
+
     def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
         return None if self.wanted.logprobs is None else self._columns[index].columns(entries)
 

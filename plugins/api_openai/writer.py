@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
 from pegboard.core.toolkit.http import event, json_response
@@ -47,6 +49,16 @@ class Writer(abc.ABC):
     def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
         """What a chunk of the engine brings of a streamed choice; with the last one, its end."""
 
+    @abc.abstractmethod
+    def plain(self, index: int, chunk: OutputChunk) -> str | None:
+        """The text that a chunk is, where it is nothing but text, for a choice as `piece` makes it; "" where there is
+        nothing to say. None for any other: ask `pieces` next.
+        """
+
+    @abc.abstractmethod
+    def piece(self, index: int, text: str) -> Choice:
+        """A streamed choice that has nothing but text."""
+
     def chosen(self, answers: Sequence[Answer]) -> Sequence[Answer]:
         """Those of the generated answers that become choices."""
         return answers
@@ -83,6 +95,22 @@ class Writer(abc.ABC):
         return json_response(self.body(await self.surface.collect(request, answers, names)))
 
 
+class Template:
+    """An event in which nothing changes but one string: `fill` writes what `write` would, in less time."""
+
+    def __init__(self, write: Callable[[str], bytes]) -> None:
+        self._write = write
+        # A request's id is the client's, so it may hold any text; but it does not change.
+        mark = "\0"
+        while write(mark).count(msgspec.json.encode(mark)) != 1:
+            mark += "\0"
+        self._head, _, self._tail = write(mark).partition(msgspec.json.encode(mark))
+
+    def fill(self, text: str) -> bytes:
+        """The event with this string."""
+        return b"%b%b%b" % (self._head, msgspec.json.encode(text), self._tail)
+
+
 class _Events(AnswerWriter):
     """The chunks of a stream, each with one choice."""
 
@@ -92,6 +120,7 @@ class _Events(AnswerWriter):
         # With usage asked for, every other chunk carries a null, as OpenAI's do.
         self._more: dict[str, Any] = {"usage": None} if writer.wanted.include_usage else {}
         self._continuous = writer.wanted.continuous_usage
+        self._templates: dict[int, Template] = {}
 
     def begin(self) -> bytes:
         indices = range(len(self._answers.answers))
@@ -100,6 +129,8 @@ class _Events(AnswerWriter):
     def more(self, index: int, chunk: OutputChunk) -> bytes:
         if self._continuous:
             self._more = {"usage": usage([self._answers.answers[index]], 1)}
+        elif (text := self._writer.plain(index, chunk)) is not None:
+            return self._template(index).fill(text) if text else b""
         return self._events(self._writer.pieces(index, chunk))
 
     def end(self) -> bytes:
@@ -108,6 +139,13 @@ class _Events(AnswerWriter):
             return b""
         counted = usage(self._answers.answers, writer.wanted.copies, writer.reasoning_tokens())
         return event(writer.chunk([], usage=counted))
+
+    def _template(self, index: int) -> Template:
+        known = self._templates.get(index)
+        if known is None:
+            known = Template(lambda text: self._events([self._writer.piece(index, text)]))
+            self._templates[index] = known
+        return known
 
     def _events(self, choices: list[Choice]) -> bytes:
         return b"".join([event(self._writer.chunk([choice], **self._more)) for choice in choices])

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.peers.processes import Running, ServerError, first_answer, free_port, running
 from benchmarks.peers.servers import Subject, ours_command, vllm_command, vllm_variables
-from benchmarks.peers.workloads import MODEL, RATE_SEARCH, TTFT_LIMIT_MS, WORKLOADS, Workload, highest_rate, probe
+from benchmarks.peers.workloads import MODEL, RATE_SEARCH, WORKLOADS, Workload, search_arguments, search_seconds
 
 START_S = 600.0
 """vLLM compiles when it starts for the first time."""
@@ -59,10 +59,7 @@ class Plan:
         )
 
     def _search(self, subject: Subject) -> float:
-        if RATE_SEARCH not in self.names:
-            return 0.0
-        shape = probe(subject.guess, quick=self.quick)
-        return 4 * (shape.prompts / subject.guess + 3)
+        return search_seconds(subject.guess, quick=self.quick) if RATE_SEARCH in self.names else 0.0
 
 
 def estimate(workload: Workload, subject: Subject) -> float:
@@ -125,7 +122,7 @@ def _one(plan: Plan, subject: Subject, run: int, record: dict[str, Any]) -> None
         plan.say(f"   {record['resident_bytes'] / 2**20:.0f} MB resident")
         if RATE_SEARCH in plan.names:
             record[RATE_SEARCH] = _search(plan, subject, server, run, record)
-            plan.say(f"   highest rate: {record[RATE_SEARCH]:g} requests/s")
+            plan.say(f"   highest rate: {record[RATE_SEARCH]} requests/s")
 
 
 @contextlib.contextmanager
@@ -149,7 +146,7 @@ def measured(
     """The load tool's medians, with the processor's seconds of the server; None, and a note, where it failed."""
     before, began = server.cpu_seconds(), time.perf_counter()
     try:
-        median = bench(workload, server.url, seed)
+        median: dict[str, Any] = bench(lambda file: workload.arguments(server.url, seed, file))["median"]
     except LoadError as error:
         record.setdefault("failures", []).append(f"{workload.name}: {error}")
         plan.say(f"   {workload.title}: {error}")
@@ -159,33 +156,32 @@ def measured(
     return median
 
 
-def bench(workload: Workload, url: str, seed: int) -> dict[str, Any]:
-    """One run of `pegboard bench serve`. Raises LoadError."""
+def bench(arguments: Callable[[str], list[str]]) -> dict[str, Any]:
+    """One run of `pegboard bench serve`, what it writes. `arguments` is given the file's name. Raises LoadError."""
     with tempfile.TemporaryDirectory(prefix="pegboard-peers-") as folder:
         file = Path(folder, "load.json")
-        command = [sys.executable, "-m", "pegboard.core.cli", "bench", "serve"]
-        command += workload.arguments(url, seed, str(file))
+        command = [sys.executable, "-m", "pegboard.core.cli", "bench", "serve", *arguments(str(file))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not file.is_file():
+        found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        # A search that has tried rates and kept none fails, and yet has an answer.
+        if done.returncode and not found.get("trials"):
             said = "\n".join((done.stderr or done.stdout).splitlines()[-12:])
             raise LoadError(f"the load tool ended with exit code {done.returncode}: {said}")
-        median: dict[str, Any] = json.loads(file.read_text("utf-8"))["median"]
-        return median
+        return found
 
 
-def _search(plan: Plan, subject: Subject, server: Running, run: int, record: dict[str, Any]) -> float:
-    probes = record.setdefault("probes", [])
-
-    def bears(rate: float) -> bool:
-        server.check()
-        workload = probe(rate, quick=plan.quick)
-        median = measured(plan, server, workload, seed=1000 * (run + 1) + 100 + len(probes), record=record)
-        p99 = None if median is None else workload.value(median)
-        probes.append({"rate": rate, "ttft_ms_p99": p99, "requests": workload.prompts})
-        plan.say(f"   {rate:g} requests/s: p99 TTFT {'failed' if p99 is None else f'{p99:.0f} ms'}")
-        return p99 is not None and p99 < TTFT_LIMIT_MS
-
-    known = plan.guesses.get(subject.name)
-    found = highest_rate(bears, known or subject.guess, step=1 if known else 3)
-    plan.guesses[subject.name] = found
-    return found
+def _search(plan: Plan, subject: Subject, server: Running, run: int, record: dict[str, Any]) -> float | None:
+    """The highest rate that it bears, beginning where it was found before; 0 where it bears none."""
+    guess = plan.guesses.get(subject.name) or subject.guess
+    seed = 1000 * (run + 1) + 100
+    try:
+        found = bench(lambda file: search_arguments(server.url, seed, guess, file, quick=plan.quick))
+    except LoadError as error:
+        record.setdefault("failures", []).append(f"{RATE_SEARCH}: {error}")
+        return None
+    record["trials"] = [
+        {"rate": one["rate"], "why": one["why"], "ttft_ms": one["figures"].get("ttft_ms")} for one in found["trials"][0]
+    ]
+    rate: float = found["rate"] or 0.0
+    plan.guesses[subject.name] = rate
+    return rate

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MODEL = "smollm2"
 """The name under which every server offers the model."""
-
-RATE_STEP = 2 ** (1 / 6)
-"""Between two request rates of the search: 12%."""
-HIGHEST_RATE_INDEX = 48
-"""128 requests per second: more than any of these servers takes."""
 
 
 @dataclass(frozen=True)
@@ -77,47 +71,28 @@ WORKLOADS = (
 )  # fmt: skip
 
 RATE_SEARCH = "max-rate"
-TTFT_LIMIT_MS = 1000.0
-PROBE_PROMPTS = 100
+BOUND = "ttft:p99:1000"
+"""What the highest rate must keep to: p99 of TTFT under a second."""
+TRIAL_PROMPTS = 100
 """At least so many requests decide on a rate: a p99 of fewer is their maximum."""
-PROBE_SECONDS = 15.0
+TRIAL_SECONDS = 15.0
 """And at least so long they come: a short burst shows no queue."""
+PRECISION = 0.08
+TRIALS = 5
+"""About so many rates are tried by one search, of which those that are too high end early."""
 
 NAMES = (*(one.name for one in WORKLOADS), RATE_SEARCH)
 
 
-def probe(rate: float, *, quick: bool = False) -> Workload:
-    """The load that decides whether a server bears `rate` requests per second."""
-    least, seconds = (20, 4.0) if quick else (PROBE_PROMPTS, PROBE_SECONDS)
-    prompts = max(least, math.ceil(seconds * rate))
-    return Workload("probe", f"{rate:g} requests/s", "ttft_ms.p99", 0.0, prompts, 256, 64, rate=rate, unit="ms")
+def search_arguments(url: str, seed: int, guess: float, json_file: str, *, quick: bool = False) -> list[str]:
+    """Behind `pegboard bench serve`, to find the highest rate of 256 in / 64 out."""
+    one = Workload(RATE_SEARCH, "", "", 0.0, 20 if quick else TRIAL_PROMPTS, 256, 64, rate=guess)
+    seconds = 4.0 if quick else TRIAL_SECONDS
+    more = ["--find-rate", BOUND, "--trial-seconds", f"{seconds:g}", "--precision", str(0.3 if quick else PRECISION)]
+    return [*one.arguments(url, seed, json_file), *more]
 
 
-def rate_at(index: int) -> float:
-    """The grid of request rates, the same for every server."""
-    return round(0.5 * RATE_STEP**index, 2)
-
-
-def index_of(rate: float) -> int:
-    """The nearest place in the grid."""
-    return min(HIGHEST_RATE_INDEX, max(0, round(math.log(max(rate, 0.01) / 0.5, RATE_STEP))))
-
-
-def highest_rate(bears: Callable[[float], bool], guess: float, step: int = 3) -> float:
-    """The highest rate of the grid that `bears` says yes to, taking it that it says no to all above; 0 if to none.
-
-    Goes up or down from `guess` with growing steps, then halves what is between a yes and a no.
-    """
-    index, low, high = index_of(guess), -1, HIGHEST_RATE_INDEX + 1
-    while high - low > 1:
-        if bears(rate_at(index)):
-            low = index
-        else:
-            high = index
-        if low >= 0 and high <= HIGHEST_RATE_INDEX:
-            index = (low + high) // 2
-        elif low >= 0:
-            index, step = min(HIGHEST_RATE_INDEX, low + step), 2 * step
-        else:
-            index, step = max(0, high - step), 2 * step
-    return rate_at(low) if low >= 0 else 0.0
+def search_seconds(guess: float, *, quick: bool = False) -> float:
+    """About how long the search takes around `guess` requests per second."""
+    least, seconds = (20, 4.0) if quick else (TRIAL_PROMPTS, TRIAL_SECONDS)
+    return TRIALS * (max(least / guess, seconds) + 3)

@@ -20,23 +20,28 @@ import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import environments, measure, models, one_stream, report, servers, workloads
 from benchmarks.peers.environments import Environment, Installer, SetupError
-from benchmarks.peers.processes import ServerError, free_port, running, stop, wait_healthy
-from benchmarks.peers.workloads import RATE_SEARCH, WORKLOADS, Workload, highest_rate, probe, rate_at
+from benchmarks.peers.processes import Running, ServerError, free_port, running, stop, wait_healthy
+from benchmarks.peers.workloads import RATE_SEARCH, WORKLOADS, search_arguments
 
 # ---- workloads ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workload", [*WORKLOADS, probe(4.0)], ids=lambda one: one.name)
-def test_the_load_tool_knows_every_word(workload: Workload, tmp_path: Path) -> None:
+COMMANDS = {one.name: one.arguments for one in WORKLOADS} | {
+    RATE_SEARCH: lambda url, seed, file: search_arguments(url, seed, 4.0, file)
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_load_tool_knows_every_word(name: str, tmp_path: Path) -> None:
     """Its own parser takes the command line; what fails is the server, which nobody has started."""
     from typer.testing import CliRunner
 
     from pegboard.core.cli import app
 
-    words = workload.arguments(f"http://127.0.0.1:{free_port()}", 7, str(tmp_path / "load.json"))
-    done = CliRunner().invoke(app, ["bench", "serve", *words])
+    url = f"http://127.0.0.1:{free_port()}"
+    done = CliRunner().invoke(app, ["bench", "serve", *COMMANDS[name](url, 7, str(tmp_path / "load.json"))])
     assert done.exit_code != 2, done.output
-    assert "No such option" not in done.output
+    assert "--wait" in str(done.exception), "it was asked for, and nobody answered"
 
 
 def test_both_are_asked_the_same() -> None:
@@ -53,26 +58,6 @@ def test_workloads_are_those_of_the_table() -> None:
     assert shared[shared.index("--prefix-len") + 1] == "1024"
     assert by_name["rate-4"].lower_is_better
     assert by_name["rate-4"].value({"ttft_ms": {"p50": 144.0}}) == 144.0
-
-
-@pytest.mark.parametrize("limit", [0.4, 0.5, 0.7, 4.9, 5.0, 12.3, 77.0, 1000.0])
-@pytest.mark.parametrize(("guess", "step"), [(4.0, 3), (12.0, 3), (500.0, 1), (5.0, 1)])
-def test_the_highest_rate_is_the_last_that_is_borne(limit: float, guess: float, step: int) -> None:
-    asked = []
-
-    def bears(rate: float) -> bool:
-        asked.append(rate)
-        return rate <= limit
-
-    grid = [rate_at(index) for index in range(workloads.HIGHEST_RATE_INDEX + 1)]
-    assert highest_rate(bears, guess, step) == max((one for one in grid if one <= limit), default=0.0)
-    assert len(asked) == len(set(asked)), "no rate is tried twice"
-    assert len(asked) <= 12
-
-
-def test_a_probe_is_long_enough_for_a_p99() -> None:
-    assert probe(1.0).prompts == 100
-    assert probe(20.0).prompts == 300
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------
@@ -166,7 +151,7 @@ def test_the_default_run_takes_less_than_half_an_hour() -> None:
     plan = measure.Plan([servers.VLLM, servers.OURS], workloads.NAMES, 3, Path(), Path(), Path())
     assert 10 * 60 < plan.seconds() < 27 * 60
     plan.quick, plan.runs = True, 1
-    assert plan.seconds() < 4 * 60
+    assert plan.seconds() < 5 * 60
 
 
 def test_vllm_gets_every_core_its_memory_and_its_libraries(tmp_path: Path) -> None:
@@ -250,6 +235,34 @@ def test_the_bf16_model_is_the_converted_one_rounded(tmp_path: Path, monkeypatch
     assert json.loads((made / "config.json").read_text("utf-8"))["torch_dtype"] == "bfloat16"
     assert sorted(one.name for one in made.parent.iterdir()) == [made.name], "no draft is left"
     assert models.bf16_directory(tmp_path) == made
+
+
+def test_a_search_goes_on_from_the_rate_before_and_none_is_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = [], iter([5.5, None])
+
+    def bench(arguments: Any) -> dict[str, Any]:
+        words = arguments("f")
+        asked.append(float(words[words.index("--request-rate") + 1]))
+        return {"rate": next(answers), "trials": [[{"rate": 1.0, "why": "", "figures": {}}]]}
+
+    monkeypatch.setattr(measure, "bench", bench)
+    plan = measure.Plan([servers.VLLM], [RATE_SEARCH], 2, tmp_path, tmp_path, tmp_path)
+    server: Any = Running("peer", None, "http://127.0.0.1:1", tmp_path, 0.0)  # type: ignore[arg-type]
+    assert [measure._search(plan, servers.VLLM, server, run, {}) for run in (0, 1)] == [5.5, 0.0]
+    assert asked == [servers.VLLM.guess, 5.5]
+
+
+def test_a_load_tool_that_fails_is_told_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = measure.Plan([], [], 1, tmp_path, tmp_path, tmp_path, say=lambda text: None)
+    record: dict[str, Any] = {}
+    with running("peer", [sys.executable, "-c", CHILD], f"http://127.0.0.1:{free_port()}", tmp_path / "log") as one:
+        assert measure.measured(plan, one, WORKLOADS[0], seed=0, record=record) is None
+        stop(one, seconds=0.1)
+    (failure,) = record["failures"]
+    assert failure.startswith("streams-1: the load tool ended with exit code")
+    assert one.url in failure
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.core.bench.records import STOPPED
+
 if TYPE_CHECKING:
     from pegboard.core.bench.load import Outcome
     from pegboard.core.bench.records import Record
@@ -25,7 +27,7 @@ def figures(outcome: Outcome, slo: Mapping[str, float] | None = None) -> dict[st
     one's end.
     """
     good = [one for one in outcome.records if one.ok]
-    failed = [one for one in outcome.records if one.error]
+    failed = [one for one in outcome.records if one.error and one.error != STOPPED]
     seconds = outcome.duration
     inputs = sum(one.input_tokens or 0 for one in good)
     outputs = sum(one.output_tokens for one in good)
@@ -35,7 +37,7 @@ def figures(outcome: Outcome, slo: Mapping[str, float] | None = None) -> dict[st
         "requests": outcome.wanted,
         "completed": len(good),
         "failed": len(failed),
-        "unsent": outcome.wanted - len(outcome.records),
+        "unfinished": outcome.wanted - len(good) - len(failed),
         "duration_s": seconds,
         "input_tokens": inputs,
         "output_tokens": outputs,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pegboard.core.bench.apis import Api, Prompt, Wanted
 from pegboard.core.bench.connection import HttpClient, RequestFailed, Unreachable
-from pegboard.core.bench.records import Record
+from pegboard.core.bench.records import STOPPED, Record
 from pegboard.core.bench.workloads import Session, Turn, follow
 
 TICK = 0.25
@@ -172,7 +172,7 @@ class Load:
             if self._unreachable >= GIVE_UP_AFTER:
                 self._stop(f"the server is gone: {error}")
         except asyncio.CancelledError:
-            self._fail(record, "stopped")
+            self._fail(record, STOPPED)
             raise
         else:
             record.over = True

@@ -12,7 +12,7 @@ from typing import Any
 from pegboard.core.bench.apis import Prompt
 from pegboard.core.bench.files import Lines, has_messages, make_workload
 from pegboard.core.bench.load import INTERRUPTED, TICK, Outcome, Progress, Watcher
-from pegboard.core.bench.records import Record
+from pegboard.core.bench.records import STOPPED, Record
 from pegboard.core.bench.target import token_range_of
 from pegboard.core.bench.workloads import WARM_UP_RUN, Kind, Session, Shape, follow
 from pegboard.core.engine import Engine
@@ -106,7 +106,7 @@ class OfflineBench:
         after = self._engine.stats()
         self._engine.abort(*self._tasks)
         for task in self._tasks.values():
-            self._end(task.record, "stopped")
+            self._end(task.record, STOPPED)
         self._tasks.clear()
         return outcome, step_figures(before, after, runner.stage_times(), outcome.duration)
 

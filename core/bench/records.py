@@ -9,6 +9,9 @@ from typing import Any, Literal
 Counted = Literal["usage", "limit", "chunks", ""]
 """Who counted the answer's tokens: the server; nobody, but it ended for its length; nobody, and these are chunks."""
 
+STOPPED = "stopped"
+"""The error of a request that was under way when its run was stopped."""
+
 
 @dataclass(slots=True)
 class Record:

@@ -34,7 +34,7 @@ tokens appended and checked; text."""
 PATIENCE = 8
 """Steps that may pass before one has the shape."""
 
-Mode = Literal["decode", "prefill", "mixed"]
+StepMode = Literal["decode", "prefill", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepSettings:
     more, in a decode step one; in a mixed one they decode, and one request more computes a prompt of `extend` tokens.
     """
 
-    mode: Mode = "decode"
+    mode: StepMode = "decode"
     batch: int = 1
     context: int = 128
     extend: int = 512

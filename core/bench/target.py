@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -144,8 +146,8 @@ async def _models(
 ) -> list[str] | None:
     """What the server offers; None where it has no OpenAI API. One that is starting is waited for."""
     deadline = time.monotonic() + wait
-    with waiting():
-        while True:
+    with contextlib.ExitStack() as stack:
+        for attempt in itertools.count():
             try:
                 status, _, data = await client.whole("GET", "/v1/models")
                 problem = f"{client.address}/v1/models answers with status {status}: {error_text(data)}"
@@ -156,6 +158,8 @@ async def _models(
             if time.monotonic() >= deadline:
                 hint = "start a server, or mend --url" if status == 0 else "it is starting or stopping"
                 raise PegboardError(f"{problem}; {hint} (--wait SECONDS waits for it)")
+            if not attempt:
+                stack.enter_context(waiting())
             await asyncio.sleep(WAIT_SECONDS)
     if status in (401, 403):
         raise PegboardError(f"{problem} (--api-key-file, or PEGBOARD_API_KEY in the environment)")

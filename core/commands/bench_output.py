@@ -84,16 +84,16 @@ def tell_failures(runs: list[dict[str, Any]], stopped: str) -> int:
     if stopped:
         note(f"stopped: {stopped}")
     failed = sum(run["failed"] for run in runs)
-    unsent = sum(run["unsent"] for run in runs)
+    unfinished = sum(run["unfinished"] for run in runs)
     if failed:
         note(f"{failed} of {sum(run['requests'] for run in runs)} requests failed:")
         for message, count in _errors(runs).items():
             note(f"  {count} x {message}")
-    if unsent:
-        note(f"{unsent} requests were not sent")
+    if unfinished:
+        note(f"{unfinished} requests were not sent, or stopped")
     if stopped == "interrupted":
         return STOPPED
-    return 1 if failed or unsent or stopped else 0
+    return 1 if failed or unfinished or stopped else 0
 
 
 def _errors(runs: list[dict[str, Any]]) -> dict[str, int]:

@@ -83,7 +83,7 @@ class TestFigures:
 
     def test_rates(self, outcome: Outcome) -> None:
         found = figures(outcome)
-        assert (found["requests"], found["completed"], found["failed"], found["unsent"]) == (5, 2, 1, 2)
+        assert (found["requests"], found["completed"], found["failed"], found["unfinished"]) == (5, 2, 1, 2)
         assert (found["input_tokens"], found["output_tokens"], found["cached_tokens"]) == (200, 5, 50)
         assert found["hit_rate"] == 0.25
         assert found["request_throughput"] == pytest.approx(2 / 5)
@@ -117,7 +117,7 @@ class TestFigures:
     def test_nothing_has_succeeded(self) -> None:
         found = figures(Outcome(3, [], 1.0, 1.0))
         assert found["ttft_ms"] is None
-        assert found["unsent"] == 3
+        assert found["unfinished"] == 3
         assert found["client"]["cpu_us_per_token"] is None
 
 

@@ -71,7 +71,7 @@ class BatchBuilder:
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
             return None
-        seq_lens, rows = running.seq_lens[active], running.rows[active]
+        seq_lens, rows = _of(running.seq_lens, active, whole), _of(running.rows, active, whole)
         positions = seq_lens - 1
         batch = ScheduleBatch(
             bid=number,
@@ -101,7 +101,7 @@ class BatchBuilder:
             extras=batch.extras,
         )
         found = wanted.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
-        left, flags = _schedule(running, active, number)
+        left, flags = _schedule(running, active, whole, number)
         version = running.version if whole else NEVER
         step = Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
         return _with(step, found)
@@ -143,7 +143,7 @@ class BatchBuilder:
                 work.sampling.steps[len(through) :] = ends - running.input_lens[active]
                 if work.sampling.rows and pending is not None:
                     _mark_pending(work.sampling, pending + len(through))
-        left, flags = _schedule(running, active, number)
+        left, flags = _schedule(running, active, False, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
         new_flags = [req.flags for req in through]
         if not split:
@@ -335,6 +335,11 @@ def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
     return active, active.shape[0] == len(running)
 
 
+def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:
+    """A copy of the active requests' values; `whole` says that this is all of them."""
+    return values.copy() if whole else values[active]
+
+
 def _inputs(
     running: RunningBatch, active: NDArray[np.int64], flight: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
@@ -350,13 +355,14 @@ def _inputs(
 
 
 def _schedule(
-    running: RunningBatch, active: NDArray[np.int64], number: int
+    running: RunningBatch, active: NDArray[np.int64], whole: bool, number: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count one more token of each as scheduled; what each has left then, and its flags."""
-    running.seq_lens[active] += 1
-    running.left[active] -= 1
-    running.stamps[active] = number
-    return running.left[active], running.flags[active]
+    where = slice(None) if whole else active
+    running.seq_lens[where] += 1
+    running.left[where] -= 1
+    running.stamps[where] = number
+    return _of(running.left, active, whole), _of(running.flags, active, whole)
 
 
 def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:

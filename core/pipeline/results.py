@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline import grammar, wanted
@@ -56,7 +54,7 @@ class ResultStage:
         self._jump_ahead = jump_ahead
         self._tokenizer = tokenizer
         self._pooler = pooler
-        self._eos_ids = tuple(eos_ids)
+        self._eos_ids = frozenset(eos_ids)
 
     def commit(
         self, step: Step, result: BatchResult, running: RunningBatch, now: float
@@ -80,24 +78,29 @@ class ResultStage:
         return finished, outputs
 
     def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
-        """One token for each of many: what is special about some of them is found in arrays."""
+        """One token for each of many. Only those that may end, or that want more than their token, are looked at."""
         outputs: list[TokenOutput] = []
-        tokens, flags = result.tokens, step.flags
-        ends = (step.left <= 0) | (flags & SPECIAL != 0)
-        for eos in self._eos_ids:
-            ends |= tokens == eos
-        looked_at = np.flatnonzero(ends)
-        plain = (flags & STREAM != 0) & ~ends
-        for req, kv, token, seq_len, streams in zip(
-            step.sampled, step.kvs, tokens.tolist(), step.batch.seq_lens.tolist(), plain.tolist(), strict=True
-        ):
+        tokens, eos_ids = result.tokens, self._eos_ids
+        looked_at: list[int] = []
+        rows = zip(
+            step.sampled,
+            step.kvs,
+            tokens.tolist(),
+            step.batch.seq_lens.tolist(),
+            step.left.tolist(),
+            step.flags.tolist(),
+            strict=True,
+        )
+        for row, (req, kv, token, seq_len, left, flags) in enumerate(rows):
             kv.committed_len = seq_len
             req.tokens.append(token)
-            if streams:
+            if left <= 0 or flags & SPECIAL or token in eos_ids:
+                looked_at.append(row)
+            elif flags & STREAM:
                 req.output.sent_len += 1
                 outputs.append(TokenOutput(rid=req.rid, token_ids=[token]))
         finished: list[Req] = []
-        for row in looked_at.tolist():
+        for row in looked_at:
             req, token = step.sampled[row], int(tokens[row])
             if req.logprobs is not None and result.logprobs is not None:
                 _keep_logprobs(req, row, result.logprobs)

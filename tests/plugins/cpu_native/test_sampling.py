@@ -172,6 +172,15 @@ def test_distribution_of_long_heads(row: dict[str, Any]) -> None:
     assert chi_square(found, expected) > P_VALUE
 
 
+@pytest.mark.parametrize("top_k", [100, 2000])
+def test_a_head_ends_where_the_share_is_reached(top_k: int) -> None:
+    """Not behind it: half of equal tokens, of short heads and of long ones, by the order of ids."""
+    rows = [{"temperature": 1.0, "top_k": top_k, "top_p": 0.5, "seed": seed} for seed in range(50)]
+    expected = [int(uniform(seed, 0) * top_k / 2) for seed in range(50)]
+    for name in SETS:
+        assert draw(torch.zeros(50, 4000), rows, instructions=name) == expected
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_rows_that_cannot_be_sampled(name: str) -> None:
     """NaN anywhere, in greedy rows as well, and rows without a finite logit; the first such row is named."""

@@ -297,12 +297,20 @@ inline void soften(float* scores, int from, int to, int first, int last, int dp,
 // the softmax of 16 heads needs neither a transposition nor a sum across lanes.
 
 constexpr int COLUMNS = 16;
+constexpr int BITE = 32;  // keys at a time: they and those asked for meanwhile fit into the first level's cache
+
+// What is read after the keys at hand: as many slots as these are, and how far their keys are from their values, in bytes.
+struct Ahead {
+  const int32_t* slots;
+  ptrdiff_t to_keys;
+};
 
 #ifdef PB_AVX512
 // sums[H heads][dims] += weight * value, for P pairs of 16 dimensions: even ones in one register, odd ones in another.
+// Memory is asked for what comes next on the way: that is sooner than a processor finds out by itself.
 template <int H, int P>
 inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, int n, const __mmask32* real,
-                       const float* weights, float* sums, int dp) {
+                       const float* weights, float* sums, int dp, const Ahead& ahead) {
   const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
   __m512 acc[H][P][2];
   for (int i = 0; i < H; ++i)
@@ -310,7 +318,10 @@ inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, 
       for (int o = 0; o < 2; ++o) acc[i][p][o] = _mm512_loadu_ps(sums + size_t(i) * dp + p * 32 + o * 16);
   for (int j = 0; j < n; ++j) {
     const bf16* v = values + slots[j] * stride;
+    const char* later = (const char*)(values + ahead.slots[j] * stride);
     for (int p = 0; p < P; ++p) {
+      _mm_prefetch(later + p * 64, _MM_HINT_T0);
+      _mm_prefetch(later + ahead.to_keys + p * 64, _MM_HINT_T0);
       const __m512i both = _mm512_maskz_loadu_epi16(real[p], v + p * 32);
       const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
       const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
@@ -328,30 +339,33 @@ inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, 
 
 template <int P>
 inline void weigh_heads(int heads, const bf16* values, size_t stride, const int32_t* slots, int n, const __mmask32* real,
-                        const float* weights, float* sums, int dp) {
+                        const float* weights, float* sums, int dp, const Ahead& ahead) {
   switch (heads) {
-    case 1: return weigh_some<1, P>(values, stride, slots, n, real, weights, sums, dp);
-    case 2: return weigh_some<2, P>(values, stride, slots, n, real, weights, sums, dp);
-    case 3: return weigh_some<3, P>(values, stride, slots, n, real, weights, sums, dp);
-    default: return weigh_some<4, P>(values, stride, slots, n, real, weights, sums, dp);
+    case 1: return weigh_some<1, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
+    case 2: return weigh_some<2, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
+    case 3: return weigh_some<3, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
+    default: return weigh_some<4, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
   }
 }
 #endif
 
 // sums float [g][dp] of one KV head += weights [n][COLUMNS] * its values. Dimensions are in the order of `in_order`.
 inline void weigh_values(const bf16* values, size_t stride, const int32_t* slots, int n, int g, int dim, int dp,
-                         const float* weights, float* sums) {
+                         const float* weights, float* sums, const Ahead& ahead) {
 #ifdef PB_AVX512
   for (int d = 0; d < dp; d += 64) {
     const __mmask32 real[2] = {first_of_32(dim - d), first_of_32(std::max(0, dim - d - 32))};
     for (int i = 0; i < g; i += 4) {
+      const int heads = std::min(4, g - i);
+      float* to = sums + size_t(i) * dp + d;
       if (d + 32 < dp)
-        weigh_heads<2>(std::min(4, g - i), values + d, stride, slots, n, real, weights + i, sums + size_t(i) * dp + d, dp);
+        weigh_heads<2>(heads, values + d, stride, slots, n, real, weights + i, to, dp, ahead);
       else
-        weigh_heads<1>(std::min(4, g - i), values + d, stride, slots, n, real, weights + i, sums + size_t(i) * dp + d, dp);
+        weigh_heads<1>(heads, values + d, stride, slots, n, real, weights + i, to, dp, ahead);
     }
   }
 #else
+  (void)ahead;
   for (int j = 0; j < n; ++j) {
     const bf16* v = values + slots[j] * stride;
     for (int i = 0; i < g; ++i) {
@@ -387,9 +401,10 @@ class Attention {
         window(m.layers[layer].window), stride(size_t(m.s.kv_heads) * m.s.head_dim), keys(b.keys[layer]),
         values(b.values[layer]) {}
 
-  void run(const Task& task) {
+  // `next` is probably what this thread does next; null where nothing is left.
+  void run(const Task& task, const Task* next) {
     if (task.count == 1)
-      one(task);
+      one(task, next);
     else
       many(task);
   }
@@ -472,7 +487,7 @@ class Attention {
     }
   }
 
-  void one(const Task& task);
+  void one(const Task& task, const Task* next);
   void many(const Task& task);
   void score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores) const;
   void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums) const;
@@ -565,12 +580,12 @@ inline void Attention::soften_one(float* scores, int n, int columns, float* best
       for (int d = 0; d < dp; ++d) sums[size_t(c) * dp + d] *= kept[c];
 }
 
-inline void Attention::one(const Task& task) {
+inline void Attention::one(const Task& task, const Task* next) {
   const int t = m.plan.queries[task.first], position = m.plan.position[t];
   const int begin = std::max(task.begin, first_seen(position)), end = std::min(task.end, position + 1);
   const int32_t* at = slots(task.request);
   const int most = std::max(1, COLUMNS / g);  // KV heads whose queries fit into the columns
-  float* scores = space.scores.need(KEYS * COLUMNS);
+  float* scores = space.scores.need(BITE * COLUMNS);
   float* sums = space.single.need(size_t(COLUMNS) * dp);
   for (int kvh = task.head; kvh < task.head + task.heads; kvh += most) {
     const int heads = std::min(most, task.head + task.heads - kvh);
@@ -590,14 +605,15 @@ inline void Attention::one(const Task& task) {
     alignas(64) float best[COLUMNS], total[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) best[c] = -INFINITY, total[c] = 0;
     memset(sums, 0, sizeof(float) * heads * g * dp);
-    for (int j = begin; j < end; j += KEYS) {
-      const int n = std::min(KEYS, end - j);
+    for (int j = begin; j < end; j += BITE) {
+      const int n = std::min(BITE, end - j);
+      Ahead ahead{at + std::min(j + BITE, std::max(begin, end - n)), (const char*)keys - (const char*)values};
+      if (j + BITE >= end && next && next->end - next->begin >= n) ahead.slots = slots(next->request) + next->begin;
       score_one(at + j, n, kvh, heads, q, scores);
       soften_one(scores, n, heads * g, best, total, sums);
-      for (int k = 0; k < n; k += 32)
-        for (int h = 0; h < heads; ++h)
-          weigh_values(values + size_t(kvh + h) * dim, stride, at + j + k, std::min(32, n - k), g, dim, dp,
-                       scores + k * COLUMNS + h * g, sums + size_t(h) * g * dp);
+      for (int h = 0; h < heads; ++h)
+        weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, g, dim, dp, scores + h * g,
+                     sums + size_t(h) * g * dp, ahead);
     }
     for (int c = 0; c < heads * g; ++c) in_order(sums + size_t(c) * dp, dp);
     for (int h = 0; h < heads; ++h) deliver(task, t, kvh + h, sums + size_t(h) * g * dp, best + h * g, total + h * g);

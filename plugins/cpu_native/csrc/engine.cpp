@@ -151,7 +151,7 @@ void Forward::run(int id) {
         if (!turn_first)
           for (int kvh = task.head; kvh < task.head + task.heads; ++kvh)
             enter_head(layer, l, m.plan.queries[task.first], kvh);
-        attention.run(task);
+        attention.run(task, m.plan.after(from, threads));
       }
     }
     meet(id, ATTENTION);
@@ -419,7 +419,7 @@ int pb_attend(void* handle, const PbBatch* batch, int layer, const float* querie
       Attention attention(m, *batch, layer, m.space[id]);
       Shared work{m.counters[0], int(m.plan.tasks.size()), 1, m.team.size(), id};
       int from, to;
-      while (work.take(from, to)) attention.run(m.plan.tasks[from]);
+      while (work.take(from, to)) attention.run(m.plan.tasks[from], m.plan.after(from, m.team.size()));
       release_tiles();
     });
     for (int t = 0; t < batch->tokens; ++t) memcpy(answers + t * width, m.attended.p + t * ldo, width * sizeof(bf16));

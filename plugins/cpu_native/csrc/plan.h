@@ -75,6 +75,9 @@ class Plan {
     in_ = nullptr;
   }
 
+  // The task that a thread gets probably after task `i`.
+  const Task* after(int i, int threads) const { return size_t(i + threads) < tasks.size() ? &tasks[i + threads] : nullptr; }
+
   // Whether this was the last part of a token and KV head; all of them are visible then. The count is as at first again.
   bool last_part(int token, int head, int kv_heads) {
     std::atomic<int32_t>& left = left_[size_t(token) * kv_heads + head];

@@ -212,7 +212,7 @@ class _Server:
             if not watching.done() and not serving.done():
                 await self._drain(client)
         finally:
-            server.should_exit = True
+            server.leave()
             watching.cancel()
             outcome = await asyncio.gather(serving, watching, return_exceptions=True)
         for error in outcome:
@@ -284,7 +284,23 @@ class _Config(uvicorn.Config):
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn's server without its signal handling, which would cut running requests off."""
+    """uvicorn's server without its signal handling, which would cut running requests off. It wakes up once per second
+    for the date, and not ten times to see whether it is to end.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """End, once running answers have."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -92,7 +92,6 @@ class ApiWire:
     async def receive(self) -> list[FromScheduler]:
         """All that the scheduler has sent since the last call; waits where that is nothing."""
         loop = self._watch()
-        self._look()
         while not self._inbox:
             self._waiting = loop.create_future()
             await self._waiting
@@ -111,6 +110,7 @@ class ApiWire:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._file, self._look)
+            self._look()
         return self._loop
 
     def _look(self) -> None:

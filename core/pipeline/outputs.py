@@ -41,6 +41,8 @@ class OutputState:
         self._matcher: StopMatcher | None = None
         if sampling.stop_regex:
             self._matcher = StopMatcher(sampling.stop, sampling.stop_regex, include_stop=sampling.no_stop_trim)
+        self._plain = not sampling.stop and self._matcher is None
+        """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
         self._counters = (0, 0, 0, 0)
@@ -48,36 +50,37 @@ class OutputState:
     def push(self, output: TokenOutput) -> OutputChunk:
         """The chunk for these tokens. After the one with a finish reason there is none."""
         prompt, completion, cached, retractions = self._counters
-        if output.has_counters:
+        if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
         else:
             completion += len(output.token_ids)
         self._counters = (prompt, completion, cached, retractions)
+        hidden = _rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None
         return OutputChunk(
-            rid=output.rid,
-            text=self._text(output),
-            token_ids=output.token_ids,
-            finish_reason=output.finish_reason,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_tokens=cached,
-            num_retractions=retractions,
-            logprobs=output.logprobs,
-            input_logprobs=output.input_logprobs,
-            hidden_states=_rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None,
+            output.rid,
+            self._text(output),
+            output.token_ids,
+            output.finish_reason,
+            prompt,
+            completion,
+            cached,
+            retractions,
+            output.logprobs,
+            output.input_logprobs,
+            hidden,
         )
 
     def _text(self, output: TokenOutput) -> str:
         ids: Sequence[int] = output.token_ids
         reason = output.finish_reason
+        if reason is None and self._plain:
+            return self._detokenizer.push(ids)
         matched = reason.get("matched") if reason is not None else None
         if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
         if self._matcher is not None:
             return self._matched_text(self._matcher, ids, matched, last=reason is not None)
-        if reason is None and not self._stops:
-            return self._detokenizer.push(ids)
         before = self._held + self._detokenizer.push(ids[:-1])
         text = before + self._detokenizer.push(ids[-1:])
         if reason is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,9 +185,12 @@ class Answer:
     def add(self, chunk: OutputChunk) -> None:
         self.text += chunk.text
         self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs or ()
-        self.input_logprobs += chunk.input_logprobs or ()
-        self.hidden_states += chunk.hidden_states or ()
+        if chunk.logprobs:
+            self.logprobs += chunk.logprobs
+        if chunk.input_logprobs:
+            self.input_logprobs += chunk.input_logprobs
+        if chunk.hidden_states:
+            self.hidden_states += chunk.hidden_states
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens = chunk.prompt_tokens
         self.completion_tokens = chunk.completion_tokens
@@ -269,8 +272,17 @@ class Answers:
         for stream in self._streams:
             stream.watch(soon)
 
-    def take(self) -> Iterator[tuple[int, OutputChunk]]:
+    def take(self) -> Iterable[tuple[int, OutputChunk]]:
         """As `chunks`, of what is there now."""
+        if len(self._streams) > 1 or self._begun is not None:
+            return self._take_all()
+        chunk = self._streams[0].take()
+        if chunk is None:
+            return ()
+        self.answers[0].add(chunk)
+        return ((0, chunk),)
+
+    def _take_all(self) -> Iterator[tuple[int, OutputChunk]]:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             yield begun
@@ -283,6 +295,8 @@ class Answers:
     @property
     def over(self) -> bool:
         """Whether all answers have ended well, and have been read to their ends."""
+        if len(self.answers) == 1:
+            return self._begun is None and self.answers[0].finish_reason is not None
         return self._begun is None and all(one.finish_reason is not None for one in self.answers)
 
     async def _read(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -125,6 +126,38 @@ def test_both_ends() -> None:
             scheduler.close()
             api.close()
             endpoint.close()
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_lost_between_the_two_directions() -> None:
+    """A socket tells once of what has arrived, and whoever sends may be the one that hears of it."""
+
+    async def scene() -> None:
+        endpoint = Endpoint()
+        api = ApiWire(endpoint)
+        scheduler = SchedulerWire(endpoint.address)
+        try:
+            for round_ in range(30):
+                impatient = asyncio.ensure_future(api.receive())
+                await asyncio.sleep(0)
+                impatient.cancel()
+                scheduler.send([Accepted(rid=f"{round_}")])
+                if round_ % 3:
+                    time.sleep(0.003)  # it arrives while the loop does not look
+                api.send([AbortRequest(rid=f"{round_}")])
+                assert await asyncio.wait_for(api.receive(), 10) == [Accepted(rid=f"{round_}")]
+                assert await asyncio.to_thread(scheduler.receive, 10_000) == [AbortRequest(rid=f"{round_}")]
+            waiting = asyncio.ensure_future(api.receive())
+            await asyncio.sleep(0)
+        finally:
+            scheduler.close()
+            api.close()
+            api.close()
+            endpoint.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(waiting, 10)
+        api.send([Shutdown()])
 
     asyncio.run(scene())
 

@@ -1,8 +1,8 @@
 """Linear layers with their weights packed by oneDNN, once instead of in every product. For CPUs.
 
-Two cores of a Sapphire Rapids, the 30 layers of SmolLM2-135M: products of a decode step take 0.55 to 0.7 of the time
-that they take unpacked in bfloat16, where the numbers are the same to the last bit, and 0.6 to 1.0 in float32, where
-the sums are taken in another order.
+One core of a Sapphire Rapids, the products of one step of SmolLM2-135M's 30 layers, time packed by time unpacked: in
+bfloat16 0.6 for 1 to 8 tokens, 0.7 for 32 and for 512, and the same numbers to the last bit; in float32 1.2 for one
+token, 0.6 for 8, 0.9 for 128, and sums in another order. Its output projection takes half the time in both.
 """
 
 from __future__ import annotations

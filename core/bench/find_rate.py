@@ -112,6 +112,10 @@ class Trial:
     def kept(self) -> bool:
         return not self.why
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"rate": self.rate, "why": self.why, "figures": self.figures}
+
 
 def verdict(outcome: Outcome, figures: dict[str, Any], bounds: Sequence[Bound]) -> str:
     """Why a trial has failed, or ""."""

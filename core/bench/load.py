@@ -196,7 +196,6 @@ class Load:
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self._client.expire()
             self._tell()
             if self._stop_when is not None:
                 why = self._stop_when(self._outcome.records, time.perf_counter())

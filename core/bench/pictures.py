@@ -96,14 +96,19 @@ def draw_search(searches: Sequence[Sequence[Trial]], path: Path, bounds: Sequenc
     ax = figure.subplots()
     bound = bounds[0]
     for number, trials in enumerate(searches, 1):
-        told = [(one.rate, one.figures[f"{bound.latency}_ms"], one.kept) for one in trials]
+        # One that was ended has figures of those only that came through.
+        ran = [one for one in trials if not one.figures["stopped"]]
+        told = [(one.rate, one.figures[f"{bound.latency}_ms"], one.kept) for one in ran]
         points = sorted((rate, values[bound.statistic], kept) for rate, values, kept in told if values is not None)
         ax.plot([rate for rate, _, _ in points], [ms for _, ms, _ in points], alpha=0.5, label=f"search {number}")
+        for ended in trials:
+            if ended not in ran:
+                ax.axvline(ended.rate, color=f"C{number - 1}", linestyle=":", alpha=0.5)
         for kept, marker in ((True, "o"), (False, "x")):
             those = [(rate, ms) for rate, ms, one in points if one is kept]
             ax.plot([rate for rate, _ in those], [ms for _, ms in those], marker, color=f"C{number - 1}")
     ax.axhline(bound.ms, color="black", linestyle="--")
-    ax.set(title=f"o: {bound}; x: not", xlabel="requests per second", ylabel="ms", yscale="log")
+    ax.set(title=f"o: {bound}; x: not; dotted: ended early", xlabel="requests per second", ylabel="ms", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
     figure.savefig(path, dpi=80)

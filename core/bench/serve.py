@@ -16,7 +16,7 @@ from pegboard.core.bench.connection import Address, HttpClient
 from pegboard.core.bench.figures import figures
 from pegboard.core.bench.files import FROM_FILE, has_messages, make_workload, read_lines
 from pegboard.core.bench.find_rate import IDLE, Bound, Trial, search, stop_early, verdict
-from pegboard.core.bench.load import INTERRUPTED, Load, Outcome, StopWhen, Watcher
+from pegboard.core.bench.load import INTERRUPTED, TICK, Load, Outcome, StopWhen, Watcher
 from pegboard.core.bench.target import Target, find_target
 from pegboard.core.bench.workloads import WARM_UP_RUN, Arrivals, Session, Shape, Workload
 from pegboard.core.interfaces.errors import PegboardError
@@ -151,6 +151,7 @@ class Measurement:
         what there is in `measured`.
         """
         settings = self._settings
+        watcher = asyncio.ensure_future(self._watch_silence())
         try:
             target = await self._target()
             self.measured = measured = Measured(target, notes=list(target.notes))
@@ -163,8 +164,15 @@ class Measurement:
                 if measured.stopped:
                     break
         finally:
+            watcher.cancel()
             self._client.close()
         return measured
+
+    async def _watch_silence(self) -> None:
+        """Nobody waits for a silent server for longer than was said."""
+        while True:
+            await asyncio.sleep(TICK)
+            self._client.expire()
 
     async def _target(self) -> Target:
         settings = self._settings

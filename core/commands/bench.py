@@ -181,17 +181,21 @@ def _served(
 
 def _show_search(settings: ServeSettings, measured: Measured) -> None:
     bounds = ", ".join(map(str, settings.find_rate))
-    rows = [
-        (
-            f"{trial.rate:.2f}",
-            f"{trial.figures['request_throughput']:.2f}",
-            f"{trial.figures['ttft_ms']['p99']:.0f}" if trial.figures["ttft_ms"] else "",
-            trial.why or "kept",
+    first = settings.find_rate[0]
+    rows = []
+    for trial in (one for trials in measured.searches for one in trials):
+        values = trial.figures[f"{first.latency}_ms"]
+        # One that was ended has figures of those only that came through.
+        told = not trial.figures["stopped"] and values is not None
+        rows.append(
+            (
+                f"{trial.rate:.2f}",
+                f"{trial.figures['request_throughput']:.2f}" if told else "",
+                f"{values[first.statistic]:.0f}" if told else "",
+                trial.why or "kept",
+            )
         )
-        for trials in measured.searches
-        for trial in trials
-    ]
-    write_table(("requests/s sent", "answered", "TTFT p99, ms", bounds), rows)
+    write_table(("requests/s sent", "answered", f"{first.latency.upper()} {first.statistic}, ms", bounds), rows)
     write()
     if measured.rate is None:
         write(f"no rate keeps {bounds}")
@@ -220,7 +224,7 @@ def _as_json(
     if settings.find_rate:
         data["rate"] = measured.rate
         data["rates"] = measured.rates
-        data["trials"] = [[dataclasses.asdict(trial) for trial in trials] for trials in measured.searches]
+        data["trials"] = [[trial.to_dict() for trial in trials] for trials in measured.searches]
     return {**data, "median": middle, "runs": runs}
 
 

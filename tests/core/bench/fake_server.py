@@ -71,7 +71,11 @@ class FakeServer:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 method, path, _ = head.split(" ", 2)
                 length = next(
-                    (int(v) for k, _, v in (x.partition(": ") for x in head.split("\r\n")) if k.lower() == "content-length")
+                    (
+                        int(v)
+                        for k, _, v in (x.partition(": ") for x in head.split("\r\n"))
+                        if k.lower() == "content-length"
+                    )
                 )
                 data = await reader.readexactly(length)
                 if not await self._answer(method, path, data, writer):

@@ -226,12 +226,13 @@ class TestFaults:
             ({"status": 500}, "refuses a first, short request: status 500: the queue is full"),
             ({"break_after": 2}, "the server broke off in the middle of the answer"),
             ({"error_event": True}, "out of memory"),
+            ({"hang_from": 1}, "not a byte within 0.6 s (--timeout)"),
             ({"models": False}, "/generate refuses a first, short request: status"),
         ],
     )
     def test_a_server_that_does_not_answer_at_all(self, settings: Any, problem: str) -> None:
         with fake_server(**settings) as fake, pytest.raises(PegboardError) as caught:
-            bench(fake, *SMALL)
+            bench(fake, *SMALL, "--timeout", "0.6")
         assert problem in str(caught.value)
 
     def test_nobody_is_there(self) -> None:

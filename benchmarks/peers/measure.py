@@ -23,6 +23,8 @@ from benchmarks.peers.workloads import MODEL, RATE_SEARCH, WORKLOADS, Workload, 
 
 START_S = 600.0
 """vLLM compiles when it starts for the first time."""
+LOAD_S = 420.0
+"""More than any workload or search takes on a machine that does nothing else."""
 BUSY_PERCENT = 15.0
 """Of the machine, used by others before a measurement: then its figures are in doubt."""
 
@@ -161,7 +163,10 @@ def bench(arguments: Callable[[str], list[str]]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pegboard-peers-") as folder:
         file = Path(folder, "load.json")
         command = [sys.executable, "-m", "pegboard.core.cli", "bench", "serve", *arguments(str(file))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOAD_S)
+        except subprocess.TimeoutExpired:
+            raise LoadError(f"the load tool was not done after {LOAD_S:g} s; is this machine busy?") from None
         found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         # A search that has tried rates and kept none fails, and yet has an answer.
         if done.returncode and not found.get("trials"):

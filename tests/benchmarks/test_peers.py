@@ -265,6 +265,12 @@ def test_a_load_tool_that_fails_is_told_and_the_run_goes_on(monkeypatch: pytest.
     assert one.url in failure
 
 
+def test_a_load_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "LOAD_S", 0.2)
+    with pytest.raises(measure.LoadError, match="busy"):
+        measure.bench(lambda file: ["--url", "http://127.0.0.1:9", "--wait", "60", "--json", file])
+
+
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

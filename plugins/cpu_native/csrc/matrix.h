@@ -124,6 +124,13 @@ struct Matrix {
     }
   }
 
+  // What block nb keeps apart is far from its other numbers, and nothing else would ask for it in time.
+  void ask_rest(int nb) const {
+    if (format != BF12) return;
+    _mm_prefetch((const char*)(rest.data() + rest_from[nb]), _MM_HINT_T0);
+    _mm_prefetch((const char*)(rest_from.data() + nb + 16), _MM_HINT_T0);
+  }
+
   // c[m rows][NB] += what of block nb is kept apart, times a.
   void add_rest(const bf16* a, int lda, int m, int nb, float* c) const {
     if (format != BF12) return;
@@ -313,10 +320,12 @@ inline void unpack(const Matrix& w, int nb, bf16* to) {
 // How far ahead weights are asked for. Farther, they push each other out of the few buffers that wait for memory.
 constexpr int AHEAD = 1024;
 
-template <size_t BYTES>
-inline void ask_ahead(const uint8_t* p) {
-#pragma GCC unroll 32
-  for (size_t i = 0; i < BYTES; i += 64) _mm_prefetch((const char*)p + AHEAD + i, _MM_HINT_T1);
+// The lines of a step, one after the other while its 32 rows are worked on: memory is kept busy all the time.
+template <Format F>
+inline void ask_ahead(const uint8_t* p, int row) {
+  constexpr int lines = int(step_bytes(F) / 64);
+  const int line = row * lines / 32;
+  if ((row + 1) * lines / 32 > line) _mm_prefetch((const char*)p + AHEAD + line * 64, _MM_HINT_T0);
 }
 
 // c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 and unpacked `tiles`.
@@ -417,8 +426,8 @@ inline void dot_block(const bf16* a, int lda, const Matrix& w, int nb, float* c)
   for (auto& row : sums)
     for (auto& one : row) one = _mm512_setzero_ps();
   for (int s = 0; s < w.steps(); ++s, p += step_bytes(F)) {
-    ask_ahead<step_bytes(F)>(p);
     unpacker.step(p, [&](int r, __m512i row) {
+      ask_ahead<F>(p, r);
 #pragma GCC unroll 2
       for (int i = 0; i < M; ++i) {
         int32_t pair;
@@ -448,26 +457,45 @@ inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, 
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  const auto fill = [&](int s) {
-    const uint8_t* from = p + s * step_bytes(F);
-    ask_ahead<step_bytes(F)>(from);
-    if constexpr (F != BF16)
-      unpacker.step(from, [&](int r, __m512i row) { _mm512_store_si512(buffer[s & 1] + r * 32, row); });
+  const auto left = [&](int s) {
+    return F == BF16 ? reinterpret_cast<const bf16*>(p + s * step_bytes(F)) : buffer[s & 1];
   };
-  fill(0);
-  for (int s = 0; s < steps; ++s) {
-    if (s + 1 < steps) fill(s + 1);
-    const bf16* tiles = F == BF16 ? reinterpret_cast<const bf16*>(p + s * step_bytes(F)) : buffer[s & 1];
-    _tile_loadd(4, a + s * KB, stride);
-    _tile_loadd(6, tiles, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tiles + 512, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    if (m1) {
+  // A quarter of step s, in the order that loads each tile once.
+  const auto quarter = [&](int s, int which) {
+    const bf16* tiles = left(s);
+    if (which == 0) {
+      _tile_loadd(4, a + s * KB, stride);
+      _tile_loadd(6, tiles, 64);
+      _tile_dpbf16ps(0, 4, 6);
+    } else if (which == 1) {
+      _tile_loadd(7, tiles + 512, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    } else if (m1 && which == 2) {
       _tile_loadd(5, a + size_t(16) * lda + s * KB, stride);
       _tile_dpbf16ps(2, 5, 6);
+    } else if (m1) {
       _tile_dpbf16ps(3, 5, 7);
     }
+  };
+  if constexpr (F == BF16) {
+    for (int s = 0; s < steps; ++s)
+#pragma GCC unroll 32
+      for (int r = 0; r < 32; ++r) {
+        ask_ahead<F>(p + s * step_bytes(F), r);
+        if (r % 8 == 0) quarter(s, r / 8);
+      }
+  } else {
+    unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(buffer[0] + r * 32, row); });
+    for (int s = 0; s + 1 < steps; ++s) {
+      const uint8_t* next = p + (s + 1) * step_bytes(F);
+      bf16* to = buffer[(s + 1) & 1];
+      unpacker.step(next, [&](int r, __m512i row) {
+        ask_ahead<F>(next, r);
+        _mm512_store_si512(to + r * 32, row);
+        if (r % 8 == 0) quarter(s, r / 8);
+      });
+    }
+    for (int which = 0; which < 4; ++which) quarter(steps - 1, which);
   }
   _tile_stored(0, c, NB * 4);
   _tile_stored(1, c + 16, NB * 4);
@@ -480,6 +508,7 @@ inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, 
 
 // c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `scratch` holds an unpacked block.
 inline void block(const bf16* a, int lda, int m, const Matrix& w, int nb, [[maybe_unused]] bf16* scratch, float* c) {
+  w.ask_rest(nb);
 #ifdef PB_AVX512
   const auto by_format = [&](auto&& f) {
     if (w.format == BF16) return f(std::integral_constant<Format, BF16>{});

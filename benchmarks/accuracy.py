@@ -4,7 +4,8 @@
 
 Runs on the CPU, in bfloat16 unless --set says otherwise. The measure is bf16's own noise: transformers in float32 is
 taken as the truth, and how far transformers in bf16 is from it is how far one may be. Ends with 1 where a limit is
-exceeded. Options as `--set runner.weights=int8` or `--set runner.use=layered` show what these cost.
+exceeded. `--set runner.use=layered` measures another runner, `--set runner.use=cpu_native --set runner.weights=int8` what
+eight bits cost.
 
 Agreement: prompts out of the text, answers drawn greedily by the engine, so that every token behind the prompt comes
 from a decode step, at 1 and at 32 streams; transformers is fed the same tokens. A token that it would

@@ -3,6 +3,7 @@
     python -m benchmarks.peers setup                 # installs both peers, each in an environment of its own
     python -m benchmarks.peers run                   # vLLM and ours in turn, three times: 25 minutes
     python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
+    python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
     python -m benchmarks.peers report FILE           # the tables once more
 
 Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started

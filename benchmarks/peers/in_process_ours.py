@@ -13,6 +13,7 @@ import sys
 import time
 
 from pegboard.core.engine import Engine
+from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.sampling import SamplingParams
 
 
@@ -43,4 +44,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PegboardError as error:
+        sys.exit(str(error))

@@ -143,6 +143,9 @@ class Measurement:
         self._lines = None if settings.file is None else read_lines(settings.file)
         self._client = HttpClient(Address.parse(settings.url), api_key, timeout=settings.timeout)
         self._number = 0
+        """Of the last run or trial: prompts are drawn anew for each."""
+        self._arrivals = 0
+        """Of the run or search: all trials of one have the same gaps, but for the rate, which makes them comparable."""
         self.measured: Measured | None = None
         """As far as it has come."""
 
@@ -228,14 +231,14 @@ class Measurement:
         if math.isinf(rate) and settings.concurrency is not None:
             return await load.closed(sessions, settings.concurrency)
         arrivals = Arrivals(rate * len(sessions) / total, settings.burstiness)
-        at = arrivals.times(len(sessions), settings.seed, self._number)
+        at = arrivals.times(len(sessions), settings.seed, self._arrivals)
         return await load.open(sessions, at, settings.concurrency)
 
     async def _one(self, measured: Measured, number: int) -> None:
         """One run of the workload."""
         settings, target = self._settings, measured.target
         sessions = self._workload(target).sessions(number)
-        self._number = number
+        self._arrivals = number
         before = await target.cache_counters()
         title = f"run {number + 1} of {settings.repeat}" if settings.repeat > 1 else ""
         outcome = await self._run(target, sessions, settings.request_rate, title)
@@ -249,6 +252,7 @@ class Measurement:
 
     async def _search(self, measured: Measured, number: int) -> None:
         """One search for the highest rate."""
+        self._arrivals = number
         best: dict[float, tuple[Outcome, dict[str, Any]]] = {}
 
         async def attempt(rate: float) -> Trial:

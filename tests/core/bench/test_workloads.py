@@ -139,6 +139,10 @@ class TestArrivals:
     def test_all_at_once(self) -> None:
         assert Arrivals().times(4, seed=0) == [0, 0, 0, 0]
 
+    def test_a_rate_scales_the_same_gaps(self) -> None:
+        slow, fast = Arrivals(2.0).times(50, 0), Arrivals(5.0).times(80, 0)
+        assert [at * 2.0 for at in slow] == pytest.approx([at * 5.0 for at in fast[:50]])
+
     def test_runs_have_their_own(self) -> None:
         assert Arrivals(2.0).times(5, 0, 0) == Arrivals(2.0).times(5, 0, 0) != Arrivals(2.0).times(5, 0, 1)
 

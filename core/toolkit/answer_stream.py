@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -74,7 +74,8 @@ class AnswerWriter(abc.ABC):
 
 
 class AnswerStream(EventStream):
-    """An EventStream of answers. Whatever becomes of it, what has not finished then is aborted.
+    """An EventStream of answers. Whatever becomes of it, what has not finished then is aborted; `close` runs in
+    place of ``answers.aclose``, and calls it.
 
     Where the engine's client and the server allow it, outputs are written to the connection as they come: one piece for
     all that came at one time, and no task wakes up for it. A client that does not keep up gets fewer, larger chunks.
@@ -85,11 +86,12 @@ class AnswerStream(EventStream):
         answers: Answers,
         writer: AnswerWriter,
         *,
+        close: Callable[[], Awaitable[None]] | None = None,
         error: Callable[[InvalidRequest], bytes] = error_event,
         done: bytes = DONE,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(self._frames(), close=answers.aclose, error=error, done=done, headers=headers)
+        super().__init__(self._frames(), close=close or answers.aclose, error=error, done=done, headers=headers)
         self._answers = answers
         self._writer = writer
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
 from pegboard.core.toolkit.generation import Answers
 from pegboard.core.toolkit.http import (
     USER,
-    EventStream,
     api_router,
     error_event,
     event,
@@ -62,8 +62,8 @@ class NativeRouter(ApiRouter):
             submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)
             found = await until_disconnect(request, submit)
             if body.stream:
-                frames = _events(requests, found, responder, started, batch)
-                return EventStream(frames, close=found.aclose, error=lambda error: error_event(body.named(error)))
+                writer = _Events(requests, found, responder, started, batch)
+                return AnswerStream(found, writer, error=lambda error: error_event(body.named(error)))
             done = await until_disconnect(request, found.collect())
         except InvalidRequest as error:
             raise body.named(error) from None
@@ -72,9 +72,19 @@ class NativeRouter(ApiRouter):
         return json_response(bodies if batch else bodies[0])
 
 
-async def _events(
-    requests: Sequence[GenerateRequest], answers: Answers, responder: Responder, started: float, batch: bool
-) -> AsyncGenerator[bytes, None]:
-    async for index, _ in answers.chunks():
-        body = responder.answer(requests[index], answers.answers[index], time.monotonic() - started)
-        yield event({**body, "index": index} if batch else body)
+class _Events(AnswerWriter):
+    """An event says all that is known of an answer so far."""
+
+    def __init__(
+        self, requests: Sequence[GenerateRequest], answers: Answers, responder: Responder, started: float, batch: bool
+    ) -> None:
+        self._requests = requests
+        self._answers = answers
+        self._responder = responder
+        self._started = started
+        self._batch = batch
+
+    def more(self, index: int, chunk: OutputChunk) -> bytes:
+        latency = time.monotonic() - self._started
+        body = self._responder.answer(self._requests[index], self._answers.answers[index], latency)
+        return event({**body, "index": index} if self._batch else body)

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.toolkit.answer_stream import AnswerStream
 from pegboard.core.toolkit.generation import salt_of
 from pegboard.core.toolkit.http import (
-    EventStream,
     error_responses,
     json_answer,
     json_response,
@@ -69,10 +69,9 @@ class Responses:
         grammar = body.grammar()
         turn = await self._turn(request, body, grammar, before + own, len(own))
         identity = f"resp_{uuid.uuid4().hex}"
-        run = Run(self._surface, identity, body, turn)
         names = {**NAMES, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
         answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
-        self._running[identity] = run
+        run = self._running[identity] = Run(self._surface, identity, body, turn, answers)
 
         async def close() -> None:
             self._running.pop(identity, None)
@@ -81,7 +80,7 @@ class Responses:
                 self._store.put(run.response, before, own + run.items)
 
         if body.stream:
-            return EventStream(run.events(answers), close=close, error=run.failed, done=b"")
+            return AnswerStream(answers, run, close=close, error=run.failed, done=b"")
         try:
             done = await self._surface.collect(request, answers, names)
             return json_response(run.collect(done[0]))

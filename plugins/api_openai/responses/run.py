@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.answer_stream import AnswerWriter
 from pegboard.core.toolkit.http import event
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.responses.output import Event, Output
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from pegboard.plugins.api_openai.surface import Surface
 
 
-class Run:
-    """A response while it is generated."""
+class Run(AnswerWriter):
+    """A response while it is generated, of one answer."""
 
-    def __init__(self, surface: Surface, identity: str, body: ResponseBody, turn: Turn) -> None:
+    def __init__(self, surface: Surface, identity: str, body: ResponseBody, turn: Turn, answers: Answers) -> None:
         self._surface = surface
+        self._answers = answers
         self._body = body
         self._output = Output(turn.stream())
         self._thinks = turn.reasoning_parser is not None
@@ -47,14 +48,16 @@ class Run:
         self._close(answer)
         return self.response
 
-    async def events(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The stream, from response.created to the event that says how it ended."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event({"type": kind, "response": self.response})
-        async for _, chunk in answers.chunks():
-            for one in self._chunk(chunk, answers.answers[0]):
-                yield self._event(one)
-        yield self._event({"type": f"response.{_ENDS[self.response['status']]}", "response": self.response})
+    def begin(self) -> bytes:
+        kinds = ("response.created", "response.in_progress")
+        return b"".join([self._event({"type": kind, "response": self.response}) for kind in kinds])
+
+    def more(self, index: int, chunk: OutputChunk) -> bytes:
+        return b"".join([self._event(one) for one in self._chunk(chunk, self._answers.answers[0])])
+
+    def end(self) -> bytes:
+        """The event that says how it ended."""
+        return self._event({"type": f"response.{_ENDS[self.response['status']]}", "response": self.response})
 
     def failed(self, error: InvalidRequest) -> bytes:
         """The event of a failure on the way."""

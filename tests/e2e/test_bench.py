@@ -55,7 +55,8 @@ def test_tokens_are_those_of_the_servers_counters(server: Served, seed: int, opt
     probe -= run["input_tokens"]
     assert 8 <= probe <= 200
     assert after["generated_tokens"] - before["generated_tokens"] == run["output_tokens"] + 4
-    assert after["cached_tokens"] - before["cached_tokens"] == run["cached_tokens"]
+    # Of the request that looks something may be in the cache, too, in a vocabulary of three hundred.
+    assert 0 <= after["cached_tokens"] - before["cached_tokens"] - run["cached_tokens"] < probe
     for one in data["runs"][0]["records"]:
         assert one["sent"] <= one["first"] <= one["end"]
         assert one["counts"] is None or sum(one["counts"]) == one["output_tokens"]

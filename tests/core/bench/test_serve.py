@@ -226,13 +226,13 @@ class TestFaults:
             ({"status": 500}, "refuses a first, short request: status 500: the queue is full"),
             ({"break_after": 2}, "the server broke off in the middle of the answer"),
             ({"error_event": True}, "out of memory"),
-            ({"hang_from": 1}, "not a byte within 0.6 s (--timeout)"),
+            ({"hang_from": 1}, "not a byte within 1.5 s (--timeout)"),
             ({"models": False}, "/generate refuses a first, short request: status"),
         ],
     )
     def test_a_server_that_does_not_answer_at_all(self, settings: Any, problem: str) -> None:
         with fake_server(**settings) as fake, pytest.raises(PegboardError) as caught:
-            bench(fake, *SMALL, "--timeout", "0.6")
+            bench(fake, *SMALL, "--timeout", "1.5")
         assert problem in str(caught.value)
 
     def test_nobody_is_there(self) -> None:
@@ -252,10 +252,10 @@ class TestFaults:
     def test_one_that_is_too_slow(self) -> None:
         """Of the four requests behind the first, short one and the warm-up two are never answered."""
         with fake_server(hang_from=5) as fake:
-            options = ("--num-prompts", "4", "--concurrency", "4", "--timeout", "0.6")
+            options = ("--num-prompts", "4", "--concurrency", "4", "--timeout", "1.5")
             data = bench(fake, *options, code=1)
             assert (data["median"]["completed"], data["median"]["failed"]) == (2, 2)
-            assert "2 x not a byte within 0.6 s (--timeout)" in data["stderr"]
+            assert "2 x not a byte within 1.5 s (--timeout)" in data["stderr"]
 
     def test_one_that_is_waited_for(self) -> None:
         with fake_server() as fake:

@@ -4,8 +4,8 @@
 
 Runs on the CPU, in bfloat16 unless --set says otherwise. The measure is bf16's own noise: transformers in float32 is
 taken as the truth, and how far transformers in bf16 is from it is how far one may be. Ends with 1 where a limit is
-exceeded. `--set runner.use=layered` measures another runner, `--set runner.use=cpu_native --set runner.weights=int8` what
-eight bits cost.
+exceeded. `--set runner.use=layered` measures another runner, and what eight bits cost is said by
+`--set runner.use=cpu_native --set runner.weights=int8`.
 
 Agreement: prompts out of the text, answers drawn greedily by the engine, so that every token behind the prompt comes
 from a decode step, at 1 and at 32 streams; transformers is fed the same tokens. A token that it would

@@ -7,8 +7,8 @@ size of the weights and at others, by one thread and by all, with huge pages and
 weights once, and each request's KV; the limit is these bytes at the bandwidth measured at the size of the weights. A
 prefill must multiply; its limit is its operations at the measured rate. Steps are those of `pegboard bench step`.
 
-A cache that holds the weights, or another program, moves all of it: compare within one run. The bits of a stored weight
-are those of `runner.weights`: --set runner.use=cpu_native --set runner.weights=int8 measures int8 against its own limit.
+A cache that holds the weights, or another program, moves all of it: compare within one run. The bits of a stored
+weight are those of `runner.weights`: int8 (--set runner.use=cpu_native --set runner.weights=int8) has its own limit.
 """
 
 from __future__ import annotations

@@ -237,57 +237,74 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
 #endif
 }
 
-// Scores [from, to) of one query become weights relative to the largest score so far; what has been summed up under a
-// smaller one shrinks. Those outside [first, last) are not for this query to see.
-inline void soften(float* scores, int from, int to, int first, int last, int dp, bf16* weights, float& best, float& total,
-                   float* sums) {
-  for (int j = from; j < std::min(first, to); ++j) scores[j] = -INFINITY;
-  for (int j = std::max(from, last); j < to; ++j) scores[j] = -INFINITY;
-  float peak = best;
+// Scores [from, to) of up to 32 queries become weights relative to each one's largest score so far; what has been summed up
+// under a smaller one shrinks. All largest scores first, then all weights: there is no waiting for one query's.
+inline void soften(float* scores, int rows, int from, int to, int dp, bf16* weights, float* best, float* total, float* sums) {
+  alignas(64) float peak[32], kept[32];
 #ifdef PB_AVX512
-  __m512 top = _mm512_loadu_ps(scores + from), other = _mm512_loadu_ps(scores + from + 16);
-  for (int j = from + 32; j < to; j += 32) {
-    top = _mm512_max_ps(top, _mm512_loadu_ps(scores + j));
-    other = _mm512_max_ps(other, _mm512_loadu_ps(scores + j + 16));
+  for (int i = 0; i < rows; ++i) {
+    const float* row = scores + i * KEYS;
+    __m512 top = _mm512_loadu_ps(row + from), other = _mm512_loadu_ps(row + from + 16);
+    for (int j = from + 32; j < to; j += 32) {
+      top = _mm512_max_ps(top, _mm512_loadu_ps(row + j));
+      other = _mm512_max_ps(other, _mm512_loadu_ps(row + j + 16));
+    }
+    peak[i] = _mm512_reduce_max_ps(_mm512_max_ps(top, other));
   }
-  peak = std::max(peak, _mm512_reduce_max_ps(_mm512_max_ps(top, other)));
+  for (int i = rows; i < round_up(rows, 16); ++i) peak[i] = -INFINITY;
+  bool changed = false;
+  for (int i = 0; i < rows; i += 16) {
+    const __m512 before = _mm512_loadu_ps(best + i), now = _mm512_max_ps(before, _mm512_load_ps(peak + i));
+    // Nothing to see so far: scores of -inf, less nothing, and weights of 0.
+    const __mmask16 nothing = _mm512_cmp_ps_mask(now, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    const __m512 factor = exp2_512(_mm512_sub_ps(before, now));
+    changed |= _mm512_cmp_ps_mask(before, now, _CMP_NEQ_UQ) != 0;
+    _mm512_storeu_ps(best + i, now);
+    _mm512_store_ps(peak + i, _mm512_mask_mov_ps(now, nothing, _mm512_setzero_ps()));
+    _mm512_store_ps(kept + i, factor);
+    _mm512_storeu_ps(total + i, _mm512_mul_ps(_mm512_loadu_ps(total + i), factor));
+  }
+  for (int i = 0; i < rows; ++i) {
+    const float* row = scores + i * KEYS;
+    bf16* to_row = weights + i * KEYS;
+    const __m512 shift = _mm512_set1_ps(peak[i]);
+    __m512 acc = _mm512_setzero_ps(), other = acc;
+    for (int j = from; j < to; j += 32) {
+      const __m512 low = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(row + j), shift));
+      const __m512 high = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(row + j + 16), shift));
+      acc = _mm512_add_ps(acc, low);
+      other = _mm512_add_ps(other, high);
+      _mm512_storeu_si512(to_row + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+    total[i] += _mm512_reduce_add_ps(_mm512_add_ps(acc, other));
+  }
+  if (changed)
+    for (int i = 0; i < rows; ++i) {
+      const __m512 factor = _mm512_set1_ps(kept[i]);
+      float* sum = sums + size_t(i) * dp;
+      for (int d = 0; d < dp; d += 16) _mm512_storeu_ps(sum + d, _mm512_mul_ps(_mm512_loadu_ps(sum + d), factor));
+    }
 #else
-  for (int j = from; j < to; ++j) peak = std::max(peak, scores[j]);
-#endif
-  if (peak == -INFINITY) {  // nothing to see so far
-    memset(weights + from, 0, sizeof(bf16) * (to - from));
-    return;
-  }
-  float sum = 0;
-#ifdef PB_AVX512
-  const __m512 shift = _mm512_set1_ps(peak);
-  __m512 acc = _mm512_setzero_ps();
-  for (int j = from; j < to; j += 32) {
-    const __m512 low = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(scores + j), shift));
-    const __m512 high = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift));
-    acc = _mm512_add_ps(acc, _mm512_add_ps(low, high));
-    _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-  sum = _mm512_reduce_add_ps(acc);
-#else
-  for (int j = from; j < to; ++j) {
-    const float e = std::exp2(scores[j] - peak);
-    weights[j] = to_bf16(e);
-    sum += e;
+  for (int i = 0; i < rows; ++i) {
+    const float* row = scores + i * KEYS;
+    peak[i] = best[i];
+    for (int j = from; j < to; ++j) peak[i] = std::max(peak[i], row[j]);
+    if (peak[i] == -INFINITY) {  // nothing to see so far
+      memset(weights + i * KEYS + from, 0, sizeof(bf16) * (to - from));
+      continue;
+    }
+    kept[i] = std::exp2(best[i] - peak[i]);
+    best[i] = peak[i];
+    total[i] *= kept[i];
+    for (int j = from; j < to; ++j) {
+      const float e = std::exp2(row[j] - peak[i]);
+      weights[i * KEYS + j] = to_bf16(e);
+      total[i] += e;
+    }
+    if (kept[i] != 1.0f)
+      for (int d = 0; d < dp; ++d) sums[size_t(i) * dp + d] *= kept[i];
   }
 #endif
-  if (peak > best) {
-    const float kept = std::exp2(best - peak);
-    total *= kept;
-    int d = 0;
-#ifdef PB_AVX512
-    const __m512 factor = _mm512_set1_ps(kept);
-    for (; d < dp; d += 16) _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), factor));
-#endif
-    for (; d < dp; ++d) sums[d] *= kept;
-    best = peak;
-  }
-  total += sum;
 }
 
 // ---- one query per head ------------------------------------------------------------------------------------------------
@@ -643,22 +660,26 @@ inline void Attention::many(const Task& task) {
     pack_values(values + size_t(kvh) * dim, stride, at + j, n, dim, packed_v);
     for (int r = 0; r < rows; r += 32) {
       const int count = std::min(32, rows - r);
-      // What the first and the last of all these queries see; some of them less.
-      int from = n, to = 0;
+      // What these queries see together, and whether one of them sees less.
+      int from = n, to = 0, last_from = 0, first_to = n;
       for (int i = r / g; i <= (r + count - 1) / g; ++i) {
-        const int position = plan.position[tokens[i]];
-        from = std::min(from, first_seen(position) - j);
-        to = std::max(to, position + 1 - j);
+        const int first = first_seen(plan.position[tokens[i]]) - j, last = plan.position[tokens[i]] + 1 - j;
+        from = std::min(from, first), last_from = std::max(last_from, first);
+        to = std::max(to, last), first_to = std::min(first_to, last);
       }
       from = std::max(0, from) / 32 * 32;
       to = round_up(std::min(to, n), 32);
       if (from >= to) continue;
+      const bool hides = last_from > from || first_to < to;
       score_block(q + size_t(r) * dp, count, dp, packed_k, from, to, scores);
-      for (int i = 0; i < count; ++i) {
-        const int position = plan.position[tokens[(r + i) / g]];
-        soften(scores + i * KEYS, from, to, std::max(from, first_seen(position) - j), std::min(n, position + 1 - j), dp,
-               weights + i * KEYS, best[r + i], total[r + i], sums + size_t(r + i) * dp);
-      }
+      if (hides)
+        for (int i = 0; i < count; ++i) {
+          const int position = plan.position[tokens[(r + i) / g]];
+          float* row = scores + i * KEYS;
+          for (int k = from; k < std::min(to, first_seen(position) - j); ++k) row[k] = -INFINITY;
+          for (int k = std::max(from, std::min(n, position + 1 - j)); k < to; ++k) row[k] = -INFINITY;
+        }
+      soften(scores, count, from, to, dp, weights, best + r, total + r, sums + size_t(r) * dp);
       weigh_block(weights, count, dp, packed_v, from, to, sums + size_t(r) * dp);
     }
   }

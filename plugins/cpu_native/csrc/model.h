@@ -132,12 +132,33 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, bf16
 inline void turn(float* v, const float* norm, const float* cos, const float* sin, int dim, float eps) {
   if (norm) {
     float sum = 0;
-    for (int i = 0; i < dim; ++i) sum += v[i] * v[i];
+    int i = 0;
+#ifdef PB_AVX512
+    __m512 acc = _mm512_setzero_ps();
+    for (; i + 16 <= dim; i += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(v + i), _mm512_loadu_ps(v + i), acc);
+    sum = _mm512_reduce_add_ps(acc);
+#endif
+    for (; i < dim; ++i) sum += v[i] * v[i];
     const float scale = 1.0f / std::sqrt(sum / dim + eps);
-    for (int i = 0; i < dim; ++i) v[i] *= scale * norm[i];
+    i = 0;
+#ifdef PB_AVX512
+    const __m512 by = _mm512_set1_ps(scale);
+    for (; i + 16 <= dim; i += 16)
+      _mm512_storeu_ps(v + i, _mm512_mul_ps(_mm512_loadu_ps(v + i), _mm512_mul_ps(by, _mm512_loadu_ps(norm + i))));
+#endif
+    for (; i < dim; ++i) v[i] *= scale * norm[i];
   }
   const int half = dim / 2;
-  for (int i = 0; i < half; ++i) {
+  int i = 0;
+#ifdef PB_AVX512
+  for (; i + 16 <= half; i += 16) {
+    const __m512 a = _mm512_loadu_ps(v + i), b = _mm512_loadu_ps(v + i + half);
+    const __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
+    _mm512_storeu_ps(v + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+    _mm512_storeu_ps(v + i + half, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+  }
+#endif
+  for (; i < half; ++i) {
     const float a = v[i], b = v[i + half];
     v[i] = a * cos[i] - b * sin[i];
     v[i + half] = b * cos[i] + a * sin[i];

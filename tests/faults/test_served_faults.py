@@ -285,8 +285,9 @@ def test_a_slow_reader_holds_nobody_up_and_loses_nothing(shared: Served) -> None
         assert api.memory_info().rss - resident < 20 * 2**20, "the answer piles up"
         head, _, events = read_all(slow).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
-    # Chunked encoding: the events lie between lines with lengths.
-    found = [json.loads(line.removeprefix(b"data: ")) for line in events.split(b"\r\n") if line.startswith(b"data: {")]
+    # Chunked encoding: the events lie between lines with lengths, one or several of them.
+    lines = [line for piece in events.split(b"\r\n") for line in piece.split(b"\n\n")]
+    found = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
     assert found[-1]["text"] == whole["text"]
     assert found[-1]["meta_info"]["completion_tokens"] == 3000
     assert len(found) < 3000, "it was never held up, so this shows nothing"

@@ -89,8 +89,9 @@ class Plan {
  private:
   // With as many rows (queries times heads of a group) the tiles are busy: reading keys together would gain nothing.
   static constexpr int MAX_SHARING_ROWS = 64;
-  // Positions that need not be read again, over all who share them, that pay for one more part.
-  static constexpr int MIN_GAIN = 128, MIN_SHARED = 32;
+  // In something like cycles, as measured: a position for a query that reads it alone, for a task that packs it, and for
+  // each 32 rows of that task; a task, and one more part of a query.
+  static constexpr double READ = 45, PACK = 60, BLOCK = 25, BEGIN = 2000, PART = 1500;
   static constexpr int MAX_ROWS = 384;  // of a task
   static constexpr int MIN_CUT = 192;   // positions
   static constexpr double EVEN = 4, TOO_BIG = 2.01;  // tasks per thread; what of such a share is cut
@@ -137,7 +138,7 @@ class Plan {
       std::vector<int> group(longer.begin() + i, longer.begin() + end);
       int common = before(group[0]);
       for (const int r : group) common = same_until(group[0], r, depth, std::min(common, before(r)));
-      if (common - covered >= MIN_SHARED && (common - covered) * int64_t(group.size() - 1) >= MIN_GAIN) {
+      if (worth_it(group, common - covered)) {
         const int first = int(queries.size());
         for (const int r : group)
           for (int t = start(r); t < start(r + 1); ++t) queries.push_back(t);
@@ -148,6 +149,20 @@ class Plan {
       }
     }
   }
+
+  // Whether the queries of a group look at `n` positions together sooner than each request's for themselves.
+  bool worth_it(const std::vector<int>& group, int n) const {
+    double alone = 0;
+    int together = 0;
+    for (const int r : group) {
+      alone += count(r) == 1 ? READ : packed(count(r));
+      together += count(r);
+    }
+    return (alone - packed(together)) * n > BEGIN + PART * together;
+  }
+
+  // A position for a task of `count` queries, per KV head.
+  double packed(int count) const { return PACK + BLOCK * ((count * in_->group + 31) / 32); }
 
   // What nobody shares with request r, in pieces of its new tokens.
   void add_own(int r) {
@@ -163,14 +178,13 @@ class Plan {
   // Queries of one task: their sums stay in the second level's cache. Rows of them fill whole blocks of 32.
   int most_queries() const { return std::max(32, MAX_ROWS / in_->group / 32 * 32); }
 
-  // In something like cycles: what `count` of an item's queries cost per KV head, where keys are cut into `pieces`.
+  // What `count` of an item's queries cost per KV head, where keys are cut into `pieces`.
   double cost(const Item& item, int count, int pieces) const {
     const double keys = double(item.end - item.begin) / pieces;
-    if (count == 1) return 200 + 25 * keys;
-    const double blocks = (count * in_->group + 31) / 32;
+    if (count == 1) return PART + READ * keys;
     // Of what is their own they see a triangle less.
     const double unseen = item.end > position[queries[item.first]] ? 0.5 * count / pieces : 0;
-    return 2000 + (60 + 25 * blocks) * std::max(1.0, keys - unseen);
+    return BEGIN + packed(count) * std::max(1.0, keys - unseen);
   }
 
   void cut() {

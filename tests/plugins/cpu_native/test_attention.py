@@ -141,10 +141,10 @@ def singles(case: Case) -> None:
 
 
 def groups(case: Case) -> None:
-    """Two groups with prefixes of their own, one of them with a longer one within; somebody alone; one that has only the
-    prefix and its newest token; one whose table ends within the prefix.
+    """Two groups with prefixes of their own, one of them with a longer one within; somebody alone; some who have but a
+    part of a prefix, or only it and their newest token.
     """
-    one, inner, two = case.slots(300, together=True), case.slots(77), case.slots(150)
+    one, inner, two = case.slots(300, together=True), case.slots(257), case.slots(250)
     for n in (1, 40, 3):
         case.request(one, case.slots(n))
     for n in (9, 1, 60, 130):
@@ -152,8 +152,8 @@ def groups(case: Case) -> None:
     for n in (5, 64):
         case.request(two, case.slots(n))
     case.request(case.slots(90))
-    case.request(one[:200], case.slots(20))
-    case.request(two[:149], case.slots(1))
+    case.request(one[:210], case.slots(20))
+    case.request(two[:249], case.slots(1))
 
 
 def mixed(case: Case) -> None:
@@ -220,15 +220,15 @@ def test_nobody_depends_on_who_else_is_there(directory: Path, window: int, arran
 
 
 def test_large_scores(directory: Path) -> None:
-    """One key that outweighs all others by far, in the prefix, in what is a request's own, and behind a window's edge."""
+    """One key that outweighs all others by far: in the prefix, in what is a request's own, at its end."""
     for at, window in ((5, 0), (150, 0), (259, 40)):
         case = Case(3, 64)
         prefix = case.slots(200)
-        for _ in range(3):
+        for _ in range(6):
             case.request(prefix, case.slots(60))
         for slots, _ in case.requests:
             case.keys[slots[at]] = 500.0
-        queries = torch.rand(3, 9, 64, generator=torch.manual_seed(1)) + 1
+        queries = torch.rand(6, 9, 64, generator=torch.manual_seed(1)) + 1
         found = model(directory, SETS[0], "3x64", window, 2).attend(case.batch(), 0, queries).double()
         exact = case.exact(queries, window)
         assert bool(found.isfinite().all())

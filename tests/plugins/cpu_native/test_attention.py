@@ -138,6 +138,7 @@ def singles(case: Case) -> None:
     """Requests that decode, of many lengths, alone with their slots."""
     for n in (1, 2, 15, 16, 17, 31, 33, 127, 128, 129, 200, 300):
         case.request(case.slots(n, together=n % 2 == 0))
+    case.request(case.slots(12, together=True), case.slots(20))  # in a row, and then not
 
 
 def groups(case: Case) -> None:

@@ -38,15 +38,17 @@ struct Forward {
     return Shared{m.counters[counter++], total, std::max(1, piece), m.team.size(), id};
   }
 
-  // Consecutive blocks for a thread, that memory may be read in long runs, and enough of them to even out what others
-  // on the machine take from a thread.
-  int piece(const Matrix& w) const { return std::max(1, w.blocks() / (m.team.size() * 4)); }
+  // Most blocks of a thread are consecutive, for memory is read best in long runs; the last ones go to whoever is free,
+  // which evens out what others on the machine take from a thread.
+  int first(int items) const { return items * 7 / 8 / m.team.size(); }
 
   // a * w^T, and the beginning of what is read after it.
   template <class F>
   void multiply(int id, int& counter, const bf16* a, int lda, int rows, const Matrix& w, const Matrix* next, F&& done) {
-    product(share(id, counter, product_items(w, rows), piece(w)), a, lda, rows, w, m.space[id].product, done);
-    if (next && rows <= MB) warm(*next, id * piece(*next));
+    Shared work = share(id, counter, product_items(w, rows), product_items(w, rows) / 48);
+    work.first = first(work.total);
+    product(work, a, lda, rows, w, m.space[id].product, done);
+    if (next && rows <= MB) warm(*next, id * first(next->blocks()));
   }
 
   void rows_normed(Shared work, const std::vector<float>& weight) {

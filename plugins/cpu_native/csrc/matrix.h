@@ -81,8 +81,8 @@ inline int place(int j, int i) { return (j / 16) * 512 + (i / 2) * 32 + (j % 16)
 struct Matrix {
   struct Rest {
     int32_t column;
-    int32_t row;  // in its block
-    float value;
+    int16_t row;  // in its block
+    bf16 value;
   };
 
   int n = 0, k = 0, n_pad = 0, k_pad = 0;
@@ -91,7 +91,7 @@ struct Matrix {
   alignas(64) uint8_t upper[16] = {};  // BF12: the upper byte for each code
   uint8_t code_of[128] = {};           // the code for each upper byte without its sign; 8 where there is none
   std::vector<int32_t> rest_from;      // BF12: where each block's numbers begin in `rest`
-  std::vector<Rest> rest;
+  std::vector<Rest> rest;              // in the order of their steps
 
   int steps() const { return k_pad / KB; }
   int blocks() const { return n_pad / NB; }
@@ -131,12 +131,18 @@ struct Matrix {
     _mm_prefetch((const char*)(rest_from.data() + nb + 16), _MM_HINT_T0);
   }
 
-  // c[m rows][NB] += what of block nb is kept apart, times a.
+  // What is kept apart of a step, into its unpacked numbers. `at` goes through the block's rest, step by step.
+  void put_rest(int nb, int step, int& at, bf16* to) const {
+    for (; at < rest_from[nb + 1] && rest[at].column < (step + 1) * KB; ++at)
+      to[place(rest[at].row, rest[at].column % KB)] = rest[at].value;
+  }
+
+  // c[m rows][NB] += what of block nb is kept apart, times a: for the few rows whose weights are nowhere unpacked.
   void add_rest(const bf16* a, int lda, int m, int nb, float* c) const {
     if (format != BF12) return;
     for (int i = rest_from[nb]; i < rest_from[nb + 1]; ++i) {
       const Rest& one = rest[i];
-      for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(a[size_t(r) * lda + one.column]) * one.value;
+      for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(a[size_t(r) * lda + one.column]) * to_float(one.value);
     }
   }
 
@@ -206,7 +212,7 @@ struct Matrix {
           int code = code_of[(x >> 8) & 0x7f];
           if (code == 8) {
             const int in = which % 512, j = which / 512 * 16 + in % 32 / 2, i = in / 32 * 2 + in % 2;
-            found.push_back({s * KB + i, j, to_float(x)});
+            found.push_back({s * KB + i, int16_t(j), x});
             x = 0, code = 0;
           }
           to[half * 64 + b] = uint8_t(x);
@@ -290,8 +296,11 @@ inline void unpack(const Matrix& w, int nb, bf16* to) {
 #ifdef PB_AVX512
   if (w.format == BF12) {
     const Unpacker<BF12> unpacker(w);
-    for (int s = 0; s < w.steps(); ++s, p += step_bytes(BF12), to += STEP)
+    int at = w.rest_from[nb];
+    for (int s = 0; s < w.steps(); ++s, p += step_bytes(BF12), to += STEP) {
       unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(to + r * 32, row); });
+      w.put_rest(nb, s, at, to);
+    }
     return;
   }
   if (w.format == INT8) {
@@ -485,7 +494,9 @@ inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, 
         if (r % 8 == 0) quarter(s, r / 8);
       }
   } else {
+    int at = F == BF12 ? w.rest_from[nb] : 0;
     unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(buffer[0] + r * 32, row); });
+    if constexpr (F == BF12) w.put_rest(nb, 0, at, buffer[0]);
     for (int s = 0; s + 1 < steps; ++s) {
       const uint8_t* next = p + (s + 1) * step_bytes(F);
       bf16* to = buffer[(s + 1) & 1];
@@ -494,6 +505,7 @@ inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, 
         _mm512_store_si512(to + r * 32, row);
         if (r % 8 == 0) quarter(s, r / 8);
       });
+      if constexpr (F == BF12) w.put_rest(nb, s + 1, at, to);
     }
     for (int which = 0; which < 4; ++which) quarter(steps - 1, which);
   }
@@ -536,7 +548,6 @@ inline void block(const bf16* a, int lda, int m, const Matrix& w, int nb, [[mayb
   }
   tile_block(a, lda, m, tiles, w.steps(), c, false);
 #endif
-  w.add_rest(a, lda, m, nb, c);
 }
 
 // Weights that will be read next begin to move while others are still at work.
@@ -603,7 +614,6 @@ void product(Shared work, const bf16* a, int lda, int m, const Matrix& w, Produc
           float* sums = c + size_t(r - first) * NB;
           tile_block(a + size_t(r) * lda + s * KB, lda, rows, tiles + s * STEP, std::min(some, steps - s), sums, s > 0);
           if (s + some >= steps) {
-            w.add_rest(a + size_t(r) * lda, lda, rows, nb, sums);
             done(r, rows, nb, sums);
           }
         }

@@ -94,17 +94,18 @@ class Team {
   void* arg_ = nullptr;
 };
 
-// One run of work that threads share. Each begins with a piece of its own, so that it can ask memory for it before the
-// others are done with what comes before; then `take` gives the pieces that are left.
+// One run of work that threads share. Each begins with `first` items of its own, so that it can ask memory for them before
+// the others are done with what comes before; then `take` gives what is left, `piece` at a time.
 struct Shared {
   std::atomic<int>& next;
-  int total, piece, threads, id;
+  int total, piece, threads, id, first = 0;
   bool started = false;
   bool take(int& from, int& to) {
-    from = started ? threads * piece + next.fetch_add(piece, std::memory_order_relaxed) : id * piece;
+    const int own = first ? first : piece, many = started ? piece : own;
+    from = started ? threads * own + next.fetch_add(piece, std::memory_order_relaxed) : id * own;
     started = true;
     if (from >= total) return false;
-    to = std::min(total, from + piece);
+    to = std::min(total, from + many);
     return true;
   }
 };

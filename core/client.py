@@ -88,6 +88,9 @@ class _Stream(OutputStream):
     def take(self) -> OutputChunk | None:
         output, self._pending = self._pending, None
         if output is not None:
+            if self._error is not None:
+                # Whoever takes once for each wake has yet to hear of it.
+                asyncio.get_running_loop().call_soon(self._wake)
             return self._state.push(output)
         if self._error is not None:
             raise self._error

@@ -155,6 +155,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._rest()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        # The writer knows the cycle, and the cycle its scope: a circle that would wait for the garbage collector.
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.response_complete:
+            cycle.scope.pop("extensions", None)
+        super().on_response_complete()
+
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:

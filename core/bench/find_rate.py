@@ -56,9 +56,11 @@ class Bound:
         return f"{self.statistic} of {self.latency.upper()} below {self.ms:g} ms"
 
     def broken(self, figures: dict[str, Any]) -> str:
-        """What was more than it should be, or ""."""
+        """What was more than it should be, or was not there to be measured; or ""."""
         values = figures[f"{self.latency}_ms"]
-        if values is None or values[self.statistic] < self.ms:
+        if values is None:
+            return f"no answer has a {self.latency.upper()}"
+        if values[self.statistic] < self.ms:
             return ""
         return f"{self.statistic} of {self.latency.upper()} was {values[self.statistic]:.0f} ms"
 

@@ -275,7 +275,8 @@ class Measurement:
             return measured.rates[-1]
         if math.isfinite(self._settings.request_rate):
             return self._settings.request_rate
-        self._number = BURST_RUN + number
+        # Far from the numbers of all trials, so that its prompts are new ones.
+        self._number = BURST_RUN * (number + 1)
         sessions = self._workload(measured.target, BURST).sessions(self._number)
         outcome = await self._run(measured.target, sessions, math.inf, "burst")
         found = figures(outcome)
@@ -315,6 +316,11 @@ class Measurement:
             measured.note(
                 f"requests were sent late (p99 {late['p99']:.0f} ms): this machine has too little left for the load, "
                 "and waiting times are shown too short"
+            )
+        elif late is not None and late["p99"] > LATE_MS and math.isfinite(self._settings.request_rate):
+            measured.note(
+                f"requests waited for one of {self._settings.concurrency} slots (p99 {late['p99']:.0f} ms), which "
+                "TTFT and E2E do not show: they begin with the sending"
             )
         if self._settings.workload == "random" and (found["hit_rate"] or 0) > KNOWN_PROMPTS:
             measured.note(

@@ -39,14 +39,18 @@ def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], devi
 
 def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:
     """The precision that a checkpoint was published in: what config.json says, else that of its largest tensor; float32
-    where neither is known. Raises ModelError for a type that torch does not have.
+    where neither is known.
 
     config.json comes first, because files may store more than there is: a quantised GGUF is converted to float32.
     """
     text = hf_config.get("text_config")
     for config in (hf_config, text if isinstance(text, Mapping) else {}):
         if name := config.get("dtype") or config.get("torch_dtype"):
-            return _torch_dtype(str(name).removeprefix("torch."))
+            found = getattr(torch, str(name).removeprefix("torch."), None)
+            if isinstance(found, torch.dtype):
+                return found
+            logger.warning("config.json asks for the unknown dtype %r; the weights' own is taken", name)
+            break
     try:
         stored = [tensor for file in checkpoint_files(directory) for tensor in read_header(file).values()]
     except ModelError:
@@ -68,7 +72,7 @@ def cpu_has_bfloat16() -> bool:
 def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"config.json asks for the unknown dtype {name!r}; set model.dtype")
+        raise ModelError(f"torch does not have the dtype {name!r}; set model.dtype")
     return dtype
 
 

@@ -72,6 +72,16 @@ def available(flags: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in INSTRUCTION_SETS if _NEEDS[name] <= flags)
 
 
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may keep busy: those that it may run on, or as many as its container's quota pays for."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text("ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
 def choose(wanted: str) -> str:
     """The instruction set for `wanted` ("auto" or a name). Raises NativeError where this CPU lacks it."""
     found = available(cpu_flags())
@@ -86,7 +96,11 @@ def choose(wanted: str) -> str:
 
 def compiler() -> tuple[str, ...]:
     """The C++ compiler's command: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is none."""
-    commands = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["c++"], ["g++"], ["clang++"]]
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NativeError(f"CXX={os.environ['CXX']!r} is no command: {error}") from error
+    commands = [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]
     for name, *arguments in commands:
         if path := shutil.which(name):
             return (path, *arguments)
@@ -149,11 +163,12 @@ def _compile(command: list[str], instructions: str) -> None:
     what = f"{command[0]} could not compile {SOURCE.name} for {instructions}"
     remedy = "GCC 12 or Clang 15 and later can: install one, or set CXX to it"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeError(f"{what}: {error}; {remedy}") from error
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace")
+        said = said or f"exit status {done.returncode}"
         lines = said.splitlines()
         complaint = next((line for line in lines if "error" in line), lines[0])
         raise NativeError(f"{what}: {complaint.strip()}; {remedy}", f"\n{said[:_SHOWN]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,13 +66,15 @@ class NativeModel:
         head = self._embedding if tied else targets["lm_head.weight"]
         norm = targets["model.norm.weight"]
         self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
+        self._process = os.getpid()
         self._pools: dict[int, tuple[KVPool, ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]] = {}
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""
-        if self._handle:
+        # A forked child has none of the threads that would have to be waited for.
+        if self._handle and self._process == os.getpid():
             self._library.pb_destroy(self._handle)
-            self._handle = None
+        self._handle = None
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -92,6 +95,10 @@ class NativeModel:
         float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
         sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n].
         """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this process was forked from the one that loaded the model, whose threads it has not got"
+            )
         native, kept = self._native(batch)
         native.sampled = sampled
         native.hidden_count = 0 if hidden is None else hidden.shape[0]
@@ -182,7 +189,7 @@ class NativeModel:
     @staticmethod
     def _check(code: int) -> None:
         if code:
-            raise OutOfMemory("the native runner could not allocate memory on the host")
+            raise OutOfMemory("the native runner could not get memory on the host, or threads")
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -12,8 +12,9 @@ from pegboard.core.interfaces.options import Options
 class CpuNativeOptions(Options):
     """How the native code is built and run."""
 
-    threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that compute; 0: one per core that this process may use."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads that compute; 0: one per core that this process may use, or may keep busy by its
+    container's quota."""
     instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
     """Instruction set to compile for: `auto` takes the best one that this CPU has."""
     weights: Literal["bf16", "plain", "int8"] = "bf16"
@@ -25,7 +26,8 @@ class CpuNativeOptions(Options):
 class CpuNativeSamplerOptions(Options):
     """How the sampler's native code is built and run."""
 
-    threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that sample, for the rows of a batch; 0: one per core that this process may use."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads that sample, for the rows of a batch; 0: one per core that this process may use, or may keep busy by its
+    container's quota."""
     instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
     """Instruction set to compile for: `auto` takes the best one that this CPU has. All draw the same tokens."""

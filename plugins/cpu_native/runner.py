@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sample import sample
-from pegboard.plugins.cpu_native.library import NativeError, first_that_loads
+from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
 
@@ -35,10 +34,10 @@ class CpuNativeRunner(ModelRunner):
     def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
         try:
-            name, library = first_that_loads(options.instructions)
+            name, library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
         except NativeError as error:
             raise ConfigError(f"runner.instructions: {error}") from error
-        threads = options.threads or len(os.sched_getaffinity(0))
+        threads = options.threads or usable_cores()
         self._model = NativeModel(
             library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads, options.weights
         )
@@ -50,6 +49,8 @@ class CpuNativeRunner(ModelRunner):
             return f"it runs on a CPU, not on {ctx.device}"
         if "attention" in ctx.explicit:
             return "it has attention of its own, and attention.use names another"
+        if "model_family" in ctx.explicit:
+            return "it computes the network itself, and model.use names a family for that"
         if ctx.model.dtype is not torch.bfloat16:
             return f"it computes in bfloat16, and model.dtype is {str(ctx.model.dtype).removeprefix('torch.')}"
         try:

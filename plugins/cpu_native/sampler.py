@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.toolkit.logprobs import token_logprobs
-from pegboard.plugins.cpu_native.library import NativeError, Sampling, first_that_loads
+from pegboard.plugins.cpu_native.library import NativeError, Sampling, first_that_loads, usable_cores
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch
@@ -35,9 +35,10 @@ class CpuNativeSampler(Sampler):
             _, self._library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
         except NativeError as error:
             raise ConfigError(f"sampler.instructions: {error}") from error
-        threads = options.threads or len(os.sched_getaffinity(0))
+        threads = options.threads or usable_cores()
         self._handle = self._library.pb_sampler_create(threads)
         _check(0 if self._handle else 1)
+        self._process = os.getpid()
 
     @classmethod
     def supports(cls, ctx: SamplerContext) -> str | None:
@@ -51,7 +52,8 @@ class CpuNativeSampler(Sampler):
         return None
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        # A forked child has none of the threads that would have to be waited for.
+        if getattr(self, "_handle", None) and self._process == os.getpid():
             self._library.pb_sampler_destroy(self._handle)
             self._handle = None
 
@@ -146,4 +148,4 @@ def _rows(logits: torch.Tensor) -> torch.Tensor:
 
 def _check(code: int) -> None:
     if code:
-        raise OutOfMemory("the native sampler could not allocate memory on the host")
+        raise OutOfMemory("the native sampler could not get memory on the host, or threads")

@@ -109,7 +109,8 @@ void Forward::run(int id) {
   const int ldh = Matrix::stride(hidden), ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad;
   const int lda = Matrix::stride(s.inter);
   // A query that one task answers alone is turned there; where tasks share one, all are turned before.
-  const bool turn_first = tokens != b.batch || m.plan.split;
+  bool turn_first = m.plan.split;
+  for (int r = 0; r < b.batch; ++r) turn_first |= b.starts[r + 1] - b.starts[r] != 1;
   const int few = std::max(1, tokens / (threads * 4));
   int counter = 0, from, to;
   {

@@ -299,6 +299,7 @@ struct SampledRow {
       if (open && (kept == count || value_of(places[kept - 1]) == value_of(places[count - 1])) && mass[count - 1] > 0)
         return -1;
     }
+    kept = std::max(kept, 1);
     while (kept > 1 && mass[kept - 1] < double(p.min_p)) --kept;
     all = 0;
     for (int i = 0; i < kept; ++i) all += mass[i];

@@ -26,22 +26,20 @@ inline void relax(int& spins) {
 class Team {
  public:
   explicit Team(int n) : n_(n) {
-    for (int i = 1; i < n; ++i) threads_.emplace_back([this, i] { serve(i); });
-  }
-  ~Team() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stop_ = true;
-      epoch_.fetch_add(1);
+    try {
+      for (int i = 1; i < n; ++i) threads_.emplace_back([this, i] { serve(i); });
+    } catch (...) {
+      end();
+      throw;
     }
-    wake_.notify_all();
-    for (auto& t : threads_) t.join();
   }
+  ~Team() { end(); }
   int size() const { return n_; }
 
   template <class F>
   void run(F&& f) {
-    call_ = [](void* arg, int id) { (*static_cast<std::remove_reference_t<F>*>(arg))(id); };
+    // An exception could not be told to the threads that wait at a barrier: it ends the process.
+    call_ = [](void* arg, int id) noexcept { (*static_cast<std::remove_reference_t<F>*>(arg))(id); };
     arg_ = &f;
     left_.store(n_ - 1);
     {
@@ -49,7 +47,7 @@ class Team {
       epoch_.fetch_add(1, std::memory_order_release);
     }
     if (n_ > 1) wake_.notify_all();
-    f(0);
+    call_(arg_, 0);
     int spins = 0;
     while (left_.load(std::memory_order_acquire)) relax(spins);
   }
@@ -67,6 +65,16 @@ class Team {
   }
 
  private:
+  void end() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+      epoch_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto& t : threads_) t.join();
+  }
+
   void serve(int id) {
     uint32_t seen = 0;
     for (;;) {

@@ -314,6 +314,30 @@ def test_who_leaves_while_nothing_can_be_written_is_aborted() -> None:
     run(scene)
 
 
+@pytest.mark.parametrize("room", [2, 10**9])
+def test_a_failure_with_the_last_token_is_told(room: int) -> None:
+    """Both are there when the stream looks, because the client was slow, or because they came in one go."""
+
+    async def scene() -> None:
+        stage, connection = Stage(), Connection(room)
+        answers = await stage.answers(1)
+        response = AnswerStream(answers, Script(answers))
+        serving = asyncio.ensure_future(response(connection.scope(), connection.receive, connection.send))
+        await settle()
+        await stage.play([(0, "a")])
+        token = TokenOutput(rid="r0", token_ids=[ord("b")], finish_reason=None)
+        failure = TokenOutput(rid="r0", token_ids=[], finish_reason=FAILED)
+        await stage.say(TokenOutputs(outputs=[token]), TokenOutputs(outputs=[failure]))
+        connection.take()
+        await settle()
+        await asyncio.wait_for(serving, 5)
+        assert texts(connection.body)[0] == "ab"
+        assert told(connection.body)[-1]["error"]["message"] == "the model failed"
+        stage.client.detach("over")
+
+    run(scene)
+
+
 def test_a_dead_engine_is_told() -> None:
     async def scene() -> None:
         stage, connection = Stage(), Connection()

@@ -302,10 +302,10 @@ class TestChoice:
 
         kept = library.first_that_loads
 
-        def fails(wanted: str) -> Any:
+        def fails(wanted: str, *, quiet: bool = False) -> Any:
             if wanted == "avx2":
                 raise NativeError("it does not compile")
-            return kept(wanted)
+            return kept(wanted, quiet=quiet)
 
         monkeypatch.setattr(runner, "first_that_loads", fails)
         with pytest.raises(ConfigError, match=r"runner\.instructions: it does not compile"):

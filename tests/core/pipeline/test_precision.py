@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.pipeline import precision
 from pegboard.core.pipeline.precision import cpu_has_bfloat16, own_dtype, resolve_dtype
 from tests.core.toolkit.demo import demo_directory
@@ -51,9 +50,13 @@ def test_a_type_that_is_named_is_taken(name: str) -> None:
     assert resolve_dtype(name, Path("/nowhere"), {"dtype": "nonsense"}, CPU) == getattr(torch, name)
 
 
-def test_an_unknown_type() -> None:
-    with pytest.raises(ModelError, match=r"unknown dtype 'nonsense'; set model\.dtype"):
-        resolve_dtype("auto", Path("/nowhere"), {"dtype": "nonsense"}, CPU)
+@pytest.mark.parametrize("name", ["nonsense", "auto", "nn"])
+def test_a_type_that_torch_does_not_have_leaves_it_to_the_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    save_file({"a": torch.zeros(8, 8, dtype=torch.float16)}, tmp_path / "model.safetensors")
+    assert own_dtype(tmp_path, {"dtype": name}) == torch.float16
+    assert f"unknown dtype {name!r}" in caplog.text
 
 
 def test_the_log_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -77,4 +77,4 @@ def machine() -> dict[str, Any]:
     except OSError:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"system": platform.system(), "processor": name or platform.processor(), "cores": cores}
+    return {"system": platform.uname().system, "processor": name or platform.processor(), "cores": cores}

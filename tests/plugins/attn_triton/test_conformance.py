@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pegboard.core.testing.attention import AttentionContract
 
 
@@ -9,6 +11,7 @@ class TestTriton(AttentionContract):
     provider = "triton"
 
 
+@pytest.mark.full
 class TestSplitTriton(AttentionContract):
     """Decodes in several parts, which the default does only for long contexts."""
 

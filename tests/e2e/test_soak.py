@@ -129,7 +129,7 @@ def test_real_requests(
         },
         "attention": {"use": "torch"},
         "prefix_cache": {"use": cache},
-        "memory": {"page_size": page_size, "max_total_tokens": 768},
+        "memory": {"page_size": page_size, "max_total_tokens": 512},
         "scheduler": {
             "loop": loop,
             "policy": {"use": policy},
@@ -150,8 +150,7 @@ def test_real_requests(
         assert state["free_tokens"] + state["cached_tokens_now"] == state["total_tokens"]
         assert state["accepted"] == state["finished"]
     assert states[-1]["accepted"] <= REQUESTS, "a request that was cut off early may never have come"
-    # How many come together is the machine's affair.
-    assert states[-1]["retractions"] >= 1, "the pool was meant to be small"
+    assert states[-1]["retractions"] >= 5, f"the pool was meant to be small: {states[-1]['retractions']}"
     assert "Traceback" not in log, log
 
 

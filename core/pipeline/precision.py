@@ -26,9 +26,14 @@ def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], devi
     """
     if name != "auto":
         return _torch_dtype(name)
-    own = own_dtype(directory, hf_config)
     if device.type != "cpu":
-        return own
+        return own_dtype(directory, hf_config)
+    try:
+        own = own_dtype(directory, hf_config)
+    except ModelError as error:
+        # It does not decide what is computed with here, so it need not end the start.
+        own = stored_dtype(directory)
+        logger.warning("%s; the weights are %s", error, _short(own))
     dtype = torch.bfloat16 if own in HALVES and cpu_has_bfloat16() else torch.float32
     why = "" if own == dtype else f"; the checkpoint is {_short(own)}"
     if own in HALVES and dtype == torch.float32:
@@ -39,18 +44,19 @@ def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], devi
 
 def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:
     """The precision that a checkpoint was published in: what config.json says, else that of its largest tensor; float32
-    where neither is known.
+    where neither is known. Raises ModelError for a type that torch does not have.
 
     config.json comes first, because files may store more than there is: a quantised GGUF is converted to float32.
     """
     text = hf_config.get("text_config")
     for config in (hf_config, text if isinstance(text, Mapping) else {}):
         if name := config.get("dtype") or config.get("torch_dtype"):
-            found = getattr(torch, str(name).removeprefix("torch."), None)
-            if isinstance(found, torch.dtype):
-                return found
-            logger.warning("config.json asks for the unknown dtype %r; the weights' own is taken", name)
-            break
+            return _torch_dtype(str(name).removeprefix("torch."))
+    return stored_dtype(directory)
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """The type of a checkpoint's largest tensor; float32 where it is not known."""
     try:
         stored = [tensor for file in checkpoint_files(directory) for tensor in read_header(file).values()]
     except ModelError:
@@ -72,7 +78,7 @@ def cpu_has_bfloat16() -> bool:
 def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"torch does not have the dtype {name!r}; set model.dtype")
+        raise ModelError(f"config.json asks for the unknown dtype {name!r}; set model.dtype")
     return dtype
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.pipeline import precision
 from pegboard.core.pipeline.precision import cpu_has_bfloat16, own_dtype, resolve_dtype
 from tests.core.toolkit.demo import demo_directory
@@ -51,12 +52,14 @@ def test_a_type_that_is_named_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "auto", "nn"])
-def test_a_type_that_torch_does_not_have_leaves_it_to_the_weights(
+def test_an_unknown_type_is_an_error_unless_a_cpu_goes_by_the_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     save_file({"a": torch.zeros(8, 8, dtype=torch.float16)}, tmp_path / "model.safetensors")
-    assert own_dtype(tmp_path, {"dtype": name}) == torch.float16
-    assert f"unknown dtype {name!r}" in caplog.text
+    assert resolve_dtype("auto", tmp_path, {"dtype": name}, CPU) in (torch.bfloat16, torch.float32)
+    assert f"config.json asks for the unknown dtype {name!r}; set model.dtype; the weights are float16" in caplog.text
+    with pytest.raises(ModelError, match=rf"unknown dtype '{name}'; set model\.dtype"):
+        resolve_dtype("auto", tmp_path, {"dtype": name}, GPU)
 
 
 def test_the_log_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,16 +16,7 @@ from pegboard.core.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 WIDE = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
 MODELS: dict[str, dict[str, Any]] = {

@@ -18,17 +18,9 @@ import torch
 
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags, load
+from pegboard.plugins.cpu_native.library import load
 from pegboard.plugins.cpu_native.model import NativeModel
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 SLOTS = 9000
 HEADS = {"3x64": (3, 3, 64), "1x64": (2, 1, 64), "2x128": (2, 2, 128), "4x16": (2, 4, 16), "8x80": (1, 8, 80)}

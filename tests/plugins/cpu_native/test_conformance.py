@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.testing.model_runner import ModelRunnerContract
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 
 class Native(ModelRunnerContract):

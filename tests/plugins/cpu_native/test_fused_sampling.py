@@ -21,19 +21,10 @@ from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.model_runner import ModelRunnerContract
 from pegboard.core.testing.runner_fakes import Rig, ScriptedProcessor
 from pegboard.core.toolkit.grammar import grammar_of
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 
 class Native(ModelRunnerContract):

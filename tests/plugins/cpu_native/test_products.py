@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags, load
+from pegboard.plugins.cpu_native.library import load
 from pegboard.plugins.cpu_native.model import FORMATS
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 SHAPES = [(1, 576), (2, 576), (3, 96), (16, 576), (17, 100), (32, 576), (33, 576), (200, 1536), (1100, 576)]
 """Rows on the left and columns: each way to multiply, and groups of rows."""

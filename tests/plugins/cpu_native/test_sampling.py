@@ -16,20 +16,12 @@ from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest
 from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.plugins.cpu_native import sampler as module
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
+from pegboard.plugins.cpu_native.library import NativeError
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from tests.plugins.cpu_native.instruction_sets import SETS
 from tests.plugins.cpu_native.sampling_reference import choices, uniform
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
 
 CPU = torch.device("cpu")
 

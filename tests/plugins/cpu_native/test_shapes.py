@@ -20,17 +20,8 @@ from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.model_family import context
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
 from pegboard.plugins.cpu_native.runner import CpuNativeRunner
-
-SETS = available(cpu_flags())
-
-try:
-    compiler()
-except NativeError as error:
-    pytest.skip(str(error), allow_module_level=True)
-if not SETS:
-    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+from tests.plugins.cpu_native.instruction_sets import SETS
 
 SHAPES = {
     "2": (2, 4, 2),

@@ -1,0 +1,16 @@
+"""What every test of native code needs: a module that imports this is skipped where nothing can be compiled or run."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
+
+SETS = available(cpu_flags())
+
+try:
+    compiler()
+except NativeError as error:
+    pytest.skip(str(error), allow_module_level=True)
+if not SETS:
+    pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)

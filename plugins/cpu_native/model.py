@@ -66,13 +66,16 @@ class NativeModel:
         head = self._embedding if tied else targets["lm_head.weight"]
         norm = targets["model.norm.weight"]
         self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
-        self._process = os.getpid()
+        self._process = self._getpid()
         self._pools: dict[int, tuple[KVPool, ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]] = {}
+
+    # Modules may be gone when the last objects of a process are.
+    _getpid = staticmethod(os.getpid)
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""
         # A forked child has none of the threads that would have to be waited for.
-        if self._handle and self._process == os.getpid():
+        if self._handle and self._process == self._getpid():
             self._library.pb_destroy(self._handle)
         self._handle = None
 
@@ -95,7 +98,7 @@ class NativeModel:
         float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
         sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n].
         """
-        if self._process != os.getpid():
+        if self._process != self._getpid():
             raise RuntimeError(
                 "this process was forked from the one that loaded the model, whose threads it has not got"
             )

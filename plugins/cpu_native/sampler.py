@@ -38,7 +38,7 @@ class CpuNativeSampler(Sampler):
         threads = options.threads or usable_cores()
         self._handle = self._library.pb_sampler_create(threads)
         _check(0 if self._handle else 1)
-        self._process = os.getpid()
+        self._process = self._getpid()
 
     @classmethod
     def supports(cls, ctx: SamplerContext) -> str | None:
@@ -51,9 +51,12 @@ class CpuNativeSampler(Sampler):
             return "its native code is not to be had here; `python -m pegboard.plugins.cpu_native` says why"
         return None
 
+    # Modules may be gone when the last objects of a process are.
+    _getpid = staticmethod(os.getpid)
+
     def __del__(self) -> None:
         # A forked child has none of the threads that would have to be waited for.
-        if getattr(self, "_handle", None) and self._process == os.getpid():
+        if getattr(self, "_handle", None) and self._process == self._getpid():
             self._library.pb_sampler_destroy(self._handle)
             self._handle = None
 

@@ -32,7 +32,6 @@ namespace {
 struct Forward {
   Model& m;
   const PbBatch& b;
-  int phase = 0;  // each thread counts for itself, all alike
 
   Shared share(int id, int& counter, int total, int piece) {
     return Shared{m.counters[counter++], total, std::max(1, piece), m.team.size(), id};

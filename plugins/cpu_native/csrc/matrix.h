@@ -6,7 +6,7 @@
 // - BF16: as they are.
 // - BF12: the same numbers in 12 bits. Nearly all exponents of a matrix lie in a few neighbouring binades, so the upper
 //   byte of a number (sign and the upper seven bits of the exponent) becomes a sign and one of eight values of a table;
-//   the lower byte stays. The few numbers that do not fit are kept in a list and added as a sparse rest. Nothing is lost.
+//   the lower byte stays. The few numbers that do not fit are kept in a list and put back. Nothing is lost.
 // - INT8: 8 bits and a bf16 scale for every 32 columns of a row. Something is lost, so somebody has to ask for it.
 //
 // In all of them a matrix is blocks of 32 rows, a block is steps of 32 columns, and a step, unpacked, is two tiles of 16
@@ -122,13 +122,6 @@ struct Matrix {
       rest.insert(rest.end(), one.begin(), one.end());
       rest_from.push_back(int32_t(rest.size()));
     }
-  }
-
-  // What block nb keeps apart is far from its other numbers, and nothing else would ask for it in time.
-  void ask_rest(int nb) const {
-    if (format != BF12) return;
-    _mm_prefetch((const char*)(rest.data() + rest_from[nb]), _MM_HINT_T0);
-    _mm_prefetch((const char*)(rest_from.data() + nb + 16), _MM_HINT_T0);
   }
 
   // What is kept apart of a step, into its unpacked numbers. `at` goes through the block's rest, step by step.
@@ -520,7 +513,6 @@ inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, 
 
 // c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `scratch` holds an unpacked block.
 inline void block(const bf16* a, int lda, int m, const Matrix& w, int nb, [[maybe_unused]] bf16* scratch, float* c) {
-  w.ask_rest(nb);
 #ifdef PB_AVX512
   const auto by_format = [&](auto&& f) {
     if (w.format == BF16) return f(std::integral_constant<Format, BF16>{});

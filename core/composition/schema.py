@@ -6,10 +6,10 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, cast
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from pegboard.core.composition.merge import Merged
-from pegboard.core.composition.sections import tolerant, with_options
+from pegboard.core.composition.sections import derived, tolerant, with_options
 from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
 from pegboard.core.composition.sources import DEFAULT_PRESET, read_preset
 from pegboard.core.config import AUTO, EngineConfig, Section, UseSection
@@ -45,7 +45,7 @@ def _schema_model(model: type[Section], path: str, sections: Mapping[str, Any], 
         elif child is not None:
             nested = _schema_model(child, below, sections, entries)
             fields[key] = (nested, _optional(info.is_required(), description))
-    return create_model(model.__name__, __base__=model, **fields) if fields else model
+    return derived(model.__name__, model, **fields) if fields else model
 
 
 def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = True) -> Any:
@@ -60,7 +60,7 @@ def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = Tr
     ]
     if auto:
         use = (Literal[AUTO], AUTO if default == AUTO else ...)
-        variants.append(create_model(f"{contract.name}_auto", __base__=core, use=cast(Any, use)))
+        variants.append(derived(f"{contract.name}_auto", core, use=cast(Any, use)))
     if not variants:
         return core
     return Annotated[Union[tuple(variants)], Field(discriminator="use")] if len(variants) > 1 else variants[0]  # noqa: UP007
@@ -85,4 +85,4 @@ def _tagged(core: type[Section], path: str, record: ProviderRecord, default: boo
     name = record.name
     field = Field(default=name, description=description) if default else Field(description=description)
     use: Any = (Literal.__getitem__(name), field)
-    return create_model(f"{record.provider.contract}_{record.name}", __base__=section, use=use)
+    return derived(f"{record.provider.contract}_{record.name}", section, use=use)

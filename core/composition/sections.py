@@ -16,6 +16,15 @@ from pegboard.core.interfaces.options import NoOptions, Options
 from pegboard.core.records import ProviderRecord
 
 
+def derived(name: str, base: Any, **fields: Any) -> Any:
+    """pydantic's create_model for a model that is in no source file.
+
+    Its docstrings are its bases'. Looking for its own goes through every frame and every loaded module, which takes
+    half a second in a process that has loaded many.
+    """
+    return create_model(name, __base__=base, __cls_kwargs__={"use_attribute_docstrings": False}, **fields)
+
+
 def with_options(section: type[Section], path: str, record: ProviderRecord) -> type[Section]:
     """The section with the options of `record` beside the core's keys; PluginError where two are called alike."""
     options = record.options_model()
@@ -33,7 +42,7 @@ def with_options(section: type[Section], path: str, record: ProviderRecord) -> t
 def _combine(section: type[Section], options: type[Options], name: str) -> type[Section]:
     """A subclass of both: the options' own validators run, the section's strictness holds."""
     bases: Any = (options, section)
-    model: type[Section] = create_model(f"{section.__name__}[{name}]", __base__=bases)
+    model: type[Section] = derived(f"{section.__name__}[{name}]", bases)
     return model
 
 
@@ -55,7 +64,7 @@ def engine_model(
     for path, entries in lists.items():
         annotation = types.GenericAlias(tuple, tuple(entries))
         fields[path] = (annotation, _default(EngineConfig.model_fields[path], ()))
-    widened: type[EngineConfig] = create_model("EngineConfig", __base__=model, **fields)
+    widened: type[EngineConfig] = derived("EngineConfig", model, **fields)
     return widened
 
 
@@ -70,7 +79,7 @@ def _widen(model: type[Section], path: str, sections: Mapping[str, type[Section]
         below = f"{path}.{key}" if path else key
         if any(one == below or one.startswith(f"{below}.") for one in sections):
             fields[key] = (wide := _widen(child, below, sections), _default(info, wide))
-    return create_model(base.__name__, __base__=base, **fields) if fields else base
+    return derived(base.__name__, base, **fields) if fields else base
 
 
 def _default(info: FieldInfo, default: Any) -> Any:

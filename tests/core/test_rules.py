@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -38,7 +39,9 @@ PLAIN_WORDS = {
 """Provider names that are words of the field too, and what the core means by them. It may write these and no others."""
 
 
+@cache
 def parse(path: Path) -> ast.Module:
+    """Each file is read by several rules, and no test changes a tree."""
     return ast.parse(path.read_text("utf-8"), str(path))
 
 
@@ -65,14 +68,18 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def plugin_names() -> set[str]:
-    return {point.name for point in entry_points(group="pegboard") if point.dist and point.dist.name == "pegboard"}
+@cache
+def plugin_names() -> frozenset[str]:
+    return frozenset(
+        point.name for point in entry_points(group="pegboard") if point.dist and point.dist.name == "pegboard"
+    )
 
 
-def provider_names() -> set[str]:
-    return {
+@cache
+def provider_names() -> frozenset[str]:
+    return frozenset(
         provider.name for one in Registry.discover().plugins if one.origin.builtin for provider in one.plugin.providers
-    }
+    )
 
 
 class TestFirstRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,28 @@ def engine(checkpoints: Path, cache: str, page_size: int, **more: Any) -> Engine
     )
 
 
+@pytest.fixture(scope="module", params=CACHES, ids=lambda one: "-".join(map(str, one)))
+def built(request: pytest.FixtureRequest, checkpoints: Path) -> Iterator[Engine]:
+    """One engine of each kind for all tests that want nothing else of it; `emptied` is what they take."""
+    with engine(checkpoints, *request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def emptied(built: Engine) -> Engine:
+    """The engine as it was before it had answered anybody, which its counters have to confirm."""
+    built.flush_cache()
+    stats = built.stats()
+    assert stats["free_tokens"] == stats["total_tokens"]
+    assert stats["book_errors"] == 0
+    return built
+
+
+def kind_of(engine: Engine) -> tuple[str, int]:
+    """Its cache and its page size."""
+    return engine.resolved.engine.prefix_cache.use, engine.resolved.engine.memory.page_size
+
+
 def whole_pages(tokens: int, cache: str, page_size: int) -> int:
     """What of a prefix can be found again."""
     return 0 if cache == "none" else tokens // page_size * page_size
@@ -47,42 +70,36 @@ def assert_all_free(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("cache", "page_size"), CACHES)
-def test_repeated_prompt(cache: str, page_size: int, sampling: SamplingParams, checkpoints: Path) -> None:
-    with engine(checkpoints, cache, page_size) as built:
-        first, second = (built.generate([PROMPT], sampling)[0] for _ in range(2))
-        assert first.cached_tokens == 0
-        assert second.cached_tokens == whole_pages(len(PROMPT) - 1, cache, page_size)
-        assert second.token_ids == first.token_ids
-        assert second.text == first.text
-        assert_all_free(built)
+def test_repeated_prompt(emptied: Engine, sampling: SamplingParams) -> None:
+    first, second = (emptied.generate([PROMPT], sampling)[0] for _ in range(2))
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == whole_pages(len(PROMPT) - 1, *kind_of(emptied))
+    assert second.token_ids == first.token_ids
+    assert second.text == first.text
+    assert_all_free(emptied)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 48, 64, 74])
-@pytest.mark.parametrize(("cache", "page_size"), CACHES)
-def test_shared_prefix(cache: str, page_size: int, length: int, checkpoints: Path) -> None:
+def test_shared_prefix(emptied: Engine, length: int) -> None:
     """Of any length, also one that ends within a page."""
     prompt = PROMPT[:length] + OTHER
-    with engine(checkpoints, cache, page_size) as built:
-        expected = built.generate([prompt], GREEDY)[0]
-        built.flush_cache()
-        built.generate([PROMPT], GREEDY)
-        found = built.generate([prompt], GREEDY)[0]
-        assert found.cached_tokens == whole_pages(length, cache, page_size)
-        assert found.token_ids == expected.token_ids
-        assert_all_free(built)
+    expected = emptied.generate([prompt], GREEDY)[0]
+    emptied.flush_cache()
+    emptied.generate([PROMPT], GREEDY)
+    found = emptied.generate([prompt], GREEDY)[0]
+    assert found.cached_tokens == whole_pages(length, *kind_of(emptied))
+    assert found.token_ids == expected.token_ids
+    assert_all_free(emptied)
 
 
-@pytest.mark.parametrize(("cache", "page_size"), CACHES)
-def test_next_turn_finds_prompt_and_answer(cache: str, page_size: int, checkpoints: Path) -> None:
-    with engine(checkpoints, cache, page_size) as built:
-        answer = built.generate([PROMPT], GREEDY)[0].token_ids
-        turn = PROMPT + answer + OTHER
-        found = built.generate([turn], GREEDY)[0]
-        # The last token of an answer is sampled, and never computed unless something follows it.
-        assert found.cached_tokens == whole_pages(len(PROMPT) + len(answer) - 1, cache, page_size)
-        built.flush_cache()
-        assert built.generate([turn], GREEDY)[0].token_ids == found.token_ids
+def test_next_turn_finds_prompt_and_answer(emptied: Engine) -> None:
+    answer = emptied.generate([PROMPT], GREEDY)[0].token_ids
+    turn = PROMPT + answer + OTHER
+    found = emptied.generate([turn], GREEDY)[0]
+    # The last token of an answer is sampled, and never computed unless something follows it.
+    assert found.cached_tokens == whole_pages(len(PROMPT) + len(answer) - 1, *kind_of(emptied))
+    emptied.flush_cache()
+    assert emptied.generate([turn], GREEDY)[0].token_ids == found.token_ids
 
 
 @pytest.mark.parametrize(("cache", "page_size"), CACHES)

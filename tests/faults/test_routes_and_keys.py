@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from pegboard.core.cli import app as command_line
@@ -151,18 +152,30 @@ def test_26789_a_key_opens_its_routes_and_no_other(
             assert done.json()
 
 
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[tuple[asyncio.Runner, FastAPI]]:
+    """One application with both keys, and the loop that it was made in, for requests that reach no route of it."""
+
+    async def make() -> FastAPI:
+        return whole_app(**BOTH)
+
+    with asyncio.Runner() as runner:
+        yield runner, runner.run(make())
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "HEAD", "BREW"])
 @pytest.mark.parametrize(
     "path", ["/", "/nowhere", "/admin", "//flush_cache", "/flush_cache/", "/v1", "/static/../flush_cache"]
 )
-def test_26789_unknown_paths_are_for_admins(method: str, path: str) -> None:
+def test_26789_unknown_paths_are_for_admins(keyed: tuple[asyncio.Runner, FastAPI], method: str, path: str) -> None:
+    runner, app = keyed
+
     async def scene() -> list[int | None]:
-        app = whole_app(**BOTH)
         return [
             (await ask(app, method, path, **headers)).status for headers in ({}, bearer(API_KEY), bearer(ADMIN_KEY))
         ]
 
-    assert asyncio.run(scene()) == [401, 403, 404]
+    assert runner.run(scene()) == [401, 403, 404]
 
 
 def test_26789_nothing_reaches_the_engine_without_a_key() -> None:

@@ -8,8 +8,10 @@ PYTHON ?= $(shell for one in python3.11 python3.12 python3; do $$one -c \
   'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 && echo $$one && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CONFIG ?= examples/quickstart.yaml
-JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900
+# One more than two cores have: a worker often waits for a server or a command that it has started.
+JOBS ?= 3
+# Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900
 
 .PHONY: help setup serve test test-full lint format typecheck docs bench gpu-wheels clean distclean
 

@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import os
 import shutil
+import signal
+import threading
 
 import pytest
 
@@ -31,6 +33,10 @@ def _import_triton() -> bool:
 
 
 INTERPRETED = _import_triton()
+
+# A shell that starts the tests in the background has Ctrl-C ignored, which commands under test would inherit.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

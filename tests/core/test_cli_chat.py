@@ -703,6 +703,8 @@ class OnTerminal:
 def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_chat(model: Path, tmp_path: Path) -> None:
     arguments = [part for one in overrides(model) for part in ("--set", one)]
     arguments += ["--set", "memory.max_total_tokens=4096", "--temperature", "0"]
+    # In a cache of its own it would be compiled anew.
+    arguments += ["--set", "plugins.disable=[cpu_native]"]
     chat = OnTerminal("chat", *arguments, PEGBOARD_CACHE=str(tmp_path / "cache"), NO_COLOR="1")
     try:
         chat.wait_for("> ")

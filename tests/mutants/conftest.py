@@ -1,4 +1,4 @@
-"""Of each test with mutants `make test` runs the first, to see that suite and mutants fit; `make test-full` runs all."""
+"""Of each test with mutants `make test` runs the first, to see that they fit the suite; `make test-full` runs all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compiles the kernels for an H200 (sm_90) with Triton's own ptxas, which needs no GPU. Run by test_compile.py.
 
-python tests/plugins/attn_triton/compile_for_h200.py bf16 128 4     # dtype, head dim, query heads per KV head
+python tests/plugins/attn_triton/compile_for_h200.py bf16-128-4 ...     # dtype, head dim, query heads per KV head
 
 It prints a line of JSON per kernel: shared memory, registers and spills, wgmma instructions.
 """
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ def signature(name: str, dtype: str, split: bool) -> str:
     return "fp32" if name in ("scale", "cap") else "i32"
 
 
-def compile_kernel(kernel: Any, dtype: str, constants: Mapping[str, Any], blocks: Blocks, split: bool = False) -> None:
+def compile_kernel(
+    kernel: Any, dtype: str, constants: Mapping[str, Any], blocks: Blocks, split: bool = False
+) -> dict[str, Any]:
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else signature(name, dtype, split) for name in names}
     # As for real tensors: pointers are aligned, and strides are multiples of 16.
@@ -56,7 +58,7 @@ def compile_kernel(kernel: Any, dtype: str, constants: Mapping[str, Any], blocks
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     found = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, **resources(compiled.asm["cubin"])}
-    print(json.dumps({**found, "wgmma": compiled.asm["ptx"].count("wgmma.mma_async")}))  # noqa: T201
+    return {**found, "wgmma": compiled.asm["ptx"].count("wgmma.mma_async")}
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -69,7 +71,7 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(match[1]), "spilled": int(match[2])}
 
 
-def main(dtype: str, dim: int, group: int) -> None:
+def compile_all(dtype: str, dim: int, group: int) -> Iterator[dict[str, Any]]:
     layer = make_layer(8 * group, 8, dim)
     kind, options = Kind.of(layer), TritonAttentionOptions()
     padded = power_of_two(dim)
@@ -77,14 +79,17 @@ def main(dtype: str, dim: int, group: int) -> None:
     flags = {"HAS_WINDOW": True, "HAS_CAP": True, "HAS_SINKS": True}
     extend = extend_blocks(kind, ITEMSIZE[dtype], 4096 * group, options)
     sizes = {"TOKENS": extend.rows // group, "BLOCK_M": extend.rows, "BLOCK_N": extend.keys}
-    compile_kernel(kernels.extend_kernel, dtype, {**shared, **flags, **sizes}, extend)
+    yield compile_kernel(kernels.extend_kernel, dtype, {**shared, **flags, **sizes}, extend)
     decode = decode_blocks(kind, ITEMSIZE[dtype], options)
     for split in (True, False):
         sizes = {"BLOCK_H": decode.rows, "BLOCK_N": decode.keys, "SPLIT": split}
-        compile_kernel(kernels.decode_kernel, dtype, {**shared, **flags, **sizes}, decode, split)
+        yield compile_kernel(kernels.decode_kernel, dtype, {**shared, **flags, **sizes}, decode, split)
     constants = {"DV": dim, "BLOCK_S": 64, "BLOCK_DV": padded, "HAS_WINDOW": True, "HAS_SINKS": True}
-    compile_kernel(kernels.reduce_kernel, dtype, constants, Blocks(0, 0, decode.warps, decode.stages))
+    yield compile_kernel(kernels.reduce_kernel, dtype, constants, Blocks(0, 0, decode.warps, decode.stages))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    for shape in sys.argv[1:]:
+        dtype, dim, group = shape.split("-")
+        for kernel in compile_all(dtype, int(dim), int(group)):
+            print(json.dumps({"shape": shape, **kernel}), flush=True)  # noqa: T201

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.mamba.modeling_mamba import MambaOutput
 
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ModelError
@@ -88,6 +87,9 @@ class Unexamined(TransformersFamily):
     """As if `supports` had let the model through: attention is taken to be what its config says."""
 
     def _examine(self) -> tuple[Trace, int]:
+        # Here, for it imports for two seconds.
+        from transformers.models.mamba.modeling_mamba import MambaOutput
+
         config = self.ctx.hf_config
         heads = 4
         hidden = config.get("hidden_size") or config["n_embd"]

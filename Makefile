@@ -11,7 +11,7 @@ CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
 # Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --timeout 900
 
 .PHONY: help setup serve test test-full lint format typecheck docs bench gpu-wheels clean distclean
 
@@ -38,10 +38,11 @@ serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
 
 test: $(STAMP)
-	$(PYTEST) -m 'not full and not gpu' $(PYTEST_ARGS)
+	$(PYTEST) --dist loadfile -m 'not full and not gpu' $(PYTEST_ARGS)
 
+# Its files are few and long: whoever is done takes tests from the others.
 test-full: $(STAMP)
-	$(PYTEST) -m 'full and not gpu' $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m 'full and not gpu' $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

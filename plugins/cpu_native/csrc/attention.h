@@ -438,7 +438,6 @@ class Attention {
   const bf16 *const keys, *const values;
 
   const float* query(int t, int head) const { return m.qkv.p + size_t(t) * m.layers[0].qkv.n_pad + size_t(head) * dim; }
-  bf16* answer(int t, int head) const { return m.attended.p + size_t(t) * m.layers[0].o.k_pad + size_t(head) * dim; }
   const int32_t* slots(int request) const { return b.table + b.rows[request] * b.table_stride; }
   int first_seen(int position) const { return window ? std::max(0, position - window + 1) : 0; }
 
@@ -455,14 +454,14 @@ class Attention {
   }
 
   void finish(int t, int head, const float* sums, float factor) const {
-    bf16* to = answer(t, head);
+    const Left::Row to = Left(m.attended.p, m.q_size(), b.tokens).row(t);
     int d = 0;
 #ifdef PB_AVX512
     const __m512 by = _mm512_set1_ps(factor);
-    for (; d + 16 <= dim; d += 16)
-      _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(sums + d), by)));
+    for (; dim % 16 == 0 && d < dim; d += 16)
+      _mm256_storeu_si256((__m256i*)to.at(head * dim + d), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(sums + d), by)));
 #endif
-    for (; d < dim; ++d) to[d] = to_bf16(sums[d] * factor);
+    for (; d < dim; ++d) *to.at(head * dim + d) = to_bf16(sums[d] * factor);
   }
 
   // What a task has found out for the g queries of token t with one KV head: all of it, or a part.

@@ -33,44 +33,46 @@ struct Forward {
   Model& m;
   const PbBatch& b;
 
+  // Work that whoever is free takes from one queue.
   Shared share(int id, int& counter, int total, int piece) {
-    return Shared{m.counters[counter++], total, std::max(1, piece), m.team.size(), id};
+    return Shared{m.taken(counter++), total, std::max(1, total), std::max(1, piece), m.team.size(), id, 0};
   }
 
-  // Most blocks of a thread are consecutive, for memory is read best in long runs; the last ones go to whoever is free,
-  // which evens out what others on the machine take from a thread.
-  int first(int items) const { return items * 7 / 8 / m.team.size(); }
+  // Tokens, to each thread those that products give it where they give tokens to threads.
+  Shared share_tokens(int id, int& counter) {
+    const int part = std::max(1, Division::rows_of_one(b.tokens, m.team.size()));
+    return Shared{m.taken(counter++), b.tokens, part, few(), m.team.size(), id, part * 3 / 4};
+  }
+  int few() const { return std::max(1, b.tokens / (m.team.size() * 8)); }
 
-  // a * w^T, and the beginning of what is read after it.
+  // a * w^T, and the beginning of what is read after it. Most blocks of a thread are consecutive, for memory is read best in
+  // long runs; the last ones go to whoever is free, which evens out what others on the machine take from a thread.
   template <class F>
-  void multiply(int id, int& counter, const bf16* a, int lda, int rows, const Matrix& w, const Matrix* next, F&& done) {
-    Shared work = share(id, counter, product_items(w, rows), product_items(w, rows) / 48);
-    work.first = first(work.total);
-    product(work, a, lda, rows, w, m.space[id].product, done);
-    if (next && rows <= MB) warm(*next, id * first(next->blocks()));
+  void multiply(int id, int& counter, const Left& a, int rows, const Matrix& w, const Matrix* next, F&& done) {
+    const Division division(w, rows, m.team.size());
+    const int part = division.part, piece = std::max(1, part / 24);
+    product(Shared{m.taken(counter++), division.items(), part, piece, m.team.size(), id, std::max(1, part * 7 / 8)}, division,
+            a, rows, w, m.space[id].product, done);
+    if (next && rows <= MB) warm(*next, id * Division(*next, rows, m.team.size()).part);
   }
 
-  void rows_normed(Shared work, const std::vector<float>& weight) {
-    int from, to;
-    while (work.take(from, to)) norm(from, to, weight, m.h.p);
-  }
-
-  void norm(int from, int to, const std::vector<float>& weight, bf16* h) {
-    const int hidden = m.s.hidden, ldh = Matrix::stride(hidden);
-    for (int t = from; t < to; ++t)
-      rms_norm(m.x.p + size_t(t) * hidden, weight.data(), hidden, m.s.eps, h + size_t(t) * ldh);
+  void norm(int from, int to, const std::vector<float>& weight, const Left& h) {
+    for (int t = from; t < to; ++t) rms_norm(m.x.p + size_t(t) * m.s.hidden, weight.data(), m.s.hidden, m.s.eps, h.row(t));
   }
 
   // All tokens normalised. A few of them every thread does for itself: that is sooner done than meeting once more.
-  const bf16* normed(int id, int& counter, const std::vector<float>& weight) {
+  Left normed(int id, int& counter, const std::vector<float>& weight) {
     if (b.tokens <= MB) {
-      bf16* h = m.space[id].h.need(size_t(MB) * Matrix::stride(m.s.hidden));
+      const Left h(m.space[id].h.need(Left::size(m.s.hidden, b.tokens)), m.s.hidden, b.tokens);
       norm(0, b.tokens, weight, h);
       return h;
     }
-    rows_normed(share(id, counter, b.tokens, b.tokens / (m.team.size() * 4)), weight);
+    const Left h(m.h.p, m.s.hidden, b.tokens);
+    Shared work = share_tokens(id, counter);
+    int from, to;
+    while (work.take(from, to)) norm(from, to, weight, h);
     meet(id, NORM);
-    return m.h.p;
+    return h;
   }
 
   // Query and key of one token and KV head are turned, key and value stored.
@@ -105,17 +107,19 @@ void Forward::run(int id) {
   const PbShape& s = m.s;
   ThreadSpace& space = m.space[id];
   const int tokens = b.tokens, hidden = s.hidden, threads = m.team.size();
-  const int ldh = Matrix::stride(hidden), ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad;
-  const int lda = Matrix::stride(s.inter);
+  const int ldq = m.layers[0].qkv.n_pad;
+  const Left attended(m.attended.p, m.q_size(), tokens), act(m.act.p, s.inter, tokens);
   // A query that one task answers alone is turned there; where tasks share one, all are turned before.
   bool turn_first = m.plan.split;
   for (int r = 0; r < b.batch; ++r) turn_first |= b.starts[r + 1] - b.starts[r] != 1;
-  const int few = std::max(1, tokens / (threads * 4));
   int counter = 0, from, to;
   {
-    Shared work = share(id, counter, tokens, few);
+    Shared work = share_tokens(id, counter);
     while (work.take(from, to))
       for (int t = from; t < to; ++t) {
+        // What no number is written to, where sizes are odd.
+        attended.row(t).zero_from(m.q_size());
+        act.row(t).zero_from(s.inter);
         float* x = m.x.p + size_t(t) * hidden;
         if (b.embeds) {
           memcpy(x, b.embeds + size_t(t) * hidden, sizeof(float) * hidden);
@@ -128,8 +132,7 @@ void Forward::run(int id) {
   meet(id, EMBED);
   for (int l = 0; l < s.layers; ++l) {
     const Layer& layer = m.layers[l];
-    const bf16* h = normed(id, counter, layer.norm1);
-    multiply(id, counter, h, ldh, tokens, layer.qkv, nullptr,
+    multiply(id, counter, normed(id, counter, layer.norm1), tokens, layer.qkv, nullptr,
             [&](int r, int rows, int nb, const float* sums) {
               const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data() + nb * NB;
               for (int i = 0; i < rows; ++i) {
@@ -139,7 +142,7 @@ void Forward::run(int id) {
             });
     meet(id, QKV);
     if (turn_first) {
-      Shared work = share(id, counter, tokens, few);
+      Shared work = share_tokens(id, counter);
       while (work.take(from, to))
         for (int t = from; t < to; ++t)
           for (int kvh = 0; kvh < s.kv_heads; ++kvh) enter_head(layer, l, t, kvh);
@@ -167,16 +170,15 @@ void Forward::run(int id) {
         }
       };
     };
-    multiply(id, counter, m.attended.p, ldo, tokens, layer.o, &layer.gate_up, add(layer.o_bias));
+    multiply(id, counter, attended, tokens, layer.o, &layer.gate_up, add(layer.o_bias));
     meet(id, OUT);
-    h = normed(id, counter, layer.norm2);
-    multiply(id, counter, h, ldh, tokens, layer.gate_up, &layer.down,
+    multiply(id, counter, normed(id, counter, layer.norm2), tokens, layer.gate_up, &layer.down,
             [&](int r, int rows, int nb, const float* sums) {
               // 16 columns of the gate, then the same 16 of the other.
               const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data() + nb * NB;
               const int columns = std::min(16, s.inter - nb * 16);
               for (int i = 0; i < rows; ++i) {
-                bf16* out = m.act.p + size_t(r + i) * lda + nb * 16;
+                bf16* out = act.row(r + i).at(nb * 16);
                 const float* row = sums + i * NB;
 #ifdef PB_AVX512
                 if (s.act == SILU && columns == 16 && !bias) {
@@ -192,7 +194,7 @@ void Forward::run(int id) {
               }
             });
     meet(id, GATE_UP);
-    multiply(id, counter, m.act.p, lda, tokens, layer.down, l + 1 < s.layers ? &m.layers[l + 1].qkv : &m.head,
+    multiply(id, counter, act, tokens, layer.down, l + 1 < s.layers ? &m.layers[l + 1].qkv : &m.head,
              add(layer.down_bias));
     meet(id, DOWN);
   }
@@ -208,18 +210,19 @@ void Forward::run(int id) {
       }
   }
   if (b.logits || b.drawn) {
+    const Left h(m.h.p, hidden, b.sampled);
     {
       // Sampled rows move to the front of `h`, which nobody reads any more.
       Shared work = share(id, counter, b.sampled, 4);
       while (work.take(from, to))
         for (int i = from; i < to; ++i)
           rms_norm(m.x.p + size_t(b.sample_rows ? b.sample_rows[i] : i) * hidden, m.final_norm.data(), hidden, s.eps,
-                   m.h.p + size_t(i) * ldh);
+                   h.row(i));
     }
     Best* best = space.best.need(size_t(b.sampled));
     for (int i = 0; i < b.sampled; ++i) best[i] = {-INFINITY, INT32_MAX};
     meet(id, NORM);
-    multiply(id, counter, m.h.p, ldh, b.sampled, m.head, nullptr,
+    multiply(id, counter, h, b.sampled, m.head, nullptr,
             [&](int r, int rows, int nb, const float* sums) {
               const int columns = std::min(NB, s.vocab - nb * NB);
               for (int i = 0; i < rows; ++i) {
@@ -246,13 +249,18 @@ void plan_attention(Model& m, const PbBatch& b) {
 
 // Logits float [n, vocab] of hidden states float [n, hidden] as `hidden` of a batch has them.
 void project(Model& m, const float* hidden, int n, float* logits, int id) {
-  const int ldh = Matrix::stride(m.s.hidden);
-  Shared rows{m.counters[0], n, 4, m.team.size(), id};
+  const Left h(m.h.p, m.s.hidden, n);
+  const Division division(m.head, n, m.team.size());
+  Shared rows{m.taken(0), n, n, 4, m.team.size(), id, 0};
   int from, to;
   while (rows.take(from, to))
-    for (int i = from; i < to; ++i) floats_to_bf16(hidden + size_t(i) * m.s.hidden, m.h.p + size_t(i) * ldh, m.s.hidden);
+    for (int i = from; i < to; ++i) {
+      const Left::Row row = h.row(i);
+      for (int c = 0; c < m.s.hidden; c += KB) floats_to_bf16(hidden + size_t(i) * m.s.hidden + c, row.at(c), std::min(KB, m.s.hidden - c));
+      row.zero_from(m.s.hidden);
+    }
   m.team.barrier();
-  product(Shared{m.counters[1], product_items(m.head, n), 8, m.team.size(), id}, m.h.p, ldh, n, m.head, m.space[id].product,
+  product(Shared{m.taken(1), division.items(), division.part, 8, m.team.size(), id, 0}, division, h, n, m.head, m.space[id].product,
           [&](int r, int count, int nb, const float* sums) {
             const int columns = std::min(NB, m.s.vocab - nb * NB);
             for (int i = 0; i < count; ++i)
@@ -288,13 +296,15 @@ int pb_multiply(int threads, int format, const bf16* w, int n, int k, const bf16
     Arena arena;
     Matrix matrix;
     matrix.pack(team, arena, n, k, Format(format), [&](int i) { return w + size_t(i) * k; });
-    const int lda = Matrix::stride(k);
-    std::vector<bf16> left(size_t(round_up(m, MB)) * lda);
-    for (int i = 0; i < m; ++i) memcpy(left.data() + size_t(i) * lda, a + size_t(i) * k, sizeof(bf16) * k);
+    std::vector<bf16> numbers(Left::size(k, m));
+    const Left left(numbers.data(), k, m);
+    for (int i = 0; i < m; ++i)
+      for (int c = 0; c < k; c += KB) memcpy(left.row(i).at(c), a + size_t(i) * k + c, sizeof(bf16) * std::min(KB, k - c));
     std::vector<ProductSpace> space(threads);
-    std::atomic<int> next{0};
+    const Division division(matrix, m, threads);
+    std::vector<std::atomic<int>> taken(threads);
     team.run([&](int id) {
-      product(Shared{next, product_items(matrix, m), 2, threads, id}, left.data(), lda, m, matrix, space[id],
+      product(Shared{taken.data(), division.items(), division.part, 2, threads, id, 0}, division, left, m, matrix, space[id],
               [&](int r, int rows, int nb, const float* sums) {
                 const int columns = std::min(NB, n - nb * NB);
                 for (int i = 0; i < rows; ++i)
@@ -388,13 +398,13 @@ int pb_forward(void* handle, const PbBatch* batch) {
   try {
     const size_t rows = size_t(round_up(batch->tokens, MB)), sampled = size_t(round_up(std::max(1, batch->sampled), MB));
     m.x.need(rows * m.s.hidden);
-    m.h.need(std::max(rows, sampled) * Matrix::stride(m.s.hidden));
+    m.h.need(Left::size(m.s.hidden, int(std::max(rows, sampled))));
     m.qkv.need(rows * m.layers[0].qkv.n_pad);
-    m.attended.need(rows * m.layers[0].o.k_pad);
-    m.act.need(rows * Matrix::stride(m.s.inter));
+    m.attended.need(Left::size(m.q_size(), int(rows)));
+    m.act.need(Left::size(m.s.inter, int(rows)));
     plan_attention(m, *batch);
     place_logits(m, *batch);
-    for (auto& one : m.counters) one.store(0, std::memory_order_relaxed);
+    m.begin();
     m.mark = std::chrono::steady_clock::now();
     m.team.run([&](int id) {
       Forward forward{m, *batch};
@@ -411,20 +421,24 @@ int pb_forward(void* handle, const PbBatch* batch) {
 int pb_attend(void* handle, const PbBatch* batch, int layer, const float* queries, bf16* answers) {
   Model& m = *static_cast<Model*>(handle);
   try {
-    const size_t width = m.q_size(), ldq = m.layers[0].qkv.n_pad, ldo = m.layers[0].o.k_pad;
+    const size_t width = m.q_size(), ldq = m.layers[0].qkv.n_pad;
     m.qkv.need(size_t(batch->tokens) * ldq);
-    m.attended.need(size_t(batch->tokens) * ldo);
+    m.attended.need(Left::size(int(width), batch->tokens));
     for (int t = 0; t < batch->tokens; ++t) memcpy(m.qkv.p + t * ldq, queries + t * width, width * sizeof(float));
     plan_attention(m, *batch);
-    m.counters[0].store(0, std::memory_order_relaxed);
+    m.begin();
     m.team.run([&](int id) {
       Attention attention(m, *batch, layer, m.space[id]);
-      Shared work{m.counters[0], int(m.plan.tasks.size()), 1, m.team.size(), id};
+      const int total = int(m.plan.tasks.size());
+      Shared work{m.taken(0), total, std::max(1, total), 1, m.team.size(), id, 0};
       int from, to;
       while (work.take(from, to)) attention.run(m.plan.tasks[from], m.plan.after(from, m.team.size()));
       release_tiles();
     });
-    for (int t = 0; t < batch->tokens; ++t) memcpy(answers + t * width, m.attended.p + t * ldo, width * sizeof(bf16));
+    const Left attended(m.attended.p, int(width), batch->tokens);
+    for (int t = 0; t < batch->tokens; ++t)
+      for (int c = 0; c < int(width); c += KB)
+        memcpy(answers + t * width + c, attended.row(t).at(c), sizeof(bf16) * std::min(KB, int(width) - c));
     return 0;
   } catch (...) {
     return 1;
@@ -442,8 +456,8 @@ void pb_take_seconds(void* handle, double* seconds) {
 int pb_project(void* handle, const float* hidden, int n, float* logits) {
   Model& m = *static_cast<Model*>(handle);
   try {
-    m.h.need(size_t(round_up(n, MB)) * Matrix::stride(m.s.hidden));
-    for (auto& one : m.counters) one.store(0, std::memory_order_relaxed);
+    m.h.need(Left::size(m.s.hidden, n));
+    m.begin();
     m.team.run([&](int id) { project(m, hidden, n, logits, id); });
     return 0;
   } catch (...) {

@@ -35,6 +35,11 @@ namespace {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
                    : "memory")
 
+// The same of what is not needed again soon: it passes by the first level's cache, and what is there stays.
+#define tile_load_passing(tile, base, stride)                                                          \
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
+                   : "memory")
+
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t colsb[16] = {};
@@ -75,6 +80,28 @@ constexpr size_t step_bytes(Format f) {
   return f == BF16 ? STEP * 2 : f == BF12 ? STEP * 3 / 2 : STEP + NB * 2;
 }
 
+// The left side of products as tiles read it: for every 32 rows (or all, where there are fewer) and step of 32 columns the
+// rows' parts of it, one after another. Columns up to a multiple of 32 have to be zero.
+struct Left {
+  bf16* p;
+  int steps, height;  // steps of a row; rows together
+
+  Left(bf16* p, int columns, int rows) : p(p), steps((columns + KB - 1) / KB), height(std::min(rows, MB)) {}
+  static size_t size(int columns, int rows) { return size_t(round_up(columns, KB)) * round_up(rows, MB); }
+
+  struct Row {
+    bf16* p;
+    size_t step;
+    bf16* at(int column) const { return p + column / KB * step + column % KB; }
+    void zero_from(int column) const {
+      if (column % KB) memset(at(column), 0, (KB - column % KB) * sizeof(bf16));
+    }
+  };
+  Row row(int i) const { return {rows(i / MB * MB) + i % MB * KB, size_t(height) * KB}; }
+  // From row i on, a multiple of 32; the next step is `height` * 32 numbers further.
+  bf16* rows(int i) const { return p + size_t(i) * steps * KB; }
+};
+
 // Where number `i` of row `j` (both below 32) stands in an unpacked step.
 inline int place(int j, int i) { return (j / 16) * 512 + (i / 2) * 32 + (j % 16) * 2 + (i & 1); }
 
@@ -95,8 +122,6 @@ struct Matrix {
 
   int steps() const { return k_pad / KB; }
   int blocks() const { return n_pad / NB; }
-  // A stride for rows of the left side: not a multiple of 4 KB, at which all would want the same lines of the cache.
-  static int stride(int columns) { return round_up(columns, KB) + KB; }
   size_t block_bytes() const { return steps() * step_bytes(format); }
   const uint8_t* block(int nb) const { return data + nb * block_bytes(); }
 
@@ -131,11 +156,12 @@ struct Matrix {
   }
 
   // c[m rows][NB] += what of block nb is kept apart, times a: for the few rows whose weights are nowhere unpacked.
-  void add_rest(const bf16* a, int lda, int m, int nb, float* c) const {
+  void add_rest(const Left& a, int m, int nb, float* c) const {
     if (format != BF12) return;
     for (int i = rest_from[nb]; i < rest_from[nb + 1]; ++i) {
       const Rest& one = rest[i];
-      for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(a[size_t(r) * lda + one.column]) * to_float(one.value);
+      const bf16* from = a.row(0).at(one.column);
+      for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(from[r * KB]) * to_float(one.value);
     }
   }
 
@@ -235,6 +261,8 @@ struct Matrix {
 // ---- unpacking ---------------------------------------------------------------------------------------------------------
 
 #ifdef PB_AVX512
+inline void store_row(bf16* to, __m512i row) { _mm512_store_si512(to, row); }
+
 // What makes numbers of bytes, loaded once per block.
 template <Format F>
 struct Unpacker {
@@ -281,43 +309,32 @@ struct Unpacker {
     }
   }
 };
-#endif
-
-// A block of 32 rows, unpacked: [steps][STEP].
-inline void unpack(const Matrix& w, int nb, bf16* to) {
-  const uint8_t* p = w.block(nb);
-#ifdef PB_AVX512
-  if (w.format == BF12) {
-    const Unpacker<BF12> unpacker(w);
-    int at = w.rest_from[nb];
-    for (int s = 0; s < w.steps(); ++s, p += step_bytes(BF12), to += STEP) {
-      unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(to + r * 32, row); });
-      w.put_rest(nb, s, at, to);
-    }
-    return;
-  }
-  if (w.format == INT8) {
-    const Unpacker<INT8> unpacker(w);
-    for (int s = 0; s < w.steps(); ++s, p += step_bytes(INT8), to += STEP)
-      unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(to + r * 32, row); });
-    return;
-  }
 #else
-  if (w.format == INT8) {
-    for (int s = 0; s < w.steps(); ++s, p += step_bytes(INT8), to += STEP) {
-      float scale[NB];
-      for (int j = 0; j < NB; ++j) scale[j] = to_float(reinterpret_cast<const bf16*>(p + STEP)[j]);
-      for (int r = 0; r < 32; ++r)
-        for (int i = 0; i < 32; ++i)
-          to[r * 32 + i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * 32 + i] * scale[r / 16 * 16 + i / 2]);
-    }
-    return;
-  }
-#endif
-  memcpy(to, p, w.block_bytes());
-}
+struct Numbers {
+  bf16 x[32];
+};
+inline void store_row(bf16* to, const Numbers& row) { memcpy(to, row.x, sizeof row.x); }
 
-// ---- blocks of sums ----------------------------------------------------------------------------------------------------
+template <Format F>
+struct Unpacker {
+  explicit Unpacker(const Matrix&) {}
+
+  template <class Done>
+  inline void step(const uint8_t* p, Done&& rows) const {
+    const bf16* scales = reinterpret_cast<const bf16*>(p + STEP);
+    for (int r = 0; r < 32; ++r) {
+      Numbers row;
+      for (int i = 0; i < 32; ++i) {
+        if constexpr (F == INT8)
+          row.x[i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * 32 + i] * to_float(scales[r / 16 * 16 + i / 2]));
+        else
+          row.x[i] = reinterpret_cast<const bf16*>(p)[r * 32 + i];
+      }
+      rows(r, row);
+    }
+  }
+};
+#endif
 
 // How far ahead weights are asked for. Farther, they push each other out of the few buffers that wait for memory.
 constexpr int AHEAD = 1024;
@@ -330,50 +347,112 @@ inline void ask_ahead(const uint8_t* p, int row) {
   if ((row + 1) * lines / 32 > line) _mm_prefetch((const char*)p + AHEAD + line * 64, _MM_HINT_T0);
 }
 
-// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 and unpacked `tiles`.
-inline void tile_block(const bf16* a, int lda, int m, const bf16* tiles, int steps, float* c, bool add) {
-#if defined(PB_AMX)
+// Goes through a block of weights, step by step.
+template <Format F>
+struct Cursor {
+  const Matrix& w;
+  const Unpacker<F> unpacker;
+  const int nb;
+  int step = 0, rest = 0;
+  const uint8_t* p;
+
+  Cursor(const Matrix& w, int nb) : w(w), unpacker(w), nb(nb), rest(F == BF12 ? w.rest_from[nb] : 0), p(w.block(nb)) {}
+
+  // Unpacks a step to `to`. `between(row)` is called after each of its 32 rows.
+  template <class Fn>
+  void unpack(bf16* to, Fn&& between) {
+    unpacker.step(p, [&](int r, auto row) {
+      ask_ahead<F>(p, r);
+      store_row(to + r * 32, row);
+      between(r);
+    });
+    if constexpr (F == BF12) w.put_rest(nb, step, rest, to);
+    p += step_bytes(F);
+    ++step;
+  }
+};
+
+// `f` with the format of `w` as a constant.
+template <class Fn>
+inline auto by_format(const Matrix& w, Fn&& f) {
+#ifdef PB_AVX512
+  if (w.format == BF12) return f(std::integral_constant<Format, BF12>{});
+#endif
+  if (w.format == INT8) return f(std::integral_constant<Format, INT8>{});
+  return f(std::integral_constant<Format, BF16>{});
+}
+
+// ---- blocks of sums ----------------------------------------------------------------------------------------------------
+
+#ifdef PB_AMX
+// Four tiles of sums [m0|m1, 16 + 16], of up to 32 rows: begun with zeros, or with what is in c.
+inline void begin_sums(int m, const float* c, bool add) {
   const int m0 = std::min(m, 16), m1 = m - m0;
   set_tiles(m0, m1);
-  const size_t stride = size_t(lda) * 2;
-  if (add) {
-    _tile_loadd(0, c, NB * 4);
-    _tile_loadd(1, c + 16, NB * 4);
-  } else {
+  if (!add) {
     _tile_zero(0);
     _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
   }
-  if (m1) {
-    if (add) {
-      _tile_loadd(2, c + 16 * NB, NB * 4);
-      _tile_loadd(3, c + 16 * NB + 16, NB * 4);
-    } else {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-    for (int s = 0; s < steps; ++s) {
-      _tile_loadd(4, a + s * KB, stride);
-      _tile_loadd(6, tiles + s * STEP, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, tiles + s * STEP + 512, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + size_t(16) * lda + s * KB, stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(2, c + 16 * NB, NB * 4);
-    _tile_stored(3, c + 16 * NB + 16, NB * 4);
-  } else {
-    for (int s = 0; s < steps; ++s) {
-      _tile_loadd(4, a + s * KB, stride);
-      _tile_loadd(6, tiles + s * STEP, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, tiles + s * STEP + 512, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-  }
+  tile_load_passing(0, c, NB * 4);
+  tile_load_passing(1, c + 16, NB * 4);
+  if (!m1) return;
+  tile_load_passing(2, c + 16 * NB, NB * 4);
+  tile_load_passing(3, c + 16 * NB + 16, NB * 4);
+}
+
+inline void end_sums(int m, float* c) {
   _tile_stored(0, c, NB * 4);
   _tile_stored(1, c + 16, NB * 4);
+  if (m <= 16) return;
+  _tile_stored(2, c + 16 * NB, NB * 4);
+  _tile_stored(3, c + 16 * NB + 16, NB * 4);
+}
+
+// A quarter of a step, in the order that loads each tile once. With PASSING the left side streams by.
+template <bool PASSING>
+inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
+  if (which == 0) {
+    if constexpr (PASSING)
+      tile_load_passing(4, left, KB * 2);
+    else
+      _tile_loadd(4, left, KB * 2);
+    _tile_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+  } else if (which == 1) {
+    _tile_loadd(7, right + 512, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if (both && which == 2) {
+    if constexpr (PASSING)
+      tile_load_passing(5, left + 16 * KB, KB * 2);
+    else
+      _tile_loadd(5, left + 16 * KB, KB * 2);
+    _tile_dpbf16ps(2, 5, 6);
+  } else if (both) {
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+#endif
+
+// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
+// `meanwhile()` is called once per step: what else there is to do fits between tiles.
+template <class Fn>
+inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int steps, float* c, bool add, Fn&& meanwhile) {
+#if defined(PB_AMX)
+  begin_sums(m, c, add);
+  const auto all = [&](bool both) {
+    for (int s = 0; s < steps; ++s, a += height * KB, tiles += STEP) {
+      for (int which = 0; which < 4; ++which) quarter<true>(which, both, a, tiles);
+      meanwhile();
+    }
+  };
+  if (m > 16)
+    all(true);
+  else
+    all(false);
+  end_sums(m, c);
 #elif defined(PB_AVX512)
   for (int r = 0; r < m; r += 8) {
     const int rows = std::min(8, m - r);
@@ -382,19 +461,21 @@ inline void tile_block(const bf16* a, int lda, int m, const bf16* tiles, int ste
       s0[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB) : _mm512_setzero_ps();
       s1[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB + 16) : _mm512_setzero_ps();
     }
-    for (int s = 0; s < steps; ++s)
+    for (int s = 0; s < steps; ++s) {
       for (int p = 0; p < 16; ++p) {
         const __m512bh x = (__m512bh)_mm512_load_si512(tiles + s * STEP + p * 32);
         const __m512bh y = (__m512bh)_mm512_load_si512(tiles + s * STEP + 512 + p * 32);
         for (int i = 0; i < 8; ++i) {
           if (i >= rows) break;
           int32_t pair;
-          memcpy(&pair, a + size_t(r + i) * lda + s * KB + p * 2, 4);
+          memcpy(&pair, a + (size_t(s) * height + r + i) * KB + p * 2, 4);
           const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
           s0[i] = _mm512_dpbf16_ps(s0[i], left, x);
           s1[i] = _mm512_dpbf16_ps(s1[i], left, y);
         }
       }
+      if (r == 0) meanwhile();
+    }
     for (int i = 0; i < rows; ++i) {
       _mm512_storeu_ps(c + (r + i) * NB, s0[i]);
       _mm512_storeu_ps(c + (r + i) * NB + 16, s1[i]);
@@ -402,38 +483,67 @@ inline void tile_block(const bf16* a, int lda, int m, const bf16* tiles, int ste
   }
 #else
   if (!add) memset(c, 0, sizeof(float) * m * NB);
-  for (int half = 0; half < 2; ++half)
-    for (int s = 0; s < steps; ++s)
+  for (int s = 0; s < steps; ++s) {
+    for (int half = 0; half < 2; ++half)
       for (int p = 0; p < 16; ++p) {
         const bf16* pairs = tiles + s * STEP + half * 512 + p * 32;
         float even[16], odd[16];
         for (int j = 0; j < 16; ++j) even[j] = to_float(pairs[j * 2]), odd[j] = to_float(pairs[j * 2 + 1]);
         for (int i = 0; i < m; ++i) {
-          const bf16* left = a + size_t(i) * lda + s * KB + p * 2;
+          const bf16* left = a + (size_t(s) * height + i) * KB + p * 2;
           const float x = to_float(left[0]), y = to_float(left[1]);
           float* sum = c + i * NB + half * 16;
           for (int j = 0; j < 16; ++j) sum[j] += x * even[j] + y * odd[j];
         }
       }
+    meanwhile();
+  }
+#endif
+}
+
+// The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles` afterwards;
+// if not, `tiles` holds two.
+template <Format F, bool KEEP, class Fn>
+inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int steps, bf16* tiles, float* c, bool add,
+                         Fn&& meanwhile) {
+#ifdef PB_AMX
+  begin_sums(m, c, add);
+  const bool both = m > 16;
+  const auto place_of = [&](int s) { return tiles + (KEEP ? s : s & 1) * STEP; };
+  from.unpack(place_of(0), [](int) {});
+  for (int s = 0; s < steps; ++s, a += height * KB) {
+    const bf16* now = place_of(s);
+    if (s + 1 < steps)
+      from.unpack(place_of(s + 1), [&](int r) {
+        if (r % 8 == 0) quarter<KEEP>(r / 8, both, a, now);
+      });
+    else
+      for (int which = 0; which < 4; ++which) quarter<KEEP>(which, both, a, now);
+    meanwhile();
+  }
+  end_sums(m, c);
+#else
+  for (int s = 0; s < steps; ++s) from.unpack(tiles + s * STEP, [](int) {});
+  tile_block(a, height, m, tiles, steps, c, add, meanwhile);
 #endif
 }
 
 #ifdef PB_AVX512
-// The same straight from packed weights, for one or two rows: every number is used where it was unpacked.
+// The same straight from packed weights, for one or two rows, all of a Left: every number is used where it was unpacked.
 template <Format F, int M>
-inline void dot_block(const bf16* a, int lda, const Matrix& w, int nb, float* c) {
+inline void dot_block(const bf16* a, const Matrix& w, int nb, float* c) {
   const Unpacker<F> unpacker(w);
   const uint8_t* p = w.block(nb);
   __m512 sums[M][4];
   for (auto& row : sums)
     for (auto& one : row) one = _mm512_setzero_ps();
-  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F)) {
+  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F), a += M * KB) {
     unpacker.step(p, [&](int r, __m512i row) {
       ask_ahead<F>(p, r);
 #pragma GCC unroll 2
       for (int i = 0; i < M; ++i) {
         int32_t pair;
-        memcpy(&pair, a + size_t(i) * lda + s * KB + r % 16 * 2, 4);
+        memcpy(&pair, a + i * KB + r % 16 * 2, 4);
         __m512& sum = sums[i][r / 16 * 2 + (r & 1)];
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)row);
       }
@@ -446,100 +556,46 @@ inline void dot_block(const bf16* a, int lda, const Matrix& w, int nb, float* c)
 #endif
 
 #ifdef PB_AMX
-// The same for up to 32 rows: a step is unpacked into one of two small buffers while the tiles work on the other.
-template <Format F>
-inline void small_block(const bf16* a, int lda, int m, const Matrix& w, int nb, float* c) {
-  alignas(64) bf16 buffer[2][STEP];
-  const Unpacker<F> unpacker(w);
-  const uint8_t* p = w.block(nb);
-  const int m0 = std::min(m, 16), m1 = m - m0, steps = w.steps();
-  const size_t stride = size_t(lda) * 2;
-  set_tiles(m0, m1);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const auto left = [&](int s) {
-    return F == BF16 ? reinterpret_cast<const bf16*>(p + s * step_bytes(F)) : buffer[s & 1];
-  };
-  // A quarter of step s, in the order that loads each tile once.
-  const auto quarter = [&](int s, int which) {
-    const bf16* tiles = left(s);
-    if (which == 0) {
-      _tile_loadd(4, a + s * KB, stride);
-      _tile_loadd(6, tiles, 64);
-      _tile_dpbf16ps(0, 4, 6);
-    } else if (which == 1) {
-      _tile_loadd(7, tiles + 512, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    } else if (m1 && which == 2) {
-      _tile_loadd(5, a + size_t(16) * lda + s * KB, stride);
-      _tile_dpbf16ps(2, 5, 6);
-    } else if (m1) {
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  };
-  if constexpr (F == BF16) {
-    for (int s = 0; s < steps; ++s)
+// The same for up to 32 rows of plain weights, which come from memory.
+inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int nb, float* c) {
+  const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
+  const bool both = m > 16;
+  begin_sums(m, c, false);
+  for (int s = 0; s < w.steps(); ++s, a += height * KB, tiles += STEP)
 #pragma GCC unroll 32
-      for (int r = 0; r < 32; ++r) {
-        ask_ahead<F>(p + s * step_bytes(F), r);
-        if (r % 8 == 0) quarter(s, r / 8);
-      }
-  } else {
-    int at = F == BF12 ? w.rest_from[nb] : 0;
-    unpacker.step(p, [&](int r, __m512i row) { _mm512_store_si512(buffer[0] + r * 32, row); });
-    if constexpr (F == BF12) w.put_rest(nb, 0, at, buffer[0]);
-    for (int s = 0; s + 1 < steps; ++s) {
-      const uint8_t* next = p + (s + 1) * step_bytes(F);
-      bf16* to = buffer[(s + 1) & 1];
-      unpacker.step(next, [&](int r, __m512i row) {
-        ask_ahead<F>(next, r);
-        _mm512_store_si512(to + r * 32, row);
-        if (r % 8 == 0) quarter(s, r / 8);
-      });
-      if constexpr (F == BF12) w.put_rest(nb, s + 1, at, to);
+    for (int r = 0; r < 32; ++r) {
+      ask_ahead<BF16>(reinterpret_cast<const uint8_t*>(tiles), r);
+      if (r % 8 == 0) quarter<false>(r / 8, both, a, tiles);
     }
-    for (int which = 0; which < 4; ++which) quarter(steps - 1, which);
-  }
-  _tile_stored(0, c, NB * 4);
-  _tile_stored(1, c + 16, NB * 4);
-  if (m1) {
-    _tile_stored(2, c + 16 * NB, NB * 4);
-    _tile_stored(3, c + 16 * NB + 16, NB * 4);
-  }
+  end_sums(m, c);
 }
 #endif
 
 // c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `scratch` holds an unpacked block.
-inline void block(const bf16* a, int lda, int m, const Matrix& w, int nb, [[maybe_unused]] bf16* scratch, float* c) {
+inline void block(const Left& a, int m, const Matrix& w, int nb, [[maybe_unused]] bf16* scratch, float* c) {
+  by_format(w, [&](auto format) {
+    constexpr Format F = decltype(format)::value;
 #ifdef PB_AVX512
-  const auto by_format = [&](auto&& f) {
-    if (w.format == BF16) return f(std::integral_constant<Format, BF16>{});
-    if (w.format == BF12) return f(std::integral_constant<Format, BF12>{});
-    return f(std::integral_constant<Format, INT8>{});
-  };
-  if (m <= 2) {
-    by_format([&](auto format) {
+    if (m <= 2) {
       if (m == 1)
-        dot_block<decltype(format)::value, 1>(a, lda, w, nb, c);
+        dot_block<F, 1>(a.p, w, nb, c);
       else
-        dot_block<decltype(format)::value, 2>(a, lda, w, nb, c);
-    });
-    w.add_rest(a, lda, m, nb, c);
-    return;
-  }
+        dot_block<F, 2>(a.p, w, nb, c);
+      w.add_rest(a, m, nb, c);
+      return;
+    }
 #endif
+    if constexpr (F == BF16) {
 #ifdef PB_AMX
-  by_format([&](auto format) { small_block<decltype(format)::value>(a, lda, m, w, nb, c); });
+      plain_block(a.p, a.height, m, w, nb, c);
 #else
-  const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
-  if (w.format != BF16) {
-    unpack(w, nb, scratch);
-    tiles = scratch;
-  }
-  tile_block(a, lda, m, tiles, w.steps(), c, false);
+      tile_block(a.p, a.height, m, reinterpret_cast<const bf16*>(w.block(nb)), w.steps(), c, false, [] {});
 #endif
+    } else {
+      Cursor<F> from(w, nb);
+      packed_block<F, false>(a.p, a.height, m, from, w.steps(), scratch, c, false, [] {});
+    }
+  });
 }
 
 // Weights that will be read next begin to move while others are still at work.
@@ -551,65 +607,108 @@ inline void warm(const Matrix& w, int nb) {
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
-// What a thread needs besides: sums of as many rows as are worked on together, and an unpacked block.
+// What a thread needs besides: sums and unpacked blocks.
 struct ProductSpace {
   Buffer<float> c;
   Buffer<bf16> tiles;
 };
 
-// Rows of the left side that stay in the second-level cache while blocks of weights pass by.
-inline int rows_together(int k_pad) { return std::max(MB, int((size_t(1) << 20) / (size_t(k_pad) * 2)) / MB * MB); }
+// How a product is divided: into items, a block of weights for a group of rows each, group by group. All threads work on all
+// rows, each with its part of the weights, where these rows stay in a core's cache. Where they do not, each has rows of its
+// own, and all of the weights: what one core has written another one is slow to get.
+struct Division {
+  int together, groups, blocks, part;  // rows of a group; items of a thread
 
-// Work items of a product: blocks of weights, for each group of rows.
-inline int product_items(const Matrix& w, int m) {
-  const int together = rows_together(w.k_pad);
-  return (m + together - 1) / together * w.blocks();
+  Division(const Matrix& w, int m, int threads) : blocks(w.blocks()) {
+    const int most = std::max(MB, int(CACHED / (size_t(w.k_pad) * 2)) / MB * MB);
+    const int own = m <= most ? m : rows_of_one(m, threads), apart = m <= most ? 1 : threads, each = (own + most - 1) / most;
+    together = round_up((own + each - 1) / each, MB);
+    groups = apart * each;
+    part = (items() + threads - 1) / threads;
+  }
+  int items() const { return groups * blocks; }
+
+  // Rows of a thread, where each has its own.
+  static int rows_of_one(int m, int threads) { return round_up((m + threads - 1) / threads, MB); }
+
+ private:
+  static constexpr size_t CACHED = size_t(1) << 20;  // half of the second level
+};
+
+// Steps of unpacked weights that stay in the first level's cache while rows pass by.
+constexpr int MOST_STEPS = 20;
+
+// More than 32 rows. A part of a block of weights, as much as the first level's cache holds, is unpacked with the first 32
+// rows; then the others pass by. While tiles work on a block of sums, the one before is given away, row by row, and memory is
+// asked for the next block of weights.
+template <Format F, class Done>
+void wide_product(Shared& work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
+                  Done&& done) {
+  const int steps = w.steps(), parts = (steps + MOST_STEPS - 1) / MOST_STEPS, some = (steps + parts - 1) / parts;
+  const int rows_per_step = (MB + some - 1) / some, most_blocks = (division.together + MB - 1) / MB;
+  // One more than are worked on: the last ones of a block of weights are given away while the next is worked on.
+  const int places = parts == 1 ? 2 : most_blocks + 1;
+  float* c = space.c.need(size_t(places) * MB * NB);
+  bf16* scratch = F == BF16 ? nullptr : space.tiles.need(size_t(some) * STEP);
+  struct {
+    int row = 0, rows = 0, nb = 0, given = 0;
+    const float* sums = nullptr;
+  } ready;
+  const auto give = [&](int most) {
+    const int n = std::min(most, ready.rows - ready.given);
+    if (n <= 0) return;
+    done(ready.row + ready.given, n, ready.nb, ready.sums + ready.given * NB);
+    ready.given += n;
+  };
+  OneByOne items{work};
+  int begin = 0;  // where the sums of the first rows are
+  for (int item = items.next(), later; item >= 0; item = later) {
+    const int nb = item % division.blocks, first = item / division.blocks * division.together;
+    const int last = std::min(m, first + division.together);
+    const int blocks = std::max(0, last - first + MB - 1) / MB;
+    later = items.next();
+    const char* ahead = reinterpret_cast<const char*>(later >= 0 ? w.block(later % division.blocks) : nullptr);
+    const size_t slice = ahead ? w.block_bytes() / 64 / (size_t(std::max(1, blocks)) * steps) + 1 : 0;
+    Cursor<F> from(w, nb);
+    for (int s = 0; s < steps; s += some) {
+      const int count = std::min(some, steps - s);
+      for (int i = 0; i < blocks; ++i) {
+        const int r = first + i * MB, rows = std::min(MB, last - r);
+        float* sums = c + size_t((begin + i) % places) * MB * NB;
+        const bf16* left = a.rows(r) + size_t(s) * a.height * KB;
+        const auto meanwhile = [&] {
+          give(rows_per_step);
+          for (size_t line = 0; line < slice; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+        };
+        if constexpr (F == BF16)
+          tile_block(left, a.height, rows, reinterpret_cast<const bf16*>(w.block(nb)) + s * STEP, count, sums, s > 0, meanwhile);
+        else if (i == 0)
+          packed_block<F, true>(left, a.height, rows, from, count, scratch, sums, s > 0, meanwhile);
+        else
+          tile_block(left, a.height, rows, scratch, count, sums, s > 0, meanwhile);
+        give(MB);
+        if (s + some >= steps) ready = {r, rows, nb, 0, sums};
+      }
+    }
+    begin = (begin + blocks) % places;
+  }
+  give(MB);
 }
 
-// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`.
-template <class F>
-void product(Shared work, const bf16* a, int lda, int m, const Matrix& w, ProductSpace& space, F&& done) {
-  const int together = rows_together(w.k_pad), steps = w.steps();
-  int from, to;
-  if (m <= MB) {
-    float* c = space.c.need(MB * NB);
-    bf16* scratch = space.tiles.need(size_t(steps) * STEP);
-    while (work.take(from, to))
-      for (int nb = from; nb < to; ++nb) {
-        block(a, lda, m, w, nb, scratch, c);
-        done(0, m, nb, c);
-      }
+// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
+template <class Done>
+void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space, Done&& done) {
+  if (m > MB) {
+    by_format(w, [&](auto format) { wide_product<decltype(format)::value>(work, division, a, m, w, space, done); });
     return;
   }
-  // Half of the first-level cache holds a part of the block, over which the rows stream from the second level.
-  const int parts = (steps + 11) / 12, some = (steps + parts - 1) / parts;
-  float* c = space.c.need(size_t(std::min(round_up(m, MB), together)) * NB);
-  while (work.take(from, to))
-    for (int item = from; item < to; ++item) {
-      const int nb = item % w.blocks(), first = item / w.blocks() * together, last = std::min(m, first + together);
-      const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
-      if (w.format != BF16) {
-        bf16* scratch = space.tiles.need(size_t(steps) * STEP);
-        unpack(w, nb, scratch);
-        tiles = scratch;
-      }
-      // The next block is asked for meanwhile, a slice with each block of rows.
-      const uint8_t* ahead = item + 1 < to ? w.block((item + 1) % w.blocks()) : nullptr;
-      const size_t slice = w.block_bytes() / (size_t(parts) * ((last - first + MB - 1) / MB)) / 64 * 64 + 64;
-      for (int s = 0; s < steps; s += some)
-        for (int r = first; r < last; r += MB) {
-          if (ahead) {
-            for (size_t i = 0; i < slice; i += 64) _mm_prefetch((const char*)ahead + i, _MM_HINT_T1);
-            ahead += slice;
-          }
-          const int rows = std::min(MB, last - r);
-          float* sums = c + size_t(r - first) * NB;
-          tile_block(a + size_t(r) * lda + s * KB, lda, rows, tiles + s * STEP, std::min(some, steps - s), sums, s > 0);
-          if (s + some >= steps) {
-            done(r, rows, nb, sums);
-          }
-        }
-    }
+  float* c = space.c.need(MB * NB);
+  bf16* scratch = space.tiles.need(size_t(w.steps()) * STEP);
+  OneByOne items{work};
+  for (int nb; (nb = items.next()) >= 0;) {
+    block(a, m, w, nb, scratch, c);
+    done(0, m, nb, c);
+  }
 }
 
 }  // namespace

@@ -91,12 +91,19 @@ struct Model {
   std::vector<float*> logits_to;  // of each sampled row
   Buffer<float> x, qkv, parts, own_logits;
   Buffer<bf16> h, attended, act;
-  std::vector<std::atomic<int>> counters;
+  std::vector<std::atomic<int>> counters;  // see `taken`
   double seconds[STAGES] = {};  // of all passes since somebody asked
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)
-      : s(shape), team(shape.threads), layers(shape.layers), space(shape.threads), counters(size_t(shape.layers) * 9 + 8) {}
+      : s(shape), team(shape.threads), layers(shape.layers), space(shape.threads), counters((size_t(shape.layers) * 9 + 8) * shape.threads) {}
+
+  // For one run of work after the other.
+  Taken taken(int which) { return &counters[size_t(which) * s.threads]; }
+  void begin() {
+    for (auto& one : counters) one.store(0, std::memory_order_relaxed);
+  }
+
 
   int q_size() const { return s.heads * s.head_dim; }
   int kv_size() const { return s.kv_heads * s.head_dim; }
@@ -104,7 +111,7 @@ struct Model {
 };
 
 // out[i] = x[i] / rms(x) * weight[i]
-inline void rms_norm(const float* x, const float* weight, int n, float eps, bf16* out) {
+inline void rms_norm(const float* x, const float* weight, int n, float eps, const Left::Row& out) {
   float sum = 0;
   int i = 0;
 #ifdef PB_AVX512
@@ -122,10 +129,11 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, bf16
   const __m512 factor = _mm512_set1_ps(scale);
   for (; i + 16 <= n; i += 16) {
     const __m512 v = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(weight + i));
-    _mm256_storeu_si256((__m256i*)(out + i), (__m256i)_mm512_cvtneps_pbh(v));
+    _mm256_storeu_si256((__m256i*)out.at(i), (__m256i)_mm512_cvtneps_pbh(v));
   }
 #endif
-  for (; i < n; ++i) out[i] = to_bf16(x[i] * scale * weight[i]);
+  for (; i < n; ++i) *out.at(i) = to_bf16(x[i] * scale * weight[i]);
+  out.zero_from(n);
 }
 
 // A head's vector: normalised where the model does that, then turned.

@@ -102,20 +102,43 @@ class Team {
   void* arg_ = nullptr;
 };
 
-// One run of work that threads share. Each begins with `first` items of its own, so that it can ask memory for them before
-// the others are done with what comes before; then `take` gives what is left, `piece` at a time.
+// Who has taken how much of each thread's part of some work; zero where it begins.
+using Taken = std::atomic<int>*;
+
+// One run of work that threads share: `total` items in parts of `part`, one for each thread, or a single part for all.
+// `take` gives a thread `first` items of its own part, so that it can ask memory for them before the others are done with
+// what comes before; then `piece` at a time; then pieces of the other parts: a thread whose core is wanted elsewhere does
+// less.
 struct Shared {
-  std::atomic<int>& next;
-  int total, piece, threads, id, first = 0;
+  Taken taken;
+  int total, part, piece, threads, id, first;
+  int tried = 0;  // parts that are empty
+
   bool started = false;
   bool take(int& from, int& to) {
-    const int own = first ? first : piece, many = started ? piece : own;
-    from = started ? threads * own + next.fetch_add(piece, std::memory_order_relaxed) : id * own;
-    started = true;
-    if (from >= total) return false;
-    to = std::min(total, from + many);
-    return true;
+    const int parts = part < total ? threads : 1;
+    if (!started && first && parts > 1) {
+      started = true;
+      from = id * part, to = std::min({total, from + first, (id + 1) * part});
+      if (from < to) return true;
+    }
+    for (; tried < parts; ++tried) {
+      const int which = (id + tried) % parts, end = std::min(total, (which + 1) * part);
+      if (which * part >= end) continue;
+      from = which * part + (parts > 1 ? first : 0) + taken[which].fetch_add(piece, std::memory_order_relaxed);
+      if (from >= end) continue;
+      to = std::min(end, from + piece);
+      return true;
+    }
+    return false;
   }
+};
+
+// Items of shared work one by one, -1 behind the last one.
+struct OneByOne {
+  Shared& work;
+  int at = 0, end = 0;
+  int next() { return at < end || work.take(at, end) ? at++ : -1; }
 };
 
 }  // namespace

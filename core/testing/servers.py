@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,38 +46,32 @@ def serving(
     where it does not answer ``/health`` within `start_s` seconds, or does not end within a minute.
     """
     with tempfile.TemporaryDirectory(prefix="pegboard-serving-") as directory:
-        port = _free_port()
         path, log_file = Path(directory, "config.json"), Path(directory, "server.log")
-        data = {**config, "server": {**config.get("server", {}), "host": "127.0.0.1", "port": port}}
+        data = {**config, "server": {**config.get("server", {}), "host": "127.0.0.1", "port": 0}}
         path.write_text(json.dumps(data), encoding="utf-8")
         command = [sys.executable, "-m", "pegboard.core.cli", "serve", str(path)]
         with log_file.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ if env is None else env))
-        served = Served(f"http://127.0.0.1:{port}", process, log_file)
+        served = Served("", process, log_file)
         try:
-            _wait_until_healthy(served, start_s)
+            served = replace(served, address=_address_when_healthy(served, start_s))
             yield served
         finally:
             _stop(served)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_until_healthy(served: Served, seconds: float) -> None:
+def _address_when_healthy(served: Served, seconds: float) -> str:
+    """Where it says that it listens: a port chosen here could be another's by the time that it listens."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (code := served.process.poll()) is not None:
             raise RuntimeError(f"the server ended with exit code {code}:\n{served.log()}")
-        with (
-            contextlib.suppress(urllib.error.URLError, OSError),
-            urllib.request.urlopen(f"{served.address}/health", timeout=5),
-        ):
-            return
+        if ready := re.search(r"^Ready on (\S+)\n", served.log(), re.MULTILINE):
+            with (
+                contextlib.suppress(urllib.error.URLError, OSError),
+                urllib.request.urlopen(f"{ready[1]}/health", timeout=5),
+            ):
+                return ready[1]
         time.sleep(0.1)
     raise RuntimeError(f"the server did not answer within {seconds:g} s:\n{served.log()}")
 

@@ -35,13 +35,14 @@ struct Forward {
 
   // Work that whoever is free takes from one queue.
   Shared share(int id, int& counter, int total, int piece) {
-    return Shared{m.taken(counter++), total, std::max(1, total), std::max(1, piece), m.team.size(), id, 0};
+    return Shared::queue(m.taken(counter++), total, piece, id);
   }
 
   // Tokens, to each thread those that products give it where they give tokens to threads.
   Shared share_tokens(int id, int& counter) {
-    const int part = std::max(1, Division::rows_of_one(b.tokens, m.team.size()));
-    return Shared{m.taken(counter++), b.tokens, part, few(), m.team.size(), id, part * 3 / 4};
+    if (b.tokens <= MB) return share(id, counter, b.tokens, few());
+    const int part = Division::rows_of_one(b.tokens, m.team.size());
+    return Shared::parts(m.taken(counter++), b.tokens, part, part * 3 / 4, few(), m.team.size(), id);
   }
   int few() const { return std::max(1, b.tokens / (m.team.size() * 8)); }
 
@@ -50,9 +51,9 @@ struct Forward {
   template <class F>
   void multiply(int id, int& counter, const Left& a, int rows, const Matrix& w, const Matrix* next, F&& done) {
     const Division division(w, rows, m.team.size());
-    const int part = division.part, piece = std::max(1, part / 24);
-    product(Shared{m.taken(counter++), division.items(), part, piece, m.team.size(), id, std::max(1, part * 7 / 8)}, division,
-            a, rows, w, m.space[id].product, done);
+    const int part = division.part;
+    product(Shared::parts(m.taken(counter++), division.items(), part, part * 7 / 8, part / 24, m.team.size(), id), division, a,
+            rows, w, m.space[id].product, done);
     if (next && rows <= MB) warm(*next, id * Division(*next, rows, m.team.size()).part);
   }
 
@@ -251,7 +252,7 @@ void plan_attention(Model& m, const PbBatch& b) {
 void project(Model& m, const float* hidden, int n, float* logits, int id) {
   const Left h(m.h.p, m.s.hidden, n);
   const Division division(m.head, n, m.team.size());
-  Shared rows{m.taken(0), n, n, 4, m.team.size(), id, 0};
+  Shared rows = Shared::queue(m.taken(0), n, 4, id);
   int from, to;
   while (rows.take(from, to))
     for (int i = from; i < to; ++i) {
@@ -260,7 +261,8 @@ void project(Model& m, const float* hidden, int n, float* logits, int id) {
       row.zero_from(m.s.hidden);
     }
   m.team.barrier();
-  product(Shared{m.taken(1), division.items(), division.part, 8, m.team.size(), id, 0}, division, h, n, m.head, m.space[id].product,
+  product(Shared::parts(m.taken(1), division.items(), division.part, 0, 8, m.team.size(), id), division, h, n, m.head,
+          m.space[id].product,
           [&](int r, int count, int nb, const float* sums) {
             const int columns = std::min(NB, m.s.vocab - nb * NB);
             for (int i = 0; i < count; ++i)
@@ -304,7 +306,8 @@ int pb_multiply(int threads, int format, const bf16* w, int n, int k, const bf16
     const Division division(matrix, m, threads);
     std::vector<std::atomic<int>> taken(threads);
     team.run([&](int id) {
-      product(Shared{taken.data(), division.items(), division.part, 2, threads, id, 0}, division, left, m, matrix, space[id],
+      product(Shared::parts(taken.data(), division.items(), division.part, division.part / 2, 2, threads, id), division, left, m,
+              matrix, space[id],
               [&](int r, int rows, int nb, const float* sums) {
                 const int columns = std::min(NB, n - nb * NB);
                 for (int i = 0; i < rows; ++i)
@@ -429,8 +432,7 @@ int pb_attend(void* handle, const PbBatch* batch, int layer, const float* querie
     m.begin();
     m.team.run([&](int id) {
       Attention attention(m, *batch, layer, m.space[id]);
-      const int total = int(m.plan.tasks.size());
-      Shared work{m.taken(0), total, std::max(1, total), 1, m.team.size(), id, 0};
+      Shared work = Shared::queue(m.taken(0), int(m.plan.tasks.size()), 1, id);
       int from, to;
       while (work.take(from, to)) attention.run(m.plan.tasks[from], m.plan.after(from, m.team.size()));
       release_tiles();

@@ -102,36 +102,43 @@ class Team {
   void* arg_ = nullptr;
 };
 
-// Who has taken how much of each thread's part of some work; zero where it begins.
+// How many items of each thread's part have been taken; zero where some work begins.
 using Taken = std::atomic<int>*;
 
-// One run of work that threads share: `total` items in parts of `part`, one for each thread, or a single part for all.
-// `take` gives a thread `first` items of its own part, so that it can ask memory for them before the others are done with
-// what comes before; then `piece` at a time; then pieces of the other parts: a thread whose core is wanted elsewhere does
-// less.
+// One run of work that threads share.
 struct Shared {
-  Taken taken;
-  int total, part, piece, threads, id, first;
-  int tried = 0;  // parts that are empty
+  // `total` items that whoever is free takes from the front, `piece` at a time.
+  static Shared queue(Taken taken, int total, int piece, int id) {
+    return Shared{taken, total, std::max(1, total), 0, std::max(1, piece), 1, id};
+  }
+  // `part` items for each thread, `threads * part` or fewer in all. A thread begins with the first `own` of its part, which
+  // nobody takes from it, so that it can ask memory for them before the others are done with what comes before; the rest of
+  // all parts goes to whoever is free, its own before others': a thread whose core is wanted elsewhere does less.
+  static Shared parts(Taken taken, int total, int part, int own, int piece, int threads, int id) {
+    return Shared{taken, total, std::max(1, part), own, std::max(1, piece), threads, id};
+  }
 
-  bool started = false;
   bool take(int& from, int& to) {
-    const int parts = part < total ? threads : 1;
-    if (!started && first && parts > 1) {
-      started = true;
-      from = id * part, to = std::min({total, from + first, (id + 1) * part});
+    if (!begun && own > 0) {
+      begun = true;
+      from = id * part, to = std::min(total, from + own);
       if (from < to) return true;
     }
-    for (; tried < parts; ++tried) {
-      const int which = (id + tried) % parts, end = std::min(total, (which + 1) * part);
-      if (which * part >= end) continue;
-      from = which * part + (parts > 1 ? first : 0) + taken[which].fetch_add(piece, std::memory_order_relaxed);
+    for (; tried < count; ++tried) {
+      const int which = (id + tried) % count, end = std::min(total, (which + 1) * part);
+      if (which * part + own >= end) continue;
+      from = which * part + own + taken[which].fetch_add(piece, std::memory_order_relaxed);
       if (from >= end) continue;
       to = std::min(end, from + piece);
       return true;
     }
     return false;
   }
+
+  Taken taken;
+  int total, part, own, piece, count, id;  // `count` parts
+  int tried = 0;  // parts of which nothing is left
+  bool begun = false;
 };
 
 // Items of shared work one by one, -1 behind the last one.

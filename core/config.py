@@ -173,8 +173,9 @@ class SchedulerSection(Section):
     split_prefill_layers: Annotated[int, Field(ge=0)] = 0
     """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
     with `mixed_chunk`."""
-    mixed_chunk: bool = False
-    """Compute a prompt's chunk and the running requests' next tokens in one batch."""
+    mixed_chunk: bool | None = None
+    """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: where the runner prefers
+    that, and `split_prefill_layers` is 0."""
     new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Share of a running request's remaining output that admission reserves memory for, at the start."""
     new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14

@@ -157,13 +157,12 @@ def resolve(settings: StepSettings, files: Sequence[Path], overrides: Sequence[s
     own = [
         "scheduler.loop=normal",
         "scheduler.prefill_first=true",
+        f"scheduler.mixed_chunk={'true' if settings.mode == 'mixed' else 'false'}",
         f"scheduler.max_running_requests={settings.batch + 1}",
         f"memory.max_total_tokens={-(-room // 4096) * 4096}",
     ]
     if settings.mode != "decode":
         own += ["scheduler.chunked_prefill_size=0", f"scheduler.max_prefill_tokens={max(16384, settings.tokens)}"]
-    if settings.mode == "mixed":
-        own.append("scheduler.mixed_chunk=true")
     clock = Plugin(name="bench_step", version=__version__, hooks=(f"{StageClock.__module__}:{StageClock.__name__}",))
     registry = Registry.discover().with_plugins(clock, distribution="pegboard", version=__version__)
     return compose(files, overrides=[*own, *overrides], registry=registry)

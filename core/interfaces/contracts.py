@@ -69,6 +69,8 @@ _ALL = (
             "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
             "input_logprobs": "returns the logprobs of prompts' tokens when asked",
             "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
+            "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
+            "turn: `scheduler.mixed_chunk` is on where it is unset",
             "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         },
     ),

@@ -49,7 +49,7 @@ from pegboard.core.version import __version__
 
 if TYPE_CHECKING:
     from pegboard.core.compose import ResolvedConfig
-    from pegboard.core.config import EngineConfig
+    from pegboard.core.config import EngineConfig, SchedulerSection
     from pegboard.core.hooks import Hooks
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.select import Selection
@@ -226,6 +226,7 @@ class _Parts:
                 f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
                 "capability split_prefill); set it to 0, or choose another runner.use"
             )
+        self.prefers_mixed = "prefers_mixed" in runner.record.provider.provides
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
         if "own_weights" in runner.record.provider.provides:
             built = runner.build(runner_context(None))
@@ -240,7 +241,7 @@ class _Parts:
 
     def scheduler(self, runner: ModelRunner, tokenizer: Tokenizer, hooks: Hooks) -> tuple[Scheduler, Worker]:
         """Memory and stages around a loaded runner."""
-        config = self.config.scheduler
+        config = self._scheduler_config()
         choose = self.selection.choose
         allocator_ctx = TokenAllocatorContext(self.num_pages, self.page_size)
         allocator = cast(TokenAllocator, choose("token_allocator", allocator_ctx).build(allocator_ctx))
@@ -398,6 +399,13 @@ class _Parts:
             )
         mirrored = self.device.type != "cpu" or self.config.scheduler.loop == "overlap"
         return ReqToTokenPool(count, width, self.page_size, mirrored=mirrored)
+
+    def _scheduler_config(self) -> SchedulerSection:
+        config = self.config.scheduler
+        if config.mixed_chunk is not None or config.split_prefill_layers or not self.prefers_mixed:
+            return config
+        logger.info("scheduler.mixed_chunk: on, automatic: the runner prefers it")
+        return config.model_copy(update={"mixed_chunk": True})
 
     def _chunk_size(self) -> int | None:
         size = self.config.scheduler.chunked_prefill_size

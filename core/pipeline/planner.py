@@ -87,7 +87,7 @@ class Planner:
         if self.split is not None and not decode_turn:
             self._last_was_prefill = True
             return self._next_part(self.split)
-        mixed = self.config.mixed_chunk and bool(self.running)
+        mixed = bool(self.config.mixed_chunk and self.running)
         if self.split is None and (not decode_turn or mixed):
             self._must_settle = False
             step = self._prefill(mixed, flight)

@@ -27,7 +27,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {"scheduler": {"chunked_prefill_size": 0}},
-    "chunks": {"scheduler": {"chunked_prefill_size": 16}},
+    "chunks": {"scheduler": {"chunked_prefill_size": 16, "mixed_chunk": False}},
+    "mixed": {"scheduler": {"chunked_prefill_size": 16}},
     "mixed-overlap": {"scheduler": {"chunked_prefill_size": 32, "mixed_chunk": True, "loop": "overlap"}},
     "pages": {"memory": {"page_size": 16}},
 }

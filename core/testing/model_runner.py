@@ -429,6 +429,20 @@ class ModelRunnerContract(ContractSuite):
         assert again.logits is not None
         self.check_greedy(both, again.logits)
 
+    @capability("prefers_mixed")
+    def test_decodes_share_the_batch_of_a_chunk(self, prompts: list[list[int]]) -> None:
+        """As the scheduler has it by itself then: between decodes a chunk that does not end its prompt, so that nothing
+        of it is sampled, and then the one that does.
+        """
+        rig = self.rig()
+        rig.step({0: prompts[1][:-2], 1: prompts[0][:10], 2: prompts[2][:-2]}, None)
+        for last, chunk in ((-1, prompts[0][10:20]), (None, prompts[0][20:])):
+            new = {0: prompts[1][:last][-1:], 1: chunk, 2: prompts[2][:last][-1:]}
+            sampled = [0, 2] if last else [0, 1, 2]
+            output = rig.step(new, sampled=sampled, return_logits=True)
+            sequences = (prompts[1][:last], prompts[0], prompts[2][:last])
+            self.check_greedy(output, torch.stack([self.expected(sequences[one])[-1] for one in sampled]))
+
     @capability("split_prefill")
     def test_there_is_a_pause_after_every_layer(self, prompts: list[list[int]]) -> None:
         rig = self.rig()

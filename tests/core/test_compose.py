@@ -133,6 +133,7 @@ class TestSources:
         resolved = composed(files=[path])
         assert resolved.engine.scheduler.prefill_first
         assert resolved.origins["scheduler.prefill_first"] == "preset reference"
+        assert resolved.engine.scheduler.mixed_chunk is False, "whatever the runner prefers"
         assert names(resolved, "schedule_policy") == ["fcfs"]
 
     def test_lists_are_replaced_and_may_carry_options(self) -> None:

@@ -321,15 +321,12 @@ struct Unpacker {
 
   template <class Done>
   inline void step(const uint8_t* p, Done&& rows) const {
+    static_assert(F == INT8, "plain weights are not unpacked, and 12 bits take AVX-512");
     const bf16* scales = reinterpret_cast<const bf16*>(p + STEP);
     for (int r = 0; r < 32; ++r) {
       Numbers row;
-      for (int i = 0; i < 32; ++i) {
-        if constexpr (F == INT8)
-          row.x[i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * 32 + i] * to_float(scales[r / 16 * 16 + i / 2]));
-        else
-          row.x[i] = reinterpret_cast<const bf16*>(p)[r * 32 + i];
-      }
+      for (int i = 0; i < 32; ++i)
+        row.x[i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * 32 + i] * to_float(scales[r / 16 * 16 + i / 2]));
       rows(r, row);
     }
   }
@@ -572,7 +569,7 @@ inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int n
 #endif
 
 // c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `scratch` holds an unpacked block.
-inline void block(const Left& a, int m, const Matrix& w, int nb, [[maybe_unused]] bf16* scratch, float* c) {
+inline void block(const Left& a, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   by_format(w, [&](auto format) {
     constexpr Format F = decltype(format)::value;
 #ifdef PB_AVX512

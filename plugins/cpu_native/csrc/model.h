@@ -96,14 +96,14 @@ struct Model {
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)
-      : s(shape), team(shape.threads), layers(shape.layers), space(shape.threads), counters((size_t(shape.layers) * 9 + 8) * shape.threads) {}
+      : s(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
+        counters((size_t(shape.layers) * 9 + 8) * shape.threads) {}
 
   // For one run of work after the other.
   Taken taken(int which) { return &counters[size_t(which) * s.threads]; }
   void begin() {
     for (auto& one : counters) one.store(0, std::memory_order_relaxed);
   }
-
 
   int q_size() const { return s.heads * s.head_dim; }
   int kv_size() const { return s.kv_heads * s.head_dim; }

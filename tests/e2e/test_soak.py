@@ -149,7 +149,7 @@ def test_real_requests(
         assert state["held_tokens"] == state["locked_tokens"] == state["book_errors"] == state["failed_batches"] == 0
         assert state["free_tokens"] + state["cached_tokens_now"] == state["total_tokens"]
         assert state["accepted"] == state["finished"]
-    assert states[-1]["accepted"] <= REQUESTS, "a request that was cut off early may never have come"
+    assert states[-1]["accepted"] <= REQUESTS + storm.repeated, "a request that was cut off early may never have come"
     assert states[-1]["retractions"] >= 5, f"the pool was meant to be small: {states[-1]['retractions']}"
     assert "Traceback" not in log, log
 

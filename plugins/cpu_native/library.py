@@ -186,6 +186,9 @@ def _version(cxx: tuple[str, ...]) -> bytes:
         return b""
 
 
+FORMATS = {"bf16": 16.0, "bf12": 12.0, "bytes": 8.5, "nibbles": 5.0}
+"""Bits of a weight in each Format of the source, with its part of scales, and without the few that are kept apart."""
+
 STAGES = ("embed", "qkv", "rope", "attention", "out", "norm", "gate_up", "down", "head", "sample")
 """Stage of the source."""
 
@@ -198,7 +201,7 @@ class Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "vocab", "hidden", "inter", "layers", "heads", "kv_heads", "head_dim", "act", "qk_norm", "threads",
-                "format",
+                "wanted",
             )
         ],
         ("eps", ctypes.c_float),
@@ -273,6 +276,7 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_destroy", [pointer], None),
         ("pb_set_layer", [pointer, number, pointer], number),
         ("pb_set_ends", [pointer, pointer, pointer, pointer], number),
+        ("pb_count_weights", [pointer, pointer], None),
         ("pb_forward", [pointer, pointer], number),
         ("pb_attend", [pointer, pointer, number, pointer, pointer], number),
         ("pb_take_seconds", [pointer, pointer], None),

@@ -12,7 +12,7 @@ import torch
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.toolkit.rope import RotaryEmbedding
 from pegboard.core.toolkit.weights import load_weights
-from pegboard.plugins.cpu_native.library import STAGES, Batch, LayerWeights, Sampling, Shape
+from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 
-FORMATS = {"plain": 0, "bf16": 1, "int8": 2}
-"""Format of the source, by what options.weights says."""
+WANTED = {"plain": 0, "bf16": 1, "int8": 2, "bf12": 3}
+"""Wanted of the source, by what options.weights says."""
 
 
 class NativeModel:
@@ -46,7 +46,7 @@ class NativeModel:
             act=ACTIVATIONS[spec.hidden_act],
             qk_norm=int(spec.qk_norm),
             threads=threads,
-            format=FORMATS[weights],
+            wanted=WANTED[weights],
             eps=spec.rms_norm_eps,
             scale=spec.head_dim**-0.5,
         )
@@ -168,6 +168,12 @@ class NativeModel:
             hidden = hidden.contiguous()
             self._check(self._library.pb_project(self._handle, hidden.data_ptr(), hidden.shape[0], logits.data_ptr()))
         return logits
+
+    def weights_by_format(self) -> dict[str, int]:
+        """How many numbers of matrices are kept in each of FORMATS."""
+        counts = (ctypes.c_int64 * len(FORMATS))()
+        self._library.pb_count_weights(self._handle, counts)
+        return {name: count for name, count in zip(FORMATS, counts, strict=True) if count}
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds of each stage of all forward passes since the last call."""

@@ -17,9 +17,11 @@ class CpuNativeOptions(Options):
     container's quota."""
     instructions: Literal["auto", "amx", "avx512", "avx2"] = "auto"
     """Instruction set to compile for: `auto` takes the best one that this CPU has."""
-    weights: Literal["bf16", "plain", "int8"] = "bf16"
-    """How weights are kept: `bf16` exactly, in 12 bits each where the CPU has AVX-512; `plain` in 16 bits; `int8` in 8,
-    with a scale for every 32 of them, which is faster and changes answers a little.
+    weights: Literal["bf16", "bf12", "plain", "int8"] = "bf16"
+    """How weights are kept. `bf16`: exactly, in as few bits as they take where the CPU has AVX-512: 5 or 8.5 each where
+    they lie on a grid, as those of a GGUF file do that was quantised to 4 or 8 bits, else 12. `bf12`: exactly, without
+    looking for grids. `plain`: in 16 bits. `int8`: in 8.5 at most, which changes answers a little where they do not lie
+    on a grid anyway, and is faster than 12.
     """
 
 

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sample import sample
-from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.library import FORMATS, NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
 
@@ -41,7 +41,9 @@ class CpuNativeRunner(ModelRunner):
         self._model = NativeModel(
             library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads, options.weights
         )
-        logger.info("the native runner computes with %s in %d threads", name, threads)
+        counts = self._model.weights_by_format()
+        kept = ", ".join(f"{count / 1e6:.1f} M in {FORMATS[one]:g} bits" for one, count in counts.items())
+        logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
 
     @classmethod
     def supports(cls, ctx: ModelRunnerContext) -> str | None:

@@ -21,7 +21,7 @@
 
 #include "attention.h"
 #include "fused.h"
-#include "matrix.h"
+#include "product.h"
 #include "model.h"
 #include "numbers.h"
 #include "sampler.h"
@@ -290,14 +290,14 @@ int pb_prepare() {
   return 0;
 }
 
-// One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w bf16 [n, k], kept in `format`)^T. The
-// format that it came to be in, or -1 where memory does not suffice.
-int pb_multiply(int threads, int format, const bf16* w, int n, int k, const bf16* a, int m, float* out) {
+// One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w bf16 [n, k], kept as `wanted`)^T. The
+// Format that it came to be in, or -1 where memory does not suffice.
+int pb_multiply(int threads, int wanted, const bf16* w, int n, int k, const bf16* a, int m, float* out) {
   try {
     Team team(threads);
     Arena arena;
     Matrix matrix;
-    matrix.pack(team, arena, n, k, Format(format), [&](int i) { return w + size_t(i) * k; });
+    matrix.pack(team, arena, n, k, Wanted(wanted), [&](int i) { return w + size_t(i) * k; });
     std::vector<bf16> numbers(Left::size(k, m));
     const Left left(numbers.data(), k, m);
     for (int i = 0; i < m; ++i)
@@ -341,8 +341,8 @@ int pb_set_layer(void* handle, int index, const PbLayerWeights* w) {
     const PbShape& s = m.s;
     Layer& layer = m.layers[index];
     const int hidden = s.hidden, q = m.q_size(), kv = m.kv_size();
-    const Format format = Format(s.format);
-    const auto pack = [&](Matrix& to, int n, int k, auto&& row) { to.pack(m.team, m.arena, n, k, format, row); };
+    const Wanted wanted = Wanted(s.wanted);
+    const auto pack = [&](Matrix& to, int n, int k, auto&& row) { to.pack(m.team, m.arena, n, k, wanted, row); };
     pack(layer.qkv, q + 2 * kv, hidden, [&](int i) {
       return i < q ? w->q + size_t(i) * hidden
                    : i < q + kv ? w->k + size_t(i - q) * hidden : w->v + size_t(i - q - kv) * hidden;
@@ -386,13 +386,27 @@ int pb_set_ends(void* handle, const bf16* embedding, const bf16* head, const flo
   try {
     Model& m = *static_cast<Model*>(handle);
     m.embedding = embedding;
-    m.head.pack(m.team, m.arena, m.s.vocab, m.s.hidden, Format(m.s.format),
+    m.head.pack(m.team, m.arena, m.s.vocab, m.s.hidden, Wanted(m.s.wanted),
                 [&](int i) { return head + size_t(i) * m.s.hidden; });
     keep(m.final_norm, final_norm, m.s.hidden, m.s.hidden);
     return 0;
   } catch (...) {
     return 1;
   }
+}
+
+// Numbers of matrices in each Format, into int64 [FORMATS].
+void pb_count_weights(void* handle, int64_t* counts) {
+  const Model& m = *static_cast<Model*>(handle);
+  std::fill(counts, counts + FORMATS, 0);
+  const auto count = [&](const Matrix& w) { counts[w.format] += int64_t(w.n) * w.k; };
+  for (const Layer& layer : m.layers) {
+    count(layer.qkv);
+    count(layer.o);
+    count(layer.gate_up);
+    count(layer.down);
+  }
+  count(m.head);
 }
 
 // One forward pass. 0, or 1 where memory does not suffice.

@@ -1,16 +1,23 @@
-// Weights, packed, and products with them.
+// Weights, packed, and unpacking them.
 //
 // At small batches a step takes as long as reading the weights does, so what counts is how few bytes they are and that
-// they are asked for in time. Three formats:
+// they are asked for in time. Four formats:
 //
 // - BF16: as they are.
 // - BF12: the same numbers in 12 bits. Nearly all exponents of a matrix lie in a few neighbouring binades, so the upper
 //   byte of a number (sign and the upper seven bits of the exponent) becomes a sign and one of eight values of a table;
-//   the lower byte stays. The few numbers that do not fit are kept in a list and put back. Nothing is lost.
-// - INT8: 8 bits and a bf16 scale for every 32 columns of a row. Something is lost, so somebody has to ask for it.
+//   the lower byte stays.
+// - NIBBLES: 4 bits, with a scale and a least number for every 32 columns of a row: the same numbers, where they lie on
+//   such a grid.
+// - BYTES: 8 bits, with a scale for every 32 columns of a row: the same numbers, or the nearest ones where somebody asked
+//   for it.
 //
-// In all of them a matrix is blocks of 32 rows, a block is steps of 32 columns, and a step, unpacked, is two tiles of 16
-// rows: 16 pairs of columns of 16 rows x 2 numbers. That is what AMX loads and what a bf16 dot product reads.
+// The few numbers that do not fit are kept in a list and put back. Nothing is lost, except in that last case.
+//
+// In all of them a matrix is blocks of 32 rows, and steps of 32 columns. In the first two a block is steps that are, once
+// unpacked, two tiles of 16 rows: 16 pairs of columns of 16 rows x 2 numbers, the right side of a product with tiles. In
+// the others, whose numbers share scales along a row, a block is two strips of 16 rows, each of them steps whose rows come
+// out one by one: the left side of a product with tiles, whose sums are then to be transposed, or of a dot product.
 #pragma once
 
 #include <algorithm>
@@ -21,86 +28,32 @@
 
 #include <immintrin.h>
 
+#include "grid.h"
 #include "numbers.h"
 #include "team.h"
 
 namespace {
 
-// ---- tiles -------------------------------------------------------------------------------------------------------------
-
-#ifdef PB_AMX
-// GCC 12 does not tell itself that these read memory: what is stored before them might be left out or come later.
-#undef _tile_loadd
-#define _tile_loadd(tile, base, stride)                                                             \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
-                   : "memory")
-
-// The same of what is not needed again soon: it passes by the first level's cache, and what is there stays.
-#define tile_load_passing(tile, base, stride)                                                          \
-  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
-                   : "memory")
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t colsb[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// Tiles 0 to 3 are sums [m0|m1, 16], 4 and 5 the left side [m0|m1, 32], 6 and 7 the right side [16 pairs, 16].
-thread_local int tiles_m0 = -1, tiles_m1 = -1;
-
-inline void set_tiles(int m0, int m1) {
-  if (m0 == tiles_m0 && m1 == tiles_m1) return;
-  TileConfig c;
-  for (int t = 0; t < 8; ++t) c.colsb[t] = 64;
-  const int n1 = m1 ? m1 : 1;
-  const int rows[8] = {m0, m0, n1, n1, m0, n1, 16, 16};
-  for (int t = 0; t < 8; ++t) c.rows[t] = uint8_t(rows[t]);
-  __asm__ volatile("ldtilecfg %0" ::"m"(c));
-  tiles_m0 = m0;
-  tiles_m1 = m1;
-}
-
-inline void release_tiles() {
-  _tile_release();
-  tiles_m0 = tiles_m1 = -1;
-}
-#else
-inline void release_tiles() {}
-#endif
-
 // ---- formats -----------------------------------------------------------------------------------------------------------
 
-enum Format { BF16 = 0, BF12 = 1, INT8 = 2 };
+enum Format { BF16 = 0, BF12 = 1, BYTES = 2, NIBBLES = 3, FORMATS };
+
+// What somebody asked for: 16 bits; the same numbers in as few as will do; at most 8 bits, the nearest numbers where they
+// do not fit exactly; the same numbers in 12, whether or not they lie on a grid.
+enum Wanted { PLAIN = 0, EXACT = 1, EIGHT = 2, TWELVE = 3 };
 
 constexpr int MB = 32, NB = 32, KB = 32;  // rows, columns of a block of sums; columns of a step
+constexpr int STRIP = 16;                 // rows of a strip
 constexpr int STEP = NB * KB;             // numbers of a step
 
+constexpr bool in_strips(Format f) { return f == BYTES || f == NIBBLES; }
+
+// Of a strip's step: codes, scales, and with NIBBLES least numbers.
+constexpr size_t strip_bytes(Format f) { return f == BYTES ? STRIP * (KB + 2) : STRIP * (KB / 2 + 4); }
+
 constexpr size_t step_bytes(Format f) {
-  return f == BF16 ? STEP * 2 : f == BF12 ? STEP * 3 / 2 : STEP + NB * 2;
+  return f == BF16 ? STEP * 2 : f == BF12 ? STEP * 3 / 2 : 2 * strip_bytes(f);
 }
-
-// The left side of products as tiles read it: for every 32 rows (or all, where there are fewer) and step of 32 columns the
-// rows' parts of it, one after another. Columns up to a multiple of 32 have to be zero.
-struct Left {
-  bf16* p;
-  int steps, height;  // steps of a row; rows together
-
-  Left(bf16* p, int columns, int rows) : p(p), steps((columns + KB - 1) / KB), height(std::min(rows, MB)) {}
-  static size_t size(int columns, int rows) { return size_t(round_up(columns, KB)) * round_up(rows, MB); }
-
-  struct Row {
-    bf16* p;
-    size_t step;
-    bf16* at(int column) const { return p + column / KB * step + column % KB; }
-    void zero_from(int column) const {
-      if (column % KB) memset(at(column), 0, (KB - column % KB) * sizeof(bf16));
-    }
-  };
-  Row row(int i) const { return {rows(i / MB * MB) + i % MB * KB, size_t(height) * KB}; }
-  // From row i on, a multiple of 32; the next step is `height` * 32 numbers further.
-  bf16* rows(int i) const { return p + size_t(i) * steps * KB; }
-};
 
 // Where number `i` of row `j` (both below 32) stands in an unpacked step.
 inline int place(int j, int i) { return (j / 16) * 512 + (i / 2) * 32 + (j % 16) * 2 + (i & 1); }
@@ -124,29 +77,20 @@ struct Matrix {
   int blocks() const { return n_pad / NB; }
   size_t block_bytes() const { return steps() * step_bytes(format); }
   const uint8_t* block(int nb) const { return data + nb * block_bytes(); }
+  const uint8_t* strip(int nb, int half) const { return block(nb) + half * (block_bytes() / 2); }
 
   // `row(j)` points to k numbers, or is null, which stands for zeros. May throw std::bad_alloc.
   template <class Row>
-  void pack(Team& team, Arena& arena, int n_, int k_, Format wanted, Row&& row) {
+  void pack(Team& team, Arena& arena, int n_, int k_, Wanted wanted, Row&& row) {
     n = n_, k = k_, n_pad = round_up(n, NB), k_pad = round_up(k, KB);
-    format = wanted;
-#ifndef PB_AVX512
-    if (format == BF12) format = BF16;
+#ifdef PB_AVX512
+    if (wanted == EXACT || wanted == EIGHT)
+      for (Format one : {NIBBLES, BYTES})
+        if (on_grid(one, row, 64) && try_pack(team, arena, one, true, row)) return;
+    if ((wanted == EXACT || wanted == TWELVE) && choose_upper(team, row) && try_pack(team, arena, BF12, true, row)) return;
 #endif
-    if (format == BF12 && !choose_upper(team, row)) format = BF16;
-    data = arena.take(block_bytes() * blocks());
-    std::vector<std::vector<Rest>> found(blocks());
-    std::atomic<int> next{0};
-    team.run([&](int) {
-      for (int nb; (nb = next.fetch_add(1)) < blocks();)
-        for (int s = 0; s < steps(); ++s) pack_step(row, nb, s, found[nb]);
-    });
-    rest_from.assign(1, 0);
-    rest.clear();
-    for (auto& one : found) {
-      rest.insert(rest.end(), one.begin(), one.end());
-      rest_from.push_back(int32_t(rest.size()));
-    }
+    if (wanted == EIGHT && try_pack(team, arena, BYTES, false, row)) return;
+    try_pack(team, arena, BF16, true, row);
   }
 
   // What is kept apart of a step, into its unpacked numbers. `at` goes through the block's rest, step by step.
@@ -155,17 +99,37 @@ struct Matrix {
       to[place(rest[at].row, rest[at].column % KB)] = rest[at].value;
   }
 
-  // c[m rows][NB] += what of block nb is kept apart, times a: for the few rows whose weights are nowhere unpacked.
-  void add_rest(const Left& a, int m, int nb, float* c) const {
-    if (format != BF12) return;
-    for (int i = rest_from[nb]; i < rest_from[nb + 1]; ++i) {
-      const Rest& one = rest[i];
-      const bf16* from = a.row(0).at(one.column);
-      for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(from[r * KB]) * to_float(one.value);
+ private:
+  // False, and nothing is taken, where too many numbers do not fit.
+  template <class Row>
+  bool try_pack(Team& team, Arena& arena, Format f, bool exactly, Row&& row) {
+    format = f;
+    const Arena::Mark before = arena.mark();
+    data = arena.take(block_bytes() * blocks());
+    std::vector<std::vector<Rest>> found(blocks());
+    std::atomic<int> next{0};
+    team.run([&](int) {
+      for (int nb; (nb = next.fetch_add(1)) < blocks();) {
+        if (in_strips(f)) {
+          pack_strips(row, nb, exactly, found[nb]);
+          continue;
+        }
+        for (int s = 0; s < steps(); ++s) pack_step(row, nb, s, found[nb]);
+      }
+    });
+    rest_from.assign(1, 0);
+    rest.clear();
+    for (auto& one : found) {
+      rest.insert(rest.end(), one.begin(), one.end());
+      rest_from.push_back(int32_t(rest.size()));
     }
+    if (f == BF16 || rest.size() <= MOST_APART * n * k) return true;
+    arena.back_to(before);
+    return false;
   }
 
- private:
+  static constexpr double MOST_APART = 1.0 / 256;
+
   // The seven upper bytes that most numbers have, besides that of zero. False where too many numbers have another one.
   template <class Row>
   bool choose_upper(Team& team, Row&& row) {
@@ -195,7 +159,7 @@ struct Matrix {
       upper[8 + code] = upper[code] | 0x80;
       code_of[upper[code]] = uint8_t(code);
     }
-    return left <= int64_t(n) * k / 256;
+    return left <= MOST_APART * n * k;
   }
 
   template <class Row>
@@ -211,10 +175,8 @@ struct Matrix {
     uint8_t* to = data + nb * block_bytes() + s * step_bytes(format);
     if (format == BF16) {
       memcpy(to, plain, sizeof plain);
-    } else if (format == BF12) {
-      pack12(plain, to, s, found);
     } else {
-      pack8(plain, to);
+      pack12(plain, to, s, found);
     }
   }
 
@@ -240,21 +202,66 @@ struct Matrix {
     }
   }
 
-  // 1024 numbers as in an unpacked step, then 32 scales.
-  static void pack8(const bf16* plain, uint8_t* to) {
-    bf16* scales = reinterpret_cast<bf16*>(to + STEP);
-    for (int j = 0; j < NB; ++j) {
-      float most = 0;
-      for (int i = 0; i < KB; ++i) most = std::max(most, std::fabs(to_float(plain[place(j, i)])));
-      bf16 scale = to_bf16(most / 127.0f);
-      if (to_float(scale) * 127.5f < most) ++scale;
-      scales[j] = scale;
-      const float factor = to_float(scale) > 0 ? 1.0f / to_float(scale) : 0.0f;
-      for (int i = 0; i < KB; ++i) {
-        const float q = std::nearbyint(to_float(plain[place(j, i)]) * factor);
-        reinterpret_cast<int8_t*>(to)[place(j, i)] = int8_t(std::min(127.0f, std::max(-127.0f, q)));
-      }
+  // 32 numbers of a row, zeros behind its end.
+  template <class Row>
+  void read_grid(Row&& row, int j, int s, bf16 (&x)[GRID]) const {
+    const bf16* from = j < n ? row(j) : nullptr;
+    const int columns = from ? std::min(KB, k - s * KB) : 0;
+    if (columns) memcpy(x, from + s * KB, columns * sizeof(bf16));
+    memset(x + columns, 0, (KB - columns) * sizeof(bf16));
+  }
+
+  static bool find_grid(Format f, bool exactly, const bf16* x, OnGrid& found) {
+#ifdef PB_AVX512
+    if (exactly) return f == NIBBLES ? on_16(x, found) : on_255(x, found);
+#endif
+    return nearest_of_255(x, found);
+  }
+
+#ifdef PB_AVX512
+  // Of `tries` grids all over the matrix, are nearly all as they should be? Those of zeros do not count.
+  template <class Row>
+  bool on_grid(Format f, Row&& row, int tries) const {
+    const int64_t all = int64_t(n) * steps(), every = std::max<int64_t>(1, all / tries);
+    int seen = 0, good = 0;
+    for (int64_t i = every / 2; i < all; i += every) {
+      bf16 x[GRID];
+      OnGrid found;
+      read_grid(row, int(i / steps()), int(i % steps()), x);
+      if (std::all_of(x, x + GRID, [](bf16 one) { return one == 0; })) continue;
+      ++seen;
+      good += find_grid(f, true, x, found);
     }
+    return good >= seen - seen / 16;
+  }
+#endif
+
+  template <class Row>
+  void pack_strips(Row&& row, int nb, bool exactly, std::vector<Rest>& found) {
+    // Step by step, since that is the order of what is kept apart.
+    for (int s = 0; s < steps(); ++s)
+      for (int half = 0; half < 2; ++half) {
+        uint8_t* to = data + nb * block_bytes() + half * (block_bytes() / 2) + s * strip_bytes(format);
+        memset(to, 0, strip_bytes(format));
+        float16* scales = reinterpret_cast<float16*>(to + STRIP * KB / (format == BYTES ? 1 : 2));
+        for (int r = 0; r < STRIP; ++r) {
+          bf16 x[GRID];
+          OnGrid grid;
+          read_grid(row, nb * NB + half * STRIP + r, s, x);
+          if (!find_grid(format, exactly, x, grid)) {
+            for (int i = 0; i < GRID; ++i)
+              if (x[i]) found.push_back({s * KB + i, int16_t(half * STRIP + r), x[i]});
+            continue;
+          }
+          scales[r] = grid.scale;
+          if (format == NIBBLES) scales[STRIP + r] = grid.least;
+          for (int i = 0; i < GRID; ++i)
+            if (format == BYTES)
+              to[r * KB + i] = uint8_t(grid.code[i]);
+            else  // four rows together: each has its own nibble of 16 bits
+              to[r / 4 * 64 + i * 2 + r % 4 / 2] |= uint8_t(grid.code[i] << (r % 2 * 4));
+        }
+      }
   }
 };
 
@@ -290,82 +297,117 @@ struct Unpacker {
         rows(g * 4 + 2, _mm512_unpacklo_epi8(l1, h1));
         rows(g * 4 + 3, _mm512_unpackhi_epi8(l1, h1));
       }
-    } else {
-      const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-      const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-#pragma GCC unroll 2
-      for (int t = 0; t < 2; ++t) {
-        const __m512 scale = _mm512_castsi512_ps(
-            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i*)(p + STEP + t * 32))), 16));
-        const __m512 low = _mm512_permutexvar_ps(first, scale), high = _mm512_permutexvar_ps(second, scale);
-#pragma GCC unroll 16
-        for (int r = 0; r < 16; ++r) {
-          const uint8_t* q = p + t * 512 + r * 32;
-          const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)q)));
-          const __m512 y = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)(q + 16))));
-          rows(t * 16 + r, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(y, high), _mm512_mul_ps(x, low)));
-        }
-      }
     }
   }
 };
-#else
-struct Numbers {
-  bf16 x[32];
-};
-inline void store_row(bf16* to, const Numbers& row) { memcpy(to, row.x, sizeof row.x); }
 
+// The same of a strip.
 template <Format F>
-struct Unpacker {
-  explicit Unpacker(const Matrix&) {}
+struct StripUnpacker {
+  static_assert(in_strips(F));
+  __m512 points = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 
+  // `rows(r, numbers)` for the 16 rows of a step, in order: 32 columns each.
   template <class Done>
   inline void step(const uint8_t* p, Done&& rows) const {
-    static_assert(F == INT8, "plain weights are not unpacked, and 12 bits take AVX-512");
-    const bf16* scales = reinterpret_cast<const bf16*>(p + STEP);
-    for (int r = 0; r < 32; ++r) {
-      Numbers row;
-      for (int i = 0; i < 32; ++i)
-        row.x[i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * 32 + i] * to_float(scales[r / 16 * 16 + i / 2]));
-      rows(r, row);
+    const auto floats = [](const uint8_t* from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); };
+    alignas(64) float scale[STRIP];
+    if constexpr (F == NIBBLES) {
+      alignas(64) float least[STRIP];
+      _mm512_store_ps(scale, floats(p + STRIP * KB / 2));
+      _mm512_store_ps(least, floats(p + STRIP * KB / 2 + STRIP * 2));
+#pragma GCC unroll 4
+      for (int g = 0; g < 4; ++g) {
+        const __m512i codes = _mm512_load_si512(p + g * 64);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int r = g * 4 + i;
+          // The 16 points of the row, twice: what the upper bits of a code are does not matter then.
+          const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(scale[r]), _mm512_set1_ps(least[r]));
+          const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(all, all);
+          rows(r, _mm512_permutexvar_epi16(i ? _mm512_srli_epi16(codes, i * 4) : codes, table));
+        }
+      }
+    } else {
+      _mm512_store_ps(scale, floats(p + STRIP * KB));
+#pragma GCC unroll 16
+      for (int r = 0; r < STRIP; ++r) {
+        const auto part = [&](int from) {
+          return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + r * KB + from))));
+        };
+        const __m512 by = _mm512_set1_ps(scale[r]);
+        rows(r, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(part(16), by), _mm512_mul_ps(part(0), by)));
+      }
     }
   }
 };
 #endif
 
 // How far ahead weights are asked for. Farther, they push each other out of the few buffers that wait for memory.
-constexpr int AHEAD = 1024;
+constexpr int AHEAD = 2048;
 
-// The lines of a step, one after the other while its 32 rows are worked on: memory is kept busy all the time.
-template <Format F>
+// The lines of `bytes` further on, one after the other while `rows` rows are worked on: memory is kept busy all the time.
+template <size_t BYTES_OF, int ROWS>
 inline void ask_ahead(const uint8_t* p, int row) {
-  constexpr int lines = int(step_bytes(F) / 64);
-  const int line = row * lines / 32;
-  if ((row + 1) * lines / 32 > line) _mm_prefetch((const char*)p + AHEAD + line * 64, _MM_HINT_T0);
+  constexpr int lines = int((BYTES_OF + 63) / 64);
+  const int line = row * lines / ROWS;
+  if ((row + 1) * lines / ROWS > line) _mm_prefetch((const char*)p + AHEAD + line * 64, _MM_HINT_T0);
 }
 
 // Goes through a block of weights, step by step.
 template <Format F>
 struct Cursor {
   const Matrix& w;
-  const Unpacker<F> unpacker;
   const int nb;
   int step = 0, rest = 0;
-  const uint8_t* p;
 
-  Cursor(const Matrix& w, int nb) : w(w), unpacker(w), nb(nb), rest(F == BF12 ? w.rest_from[nb] : 0), p(w.block(nb)) {}
+  Cursor(const Matrix& w, int nb) : w(w), nb(nb), rest(w.rest_from[nb]) {}
 
   // Unpacks a step to `to`. `between(row)` is called after each of its 32 rows.
   template <class Fn>
   void unpack(bf16* to, Fn&& between) {
-    unpacker.step(p, [&](int r, auto row) {
-      ask_ahead<F>(p, r);
-      store_row(to + r * 32, row);
-      between(r);
-    });
-    if constexpr (F == BF12) w.put_rest(nb, step, rest, to);
-    p += step_bytes(F);
+    if constexpr (in_strips(F)) {
+      for (int half = 0; half < 2; ++half) unpack_strip(w.strip(nb, half) + step * strip_bytes(F), half, to, between);
+    } else {
+#ifdef PB_AVX512
+      const Unpacker<F> unpacker(w);
+      const uint8_t* p = w.block(nb) + step * step_bytes(F);
+      unpacker.step(p, [&](int r, __m512i row) {
+        ask_ahead<step_bytes(F), 32>(p, r);
+        _mm512_store_si512(to + r * 32, row);
+        between(r);
+      });
+#endif
+    }
+    w.put_rest(nb, step, rest, to);
     ++step;
+  }
+
+ private:
+  template <class Fn>
+  void unpack_strip(const uint8_t* p, int half, bf16* to, Fn&& between) {
+    to += half * (STEP / 2);
+#ifdef PB_AVX512
+    __m512i rows[STRIP];
+    StripUnpacker<F>().step(p, [&](int r, __m512i row) {
+      ask_ahead<strip_bytes(F), STRIP>(p, r);
+      rows[r] = row;
+    });
+    transpose16(rows);
+    for (int r = 0; r < STRIP; ++r) {
+      _mm512_store_si512(to + r * 32, rows[r]);
+      between(half * STRIP + r);
+    }
+#else
+    static_assert(F == BYTES, "the others take AVX-512");
+    const float16* scales = reinterpret_cast<const float16*>(p + STRIP * KB);
+    for (int r = 0; r < STRIP; ++r) {
+      const float scale = float_of_16(scales[r]);
+      for (int i = 0; i < KB; ++i)
+        to[place(r, i)] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * KB + i] * scale);
+      between(half * STRIP + r);
+    }
+#endif
   }
 };
 
@@ -374,338 +416,10 @@ template <class Fn>
 inline auto by_format(const Matrix& w, Fn&& f) {
 #ifdef PB_AVX512
   if (w.format == BF12) return f(std::integral_constant<Format, BF12>{});
+  if (w.format == NIBBLES) return f(std::integral_constant<Format, NIBBLES>{});
 #endif
-  if (w.format == INT8) return f(std::integral_constant<Format, INT8>{});
+  if (w.format == BYTES) return f(std::integral_constant<Format, BYTES>{});
   return f(std::integral_constant<Format, BF16>{});
-}
-
-// ---- blocks of sums ----------------------------------------------------------------------------------------------------
-
-#ifdef PB_AMX
-// Four tiles of sums [m0|m1, 16 + 16], of up to 32 rows: begun with zeros, or with what is in c.
-inline void begin_sums(int m, const float* c, bool add) {
-  const int m0 = std::min(m, 16), m1 = m - m0;
-  set_tiles(m0, m1);
-  if (!add) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    return;
-  }
-  tile_load_passing(0, c, NB * 4);
-  tile_load_passing(1, c + 16, NB * 4);
-  if (!m1) return;
-  tile_load_passing(2, c + 16 * NB, NB * 4);
-  tile_load_passing(3, c + 16 * NB + 16, NB * 4);
-}
-
-inline void end_sums(int m, float* c) {
-  _tile_stored(0, c, NB * 4);
-  _tile_stored(1, c + 16, NB * 4);
-  if (m <= 16) return;
-  _tile_stored(2, c + 16 * NB, NB * 4);
-  _tile_stored(3, c + 16 * NB + 16, NB * 4);
-}
-
-// A quarter of a step, in the order that loads each tile once. With PASSING the left side streams by.
-template <bool PASSING>
-inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
-  if (which == 0) {
-    if constexpr (PASSING)
-      tile_load_passing(4, left, KB * 2);
-    else
-      _tile_loadd(4, left, KB * 2);
-    _tile_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-  } else if (which == 1) {
-    _tile_loadd(7, right + 512, 64);
-    _tile_dpbf16ps(1, 4, 7);
-  } else if (both && which == 2) {
-    if constexpr (PASSING)
-      tile_load_passing(5, left + 16 * KB, KB * 2);
-    else
-      _tile_loadd(5, left + 16 * KB, KB * 2);
-    _tile_dpbf16ps(2, 5, 6);
-  } else if (both) {
-    _tile_dpbf16ps(3, 5, 7);
-  }
-}
-#endif
-
-// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
-// `meanwhile()` is called once per step: what else there is to do fits between tiles.
-template <class Fn>
-inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int steps, float* c, bool add, Fn&& meanwhile) {
-#if defined(PB_AMX)
-  begin_sums(m, c, add);
-  const auto all = [&](bool both) {
-    for (int s = 0; s < steps; ++s, a += height * KB, tiles += STEP) {
-      for (int which = 0; which < 4; ++which) quarter<true>(which, both, a, tiles);
-      meanwhile();
-    }
-  };
-  if (m > 16)
-    all(true);
-  else
-    all(false);
-  end_sums(m, c);
-#elif defined(PB_AVX512)
-  for (int r = 0; r < m; r += 8) {
-    const int rows = std::min(8, m - r);
-    __m512 s0[8], s1[8];
-    for (int i = 0; i < 8; ++i) {
-      s0[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB) : _mm512_setzero_ps();
-      s1[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB + 16) : _mm512_setzero_ps();
-    }
-    for (int s = 0; s < steps; ++s) {
-      for (int p = 0; p < 16; ++p) {
-        const __m512bh x = (__m512bh)_mm512_load_si512(tiles + s * STEP + p * 32);
-        const __m512bh y = (__m512bh)_mm512_load_si512(tiles + s * STEP + 512 + p * 32);
-        for (int i = 0; i < 8; ++i) {
-          if (i >= rows) break;
-          int32_t pair;
-          memcpy(&pair, a + (size_t(s) * height + r + i) * KB + p * 2, 4);
-          const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
-          s0[i] = _mm512_dpbf16_ps(s0[i], left, x);
-          s1[i] = _mm512_dpbf16_ps(s1[i], left, y);
-        }
-      }
-      if (r == 0) meanwhile();
-    }
-    for (int i = 0; i < rows; ++i) {
-      _mm512_storeu_ps(c + (r + i) * NB, s0[i]);
-      _mm512_storeu_ps(c + (r + i) * NB + 16, s1[i]);
-    }
-  }
-#else
-  if (!add) memset(c, 0, sizeof(float) * m * NB);
-  for (int s = 0; s < steps; ++s) {
-    for (int half = 0; half < 2; ++half)
-      for (int p = 0; p < 16; ++p) {
-        const bf16* pairs = tiles + s * STEP + half * 512 + p * 32;
-        float even[16], odd[16];
-        for (int j = 0; j < 16; ++j) even[j] = to_float(pairs[j * 2]), odd[j] = to_float(pairs[j * 2 + 1]);
-        for (int i = 0; i < m; ++i) {
-          const bf16* left = a + (size_t(s) * height + i) * KB + p * 2;
-          const float x = to_float(left[0]), y = to_float(left[1]);
-          float* sum = c + i * NB + half * 16;
-          for (int j = 0; j < 16; ++j) sum[j] += x * even[j] + y * odd[j];
-        }
-      }
-    meanwhile();
-  }
-#endif
-}
-
-// The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles` afterwards;
-// if not, `tiles` holds two.
-template <Format F, bool KEEP, class Fn>
-inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int steps, bf16* tiles, float* c, bool add,
-                         Fn&& meanwhile) {
-#ifdef PB_AMX
-  begin_sums(m, c, add);
-  const bool both = m > 16;
-  const auto place_of = [&](int s) { return tiles + (KEEP ? s : s & 1) * STEP; };
-  from.unpack(place_of(0), [](int) {});
-  for (int s = 0; s < steps; ++s, a += height * KB) {
-    const bf16* now = place_of(s);
-    if (s + 1 < steps)
-      from.unpack(place_of(s + 1), [&](int r) {
-        if (r % 8 == 0) quarter<KEEP>(r / 8, both, a, now);
-      });
-    else
-      for (int which = 0; which < 4; ++which) quarter<KEEP>(which, both, a, now);
-    meanwhile();
-  }
-  end_sums(m, c);
-#else
-  for (int s = 0; s < steps; ++s) from.unpack(tiles + s * STEP, [](int) {});
-  tile_block(a, height, m, tiles, steps, c, add, meanwhile);
-#endif
-}
-
-#ifdef PB_AVX512
-// The same straight from packed weights, for one or two rows, all of a Left: every number is used where it was unpacked.
-template <Format F, int M>
-inline void dot_block(const bf16* a, const Matrix& w, int nb, float* c) {
-  const Unpacker<F> unpacker(w);
-  const uint8_t* p = w.block(nb);
-  __m512 sums[M][4];
-  for (auto& row : sums)
-    for (auto& one : row) one = _mm512_setzero_ps();
-  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F), a += M * KB) {
-    unpacker.step(p, [&](int r, __m512i row) {
-      ask_ahead<F>(p, r);
-#pragma GCC unroll 2
-      for (int i = 0; i < M; ++i) {
-        int32_t pair;
-        memcpy(&pair, a + i * KB + r % 16 * 2, 4);
-        __m512& sum = sums[i][r / 16 * 2 + (r & 1)];
-        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)row);
-      }
-    });
-  }
-  for (int i = 0; i < M; ++i)
-    for (int half = 0; half < 2; ++half)
-      _mm512_storeu_ps(c + i * NB + half * 16, _mm512_add_ps(sums[i][half * 2], sums[i][half * 2 + 1]));
-}
-#endif
-
-#ifdef PB_AMX
-// The same for up to 32 rows of plain weights, which come from memory.
-inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int nb, float* c) {
-  const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
-  const bool both = m > 16;
-  begin_sums(m, c, false);
-  for (int s = 0; s < w.steps(); ++s, a += height * KB, tiles += STEP)
-#pragma GCC unroll 32
-    for (int r = 0; r < 32; ++r) {
-      ask_ahead<BF16>(reinterpret_cast<const uint8_t*>(tiles), r);
-      if (r % 8 == 0) quarter<false>(r / 8, both, a, tiles);
-    }
-  end_sums(m, c);
-}
-#endif
-
-// c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `scratch` holds an unpacked block.
-inline void block(const Left& a, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
-  by_format(w, [&](auto format) {
-    constexpr Format F = decltype(format)::value;
-#ifdef PB_AVX512
-    if (m <= 2) {
-      if (m == 1)
-        dot_block<F, 1>(a.p, w, nb, c);
-      else
-        dot_block<F, 2>(a.p, w, nb, c);
-      w.add_rest(a, m, nb, c);
-      return;
-    }
-#endif
-    if constexpr (F == BF16) {
-#ifdef PB_AMX
-      plain_block(a.p, a.height, m, w, nb, c);
-#else
-      tile_block(a.p, a.height, m, reinterpret_cast<const bf16*>(w.block(nb)), w.steps(), c, false, [] {});
-#endif
-    } else {
-      Cursor<F> from(w, nb);
-      packed_block<F, false>(a.p, a.height, m, from, w.steps(), scratch, c, false, [] {});
-    }
-  });
-}
-
-// Weights that will be read next begin to move while others are still at work.
-inline void warm(const Matrix& w, int nb) {
-  if (nb >= w.blocks()) return;
-  const char* p = reinterpret_cast<const char*>(w.block(nb));
-  for (size_t i = 0; i < std::min(w.block_bytes(), size_t(8192)); i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
-}
-
-// ---- products ----------------------------------------------------------------------------------------------------------
-
-// What a thread needs besides: sums and unpacked blocks.
-struct ProductSpace {
-  Buffer<float> c;
-  Buffer<bf16> tiles;
-};
-
-// How a product is divided: into items, a block of weights for a group of rows each, group by group. All threads work on all
-// rows, each with its part of the weights, where these rows stay in a core's cache. Where they do not, each has rows of its
-// own, and all of the weights: what one core has written another one is slow to get.
-struct Division {
-  int together, groups, blocks, part;  // rows of a group; items of a thread
-
-  Division(const Matrix& w, int m, int threads) : blocks(w.blocks()) {
-    const int most = std::max(MB, int(CACHED / (size_t(w.k_pad) * 2)) / MB * MB);
-    const int own = m <= most ? m : rows_of_one(m, threads), apart = m <= most ? 1 : threads, each = (own + most - 1) / most;
-    together = round_up((own + each - 1) / each, MB);
-    groups = apart * each;
-    part = (items() + threads - 1) / threads;
-  }
-  int items() const { return groups * blocks; }
-
-  // Rows of a thread, where each has its own.
-  static int rows_of_one(int m, int threads) { return round_up((m + threads - 1) / threads, MB); }
-
- private:
-  static constexpr size_t CACHED = size_t(1) << 20;  // half of the second level
-};
-
-// Steps of unpacked weights that stay in the first level's cache while rows pass by.
-constexpr int MOST_STEPS = 20;
-
-// More than 32 rows. A part of a block of weights, as much as the first level's cache holds, is unpacked with the first 32
-// rows; then the others pass by. While tiles work on a block of sums, the one before is given away, row by row, and memory is
-// asked for the next block of weights.
-template <Format F, class Done>
-void wide_product(Shared& work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
-                  Done&& done) {
-  const int steps = w.steps(), parts = (steps + MOST_STEPS - 1) / MOST_STEPS, some = (steps + parts - 1) / parts;
-  const int rows_per_step = (MB + some - 1) / some, most_blocks = (division.together + MB - 1) / MB;
-  // One more than are worked on: the last ones of a block of weights are given away while the next is worked on.
-  const int places = parts == 1 ? 2 : most_blocks + 1;
-  float* c = space.c.need(size_t(places) * MB * NB);
-  bf16* scratch = F == BF16 ? nullptr : space.tiles.need(size_t(some) * STEP);
-  struct {
-    int row = 0, rows = 0, nb = 0, given = 0;
-    const float* sums = nullptr;
-  } ready;
-  const auto give = [&](int most) {
-    const int n = std::min(most, ready.rows - ready.given);
-    if (n <= 0) return;
-    done(ready.row + ready.given, n, ready.nb, ready.sums + ready.given * NB);
-    ready.given += n;
-  };
-  OneByOne items{work};
-  int begin = 0;  // where the sums of the first rows are
-  for (int item = items.next(), later; item >= 0; item = later) {
-    const int nb = item % division.blocks, first = item / division.blocks * division.together;
-    const int last = std::min(m, first + division.together);
-    const int blocks = std::max(0, last - first + MB - 1) / MB;
-    later = items.next();
-    const char* ahead = reinterpret_cast<const char*>(later >= 0 ? w.block(later % division.blocks) : nullptr);
-    const size_t slice = ahead ? w.block_bytes() / 64 / (size_t(std::max(1, blocks)) * steps) + 1 : 0;
-    Cursor<F> from(w, nb);
-    for (int s = 0; s < steps; s += some) {
-      const int count = std::min(some, steps - s);
-      for (int i = 0; i < blocks; ++i) {
-        const int r = first + i * MB, rows = std::min(MB, last - r);
-        float* sums = c + size_t((begin + i) % places) * MB * NB;
-        const bf16* left = a.rows(r) + size_t(s) * a.height * KB;
-        const auto meanwhile = [&] {
-          give(rows_per_step);
-          for (size_t line = 0; line < slice; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-        };
-        if constexpr (F == BF16)
-          tile_block(left, a.height, rows, reinterpret_cast<const bf16*>(w.block(nb)) + s * STEP, count, sums, s > 0, meanwhile);
-        else if (i == 0)
-          packed_block<F, true>(left, a.height, rows, from, count, scratch, sums, s > 0, meanwhile);
-        else
-          tile_block(left, a.height, rows, scratch, count, sums, s > 0, meanwhile);
-        give(MB);
-        if (s + some >= steps) ready = {r, rows, nb, 0, sums};
-      }
-    }
-    begin = (begin + blocks) % places;
-  }
-  give(MB);
-}
-
-// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
-template <class Done>
-void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space, Done&& done) {
-  if (m > MB) {
-    by_format(w, [&](auto format) { wide_product<decltype(format)::value>(work, division, a, m, w, space, done); });
-    return;
-  }
-  float* c = space.c.need(MB * NB);
-  bf16* scratch = space.tiles.need(size_t(w.steps()) * STEP);
-  OneByOne items{work};
-  for (int nb; (nb = items.next()) >= 0;) {
-    block(a, m, w, nb, scratch, c);
-    done(0, m, nb, c);
-  }
 }
 
 }  // namespace

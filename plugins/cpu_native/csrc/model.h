@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "matrix.h"
+#include "product.h"
 #include "numbers.h"
 #include "plan.h"
 #include "sampling.h"
@@ -16,7 +16,7 @@
 extern "C" {
 
 struct PbShape {
-  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, format;
+  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, wanted;
   float eps, scale;
 };
 

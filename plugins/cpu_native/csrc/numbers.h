@@ -34,6 +34,21 @@ inline bf16 to_bf16(float f) {  // to nearest even; NaN stays NaN
   return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+using float16 = uint16_t;
+
+inline float float_of_16(float16 x) { return _cvtsh_ss(x); }
+
+template <int ROUNDING = _MM_FROUND_TO_NEAREST_INT>
+inline float16 to_float16(float x) {
+  return float16(_cvtss_sh(x, ROUNDING));
+}
+
+// The smallest number that is larger; of the largest one, infinity.
+inline float16 next_above(float16 x) {
+  if (!(x & 0x8000)) return x + 1;
+  return x == 0x8000 ? 1 : x - 1;
+}
+
 inline void floats_to_bf16(const float* from, bf16* to, int n) {
   int i = 0;
 #ifdef PB_AVX512
@@ -99,6 +114,17 @@ class Arena {
     left_ -= bytes;
     return p;
   }
+  // Where it stands, to give back later what was taken since.
+  struct Mark {
+    uint8_t* at;
+    size_t left, chunks;
+  };
+  Mark mark() const { return {at_, left_, chunks_.size()}; }
+  void back_to(const Mark& before) {
+    for (; chunks_.size() > before.chunks; chunks_.pop_back()) free(chunks_.back());
+    at_ = before.at, left_ = before.left;
+  }
+
   Arena() = default;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -113,6 +139,31 @@ class Arena {
 };
 
 #ifdef PB_AVX512
+// Of 16 rows of 16 numbers of 32 bits.
+inline void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
 // e^x for x <= 87, by a polynomial of 2^f (relative error below 2e-7, which float32 and bf16 weights do not see).
 inline __m512 exp512(__m512 x) {
   const __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(1.44269504f));

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.plugins.cpu_native.library import load
-from pegboard.plugins.cpu_native.model import FORMATS
+from pegboard.plugins.cpu_native.library import FORMATS, load
+from pegboard.plugins.cpu_native.model import WANTED
 from tests.plugins.cpu_native.instruction_sets import SETS
 
 SHAPES = [
@@ -16,12 +16,12 @@ SHAPES = [
 """Rows on the left and columns: each way to multiply, weights in several parts, and groups of rows."""
 
 
-def multiply(name: str, kept: str, w: torch.Tensor, a: torch.Tensor, threads: int = 2) -> tuple[torch.Tensor, int]:
+def multiply(name: str, kept: str, w: torch.Tensor, a: torch.Tensor, threads: int = 2) -> tuple[torch.Tensor, str]:
     """a * w^T, and the format that the weights came to be in."""
     out = torch.full((a.shape[0], w.shape[0]), float("nan"))
     n, k = w.shape
-    arguments = (threads, FORMATS[kept], w.data_ptr(), n, k, a.data_ptr(), a.shape[0], out.data_ptr())
-    return out, load(name).pb_multiply(*arguments)
+    arguments = (threads, WANTED[kept], w.data_ptr(), n, k, a.data_ptr(), a.shape[0], out.data_ptr())
+    return out, list(FORMATS)[load(name).pb_multiply(*arguments)]
 
 
 def numbers(rows: int, columns: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -51,13 +51,13 @@ def close(found: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-@pytest.mark.parametrize("kept", ["bf16", "plain"])
+@pytest.mark.parametrize("kept", ["bf16", "bf12", "plain"])
 def test_nothing_is_lost(name: str, rows: int, columns: int, kept: str) -> None:
     w, a = odd(numbers(70, columns, 1, 0.05)), numbers(rows, columns, 2)
     found, came = multiply(name, kept, w, a)
     close(found, w, a)
-    compressed = kept == "bf16" and name != "avx2"
-    assert came == FORMATS["bf16" if compressed else "plain"]
+    compressed = kept != "plain" and name != "avx2"
+    assert came == ("bf12" if compressed else "bf16")
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -68,7 +68,7 @@ def test_any_sixteen_bits(name: str) -> None:
     a = numbers(5, 96, 4)
     found, came = multiply(name, "bf16", w, a)
     close(found, w, a)
-    assert came == FORMATS["plain"]
+    assert came == "bf16"
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -88,7 +88,90 @@ def test_int8(name: str, rows: int, columns: int) -> None:
     assert float((found.double() - exact).square().mean().sqrt()) < 0.012 * scale
 
 
-@pytest.mark.parametrize("kept", FORMATS)
+def on_grids(rows: int, columns: int, bits: int, seed: int, scale: float = 0.01) -> torch.Tensor:
+    """As a GGUF file has weights, of Q4_1 or Q8_0, once they are bf16: every 32 of a row are float16 scale * code +
+    float16 least number.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    groups = -(-columns // 32)
+    scales = (scale * (0.2 + torch.rand(rows, groups, 1, generator=draw))).half().float()
+    if bits == 4:
+        codes = torch.randint(0, 16, (rows, groups, 32), generator=draw)
+        codes[:, :, 3], codes[:, :, 7] = 0, 15
+        least = (scales * (torch.rand(rows, groups, 1, generator=draw) - 8)).half().float()
+    else:
+        codes = torch.randint(-127, 128, (rows, groups, 32), generator=draw)
+        codes[:, :, 3] = 127
+        least = torch.zeros(())
+    return (scales * codes + least).flatten(1)[:, :columns].bfloat16().contiguous()
+
+
+GRIDS = {4: "nibbles", 8: "bytes"}
+
+
+def kept_as(name: str, expected: str) -> str:
+    return expected if name != "avx2" else "bf16"
+
+
+@pytest.mark.parametrize("bits", GRIDS)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("scale", [1e-5, 0.01, 3.0])
+def test_grids_are_found_and_nothing_is_lost(name: str, bits: int, scale: float) -> None:
+    """To the last bit: products with rows of a single one are the weights."""
+    w = on_grids(70, 160, bits, 11, scale)
+    w[5] = 0
+    w[6, :64] = w[6, 0]
+    for first, count in ((0, 160), (3, 1), (7, 2), (20, 17), (64, 32), (32, 33)):
+        one = torch.eye(160)[first : first + count].bfloat16()
+        found, came = multiply(name, "bf16", w, one)
+        assert torch.equal(found, w.float().T[first : first + count])
+        assert came == kept_as(name, GRIDS[bits])
+
+
+@pytest.mark.parametrize("bits", GRIDS)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_products_with_grids(name: str, rows: int, columns: int, bits: int) -> None:
+    w, a = on_grids(70, columns, bits, 12), numbers(rows, columns, 13)
+    found, _ = multiply(name, "bf16", w, a)
+    close(found, w, a)
+
+
+@pytest.mark.parametrize("bits", GRIDS)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_a_few_numbers_off_their_grids(name: str, bits: int, rows: int) -> None:
+    w, a = on_grids(300, 576, bits, 14), numbers(rows, 576, 15)
+    w[2, 100] = 17.0
+    w[40, 575] = 1e-30
+    w[299, :32] = numbers(1, 32, 16)[0]
+    found, came = multiply(name, "bf16", w, a)
+    close(found, w, a)
+    assert came == kept_as(name, GRIDS[bits])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_half_of_a_matrix_on_grids(name: str) -> None:
+    """Too many numbers would have to be kept apart: it takes 12 bits."""
+    w, a = on_grids(128, 576, 4, 17), numbers(3, 576, 18)
+    w[64:] = numbers(64, 576, 19, 0.05)
+    found, came = multiply(name, "bf16", w, a)
+    close(found, w, a)
+    assert came == kept_as(name, "bf12")
+
+
+@pytest.mark.parametrize(("kept", "came"), [("bf12", "bf12"), ("plain", "bf16"), ("int8", "nibbles")])
+def test_grids_where_something_is_asked_for(kept: str, came: str) -> None:
+    """int8 takes what is exact and smaller."""
+    w, a = on_grids(64, 96, 4, 20), numbers(3, 96, 21)
+    for name in SETS:
+        found, found_in = multiply(name, kept, w, a)
+        assert found_in == (came if name != "avx2" else "bytes" if kept == "int8" else "bf16")
+        if found_in != "bytes":
+            close(found, w, a)
+
+
+@pytest.mark.parametrize("kept", WANTED)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 160), (40, 160), (400, 1536)])
 def test_threads_change_nothing(kept: str, rows: int, columns: int) -> None:
     """Whoever takes a part of the work, and where there are more threads than parts."""
@@ -97,10 +180,8 @@ def test_threads_change_nothing(kept: str, rows: int, columns: int) -> None:
     assert all(torch.equal(one, multiply(SETS[0], kept, w, a, threads=n)[0]) for n in (2, 3, 7))
 
 
-@pytest.mark.parametrize("kept", FORMATS)
+@pytest.mark.parametrize("kept", WANTED)
 def test_infinities_stay(kept: str) -> None:
-    if kept == "int8":
-        pytest.skip("there is no scale for them")
     w, a = numbers(40, 64, 9), numbers(3, 64, 10).abs()
     w[7, 3] = float("inf")
     found, _ = multiply(SETS[0], kept, w, a)

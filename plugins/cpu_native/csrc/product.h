@@ -1,0 +1,522 @@
+// Products of rows with packed weights.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <immintrin.h>
+
+#include "matrix.h"
+#include "numbers.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace {
+
+// ---- the left side -----------------------------------------------------------------------------------------------------
+
+// The left side of products as tiles read it: for every 32 rows (or all, where there are fewer) and step of 32 columns the
+// rows' parts of it, one after another. Columns up to a multiple of 32 have to be zero.
+struct Left {
+  bf16* p;
+  int steps, height;  // steps of a row; rows together
+
+  Left(bf16* p, int columns, int rows) : p(p), steps((columns + KB - 1) / KB), height(std::min(rows, MB)) {}
+  static size_t size(int columns, int rows) { return size_t(round_up(columns, KB)) * round_up(rows, MB); }
+
+  struct Row {
+    bf16* p;
+    size_t step;
+    bf16* at(int column) const { return p + column / KB * step + column % KB; }
+    void zero_from(int column) const {
+      if (column % KB) memset(at(column), 0, (KB - column % KB) * sizeof(bf16));
+    }
+  };
+  Row row(int i) const { return {rows(i / MB * MB) + i % MB * KB, size_t(height) * KB}; }
+  // From row i on, a multiple of 32; the next step is `height` * 32 numbers further.
+  bf16* rows(int i) const { return p + size_t(i) * steps * KB; }
+};
+
+// ---- blocks of sums ----------------------------------------------------------------------------------------------------
+
+#ifdef PB_AMX
+// Four tiles of sums [m0|m1, 16 + 16], of up to 32 rows: begun with zeros, or with what is in c.
+inline void begin_sums(int m, const float* c, bool add) {
+  const int m0 = std::min(m, 16), m1 = m - m0;
+  set_tiles(m0, m1);
+  if (!add) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
+  }
+  tile_load_passing(0, c, NB * 4);
+  tile_load_passing(1, c + 16, NB * 4);
+  if (!m1) return;
+  tile_load_passing(2, c + 16 * NB, NB * 4);
+  tile_load_passing(3, c + 16 * NB + 16, NB * 4);
+}
+
+inline void end_sums(int m, float* c) {
+  _tile_stored(0, c, NB * 4);
+  _tile_stored(1, c + 16, NB * 4);
+  if (m <= 16) return;
+  _tile_stored(2, c + 16 * NB, NB * 4);
+  _tile_stored(3, c + 16 * NB + 16, NB * 4);
+}
+
+// A quarter of a step, in the order that loads each tile once. With PASSING the left side streams by.
+template <bool PASSING>
+inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
+  if (which == 0) {
+    if constexpr (PASSING)
+      tile_load_passing(4, left, KB * 2);
+    else
+      _tile_loadd(4, left, KB * 2);
+    _tile_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+  } else if (which == 1) {
+    _tile_loadd(7, right + 512, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if (both && which == 2) {
+    if constexpr (PASSING)
+      tile_load_passing(5, left + 16 * KB, KB * 2);
+    else
+      _tile_loadd(5, left + 16 * KB, KB * 2);
+    _tile_dpbf16ps(2, 5, 6);
+  } else if (both) {
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+#endif
+
+// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
+// `meanwhile()` is called once per step: what else there is to do fits between tiles.
+template <class Fn>
+inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int steps, float* c, bool add, Fn&& meanwhile) {
+#if defined(PB_AMX)
+  begin_sums(m, c, add);
+  const auto all = [&](bool both) {
+    for (int s = 0; s < steps; ++s, a += height * KB, tiles += STEP) {
+      for (int which = 0; which < 4; ++which) quarter<true>(which, both, a, tiles);
+      meanwhile();
+    }
+  };
+  if (m > 16)
+    all(true);
+  else
+    all(false);
+  end_sums(m, c);
+#elif defined(PB_AVX512)
+  for (int r = 0; r < m; r += 8) {
+    const int rows = std::min(8, m - r);
+    __m512 s0[8], s1[8];
+    for (int i = 0; i < 8; ++i) {
+      s0[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB) : _mm512_setzero_ps();
+      s1[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB + 16) : _mm512_setzero_ps();
+    }
+    for (int s = 0; s < steps; ++s) {
+      for (int p = 0; p < 16; ++p) {
+        const __m512bh x = (__m512bh)_mm512_load_si512(tiles + s * STEP + p * 32);
+        const __m512bh y = (__m512bh)_mm512_load_si512(tiles + s * STEP + 512 + p * 32);
+        for (int i = 0; i < 8; ++i) {
+          if (i >= rows) break;
+          int32_t pair;
+          memcpy(&pair, a + (size_t(s) * height + r + i) * KB + p * 2, 4);
+          const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+          s0[i] = _mm512_dpbf16_ps(s0[i], left, x);
+          s1[i] = _mm512_dpbf16_ps(s1[i], left, y);
+        }
+      }
+      if (r == 0) meanwhile();
+    }
+    for (int i = 0; i < rows; ++i) {
+      _mm512_storeu_ps(c + (r + i) * NB, s0[i]);
+      _mm512_storeu_ps(c + (r + i) * NB + 16, s1[i]);
+    }
+  }
+#else
+  if (!add) memset(c, 0, sizeof(float) * m * NB);
+  for (int s = 0; s < steps; ++s) {
+    for (int half = 0; half < 2; ++half)
+      for (int p = 0; p < 16; ++p) {
+        const bf16* pairs = tiles + s * STEP + half * 512 + p * 32;
+        float even[16], odd[16];
+        for (int j = 0; j < 16; ++j) even[j] = to_float(pairs[j * 2]), odd[j] = to_float(pairs[j * 2 + 1]);
+        for (int i = 0; i < m; ++i) {
+          const bf16* left = a + (size_t(s) * height + i) * KB + p * 2;
+          const float x = to_float(left[0]), y = to_float(left[1]);
+          float* sum = c + i * NB + half * 16;
+          for (int j = 0; j < 16; ++j) sum[j] += x * even[j] + y * odd[j];
+        }
+      }
+    meanwhile();
+  }
+#endif
+}
+
+// The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles` afterwards;
+// if not, `tiles` holds two.
+template <Format F, bool KEEP, class Fn>
+inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int steps, bf16* tiles, float* c, bool add,
+                         Fn&& meanwhile) {
+#ifdef PB_AMX
+  begin_sums(m, c, add);
+  const bool both = m > 16;
+  const auto place_of = [&](int s) { return tiles + (KEEP ? s : s & 1) * STEP; };
+  from.unpack(place_of(0), [](int) {});
+  for (int s = 0; s < steps; ++s, a += height * KB) {
+    const bf16* now = place_of(s);
+    if (s + 1 < steps)
+      from.unpack(place_of(s + 1), [&](int r) {
+        if (r % 8 == 0) quarter<KEEP>(r / 8, both, a, now);
+      });
+    else
+      for (int which = 0; which < 4; ++which) quarter<KEEP>(which, both, a, now);
+    meanwhile();
+  }
+  end_sums(m, c);
+#else
+  for (int s = 0; s < steps; ++s) from.unpack(tiles + s * STEP, [](int) {});
+  tile_block(a, height, m, tiles, steps, c, add, meanwhile);
+#endif
+}
+
+#ifdef PB_AVX512
+// The same straight from packed weights, for one or two rows, all of a Left: every number is used where it was unpacked.
+template <Format F, int M>
+inline void dot_block(const bf16* a, const Matrix& w, int nb, float* c) {
+  const Unpacker<F> unpacker(w);
+  const uint8_t* p = w.block(nb);
+  __m512 sums[M][4];
+  for (auto& row : sums)
+    for (auto& one : row) one = _mm512_setzero_ps();
+  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F), a += M * KB) {
+    unpacker.step(p, [&](int r, __m512i row) {
+      ask_ahead<step_bytes(F), 32>(p, r);
+#pragma GCC unroll 2
+      for (int i = 0; i < M; ++i) {
+        int32_t pair;
+        memcpy(&pair, a + i * KB + r % 16 * 2, 4);
+        __m512& sum = sums[i][r / 16 * 2 + (r & 1)];
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)row);
+      }
+    });
+  }
+  for (int i = 0; i < M; ++i)
+    for (int half = 0; half < 2; ++half)
+      _mm512_storeu_ps(c + i * NB + half * 16, _mm512_add_ps(sums[i][half * 2], sums[i][half * 2 + 1]));
+}
+
+// Whether so few rows are multiplied without tiles.
+constexpr bool dots(Format f, int m) {
+#ifdef PB_AMX
+  return m <= (in_strips(f) ? 1 : 2);
+#else
+  (void)f;
+  return m <= 2;
+#endif
+}
+
+// The sum of each of 16 registers.
+inline __m512 sums_of(const __m512 (&x)[16]) {
+  __m512 pairs[8], fours[4], eights[2];
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[i * 2], x[i * 2 + 1]), _mm512_unpackhi_ps(x[i * 2], x[i * 2 + 1]));
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(pairs[i * 2]), b = _mm512_castps_pd(pairs[i * 2 + 1]);
+    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto join = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  for (int i = 0; i < 2; ++i) eights[i] = join(fours[i * 2], fours[i * 2 + 1]);
+  return join(eights[0], eights[1]);
+}
+
+// The same for weights in strips, and one row of which a step is `stride` numbers from the next: a sum for each row of the
+// strip and column modulo 16.
+template <Format F>
+inline void dot_strips(const bf16* a, int stride, const Matrix& w, int nb, float* c) {
+  const StripUnpacker<F> unpacker;
+  const uint8_t* p = w.block(nb);
+  for (int half = 0; half < 2; ++half) {
+    __m512 sums[STRIP];
+    for (auto& one : sums) one = _mm512_setzero_ps();
+    for (int s = 0; s < w.steps(); ++s, p += strip_bytes(F)) {
+      const __m512bh left = (__m512bh)_mm512_loadu_si512(a + size_t(s) * stride);
+      unpacker.step(p, [&](int r, __m512i row) {
+        ask_ahead<strip_bytes(F), STRIP>(p, r);
+        sums[r] = _mm512_dpbf16_ps(sums[r], left, (__m512bh)row);
+      });
+    }
+    _mm512_storeu_ps(c + half * STRIP, sums_of(sums));
+  }
+}
+#endif
+
+#ifdef PB_AMX
+// Up to 32 rows as the right side of a product whose left side is weights: for every step a tile or two of 16 pairs of
+// columns x 16 rows x 2.
+inline void turn_left(const Left& a, int m, int steps, bf16* to) {
+  for (int s = 0; s < steps; ++s)
+    for (int r = 0; r < m; r += 16, to += 512) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; ++i)
+        rows[i] = r + i < m ? _mm512_loadu_si512(a.p + (size_t(s) * a.height + r + i) * KB) : _mm512_setzero_si512();
+      transpose16(rows);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 32, rows[i]);
+    }
+}
+
+// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds two steps.
+template <Format F>
+inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
+  const StripUnpacker<F> unpacker;
+  const bool both = m > 16;
+  const int steps = w.steps();
+  set_tiles(16, 16);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const auto unpack = [&](int s, auto&& between) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* p = w.strip(nb, half) + s * strip_bytes(F);
+      bf16* to = scratch + (s & 1) * STEP + half * (STEP / 2);
+      unpacker.step(p, [&](int r, __m512i row) {
+        ask_ahead<strip_bytes(F), STRIP>(p, r);
+        _mm512_store_si512(to + r * KB, row);
+        between(half * STRIP + r);
+      });
+    }
+  };
+  // A quarter of a step: tiles 0 and 1 are sums of the first 16 rows of `turned` with each strip, 2 and 3 of the others.
+  const auto quarter = [&](int s, int which) {
+    const bf16 *left = scratch + (s & 1) * STEP, *right = turned + size_t(s) * (both ? 1024 : 512);
+    if (which == 0) {
+      _tile_loadd(4, left, KB * 2);
+      _tile_loadd(6, right, 64);
+      _tile_dpbf16ps(0, 4, 6);
+    } else if (which == 1) {
+      _tile_loadd(5, left + STEP / 2, KB * 2);
+      _tile_dpbf16ps(1, 5, 6);
+    } else if (both && which == 2) {
+      _tile_loadd(7, right + 512, 64);
+      _tile_dpbf16ps(2, 4, 7);
+    } else if (both) {
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  };
+  unpack(0, [](int) {});
+  for (int s = 0; s < steps; ++s)
+    if (s + 1 < steps)
+      unpack(s + 1, [&](int r) {
+        if (r % 8 == 0) quarter(s, r / 8);
+      });
+    else
+      for (int which = 0; which < 4; ++which) quarter(s, which);
+  alignas(64) float sums[4][STRIP * 16];
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  if (both) {
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+  }
+  for (int r = 0; r < m; r += 16)
+    for (int half = 0; half < 2; ++half) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(sums[r / 16 * 2 + half] + i * 16);
+      transpose16(rows);
+      for (int i = 0; i < std::min(16, m - r); ++i) _mm512_storeu_si512(c + (r + i) * NB + half * STRIP, rows[i]);
+    }
+}
+#endif
+
+#ifdef PB_AMX
+// The same for up to 32 rows of plain weights, which come from memory.
+inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int nb, float* c) {
+  const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
+  const bool both = m > 16;
+  begin_sums(m, c, false);
+  for (int s = 0; s < w.steps(); ++s, a += height * KB, tiles += STEP)
+#pragma GCC unroll 32
+    for (int r = 0; r < 32; ++r) {
+      ask_ahead<step_bytes(BF16), 32>(reinterpret_cast<const uint8_t*>(tiles), r);
+      if (r % 8 == 0) quarter<false>(r / 8, both, a, tiles);
+    }
+  end_sums(m, c);
+}
+#endif
+
+// c[m rows][NB] += what of block nb is kept apart, times a: for the few rows whose weights are nowhere unpacked.
+inline void add_rest(const Matrix& w, const Left& a, int m, int nb, float* c) {
+  for (int i = w.rest_from[nb]; i < w.rest_from[nb + 1]; ++i) {
+    const Matrix::Rest& one = w.rest[i];
+    const bf16* from = a.row(0).at(one.column);
+    for (int r = 0; r < m; ++r) c[r * NB + one.row] += to_float(from[r * KB]) * to_float(one.value);
+  }
+}
+
+// c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `turned` is what `turn_left` made of a, where it is of use; `scratch`
+// holds an unpacked block.
+template <Format F>
+inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
+#ifdef PB_AVX512
+  if (dots(F, m)) {
+    if constexpr (in_strips(F)) {
+      for (int i = 0; i < m; ++i) dot_strips<F>(a.p + i * KB, a.height * KB, w, nb, c + i * NB);
+    } else if (m == 1) {
+      dot_block<F, 1>(a.p, w, nb, c);
+    } else {
+      dot_block<F, 2>(a.p, w, nb, c);
+    }
+    return add_rest(w, a, m, nb, c);
+  }
+#endif
+#ifdef PB_AMX
+  if constexpr (in_strips(F)) {
+    strips_block<F>(turned, m, w, nb, scratch, c);
+    return add_rest(w, a, m, nb, c);
+  }
+#endif
+  if constexpr (F == BF16) {
+#ifdef PB_AMX
+    plain_block(a.p, a.height, m, w, nb, c);
+#else
+    tile_block(a.p, a.height, m, reinterpret_cast<const bf16*>(w.block(nb)), w.steps(), c, false, [] {});
+#endif
+  } else {
+    (void)turned;
+    Cursor<F> from(w, nb);
+    packed_block<F, false>(a.p, a.height, m, from, w.steps(), scratch, c, false, [] {});
+  }
+}
+
+// Weights that will be read next begin to move while others are still at work.
+inline void warm(const Matrix& w, int nb) {
+  if (nb >= w.blocks()) return;
+  const char* p = reinterpret_cast<const char*>(w.block(nb));
+  for (size_t i = 0; i < std::min(w.block_bytes(), size_t(8192)); i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
+}
+
+// ---- products ----------------------------------------------------------------------------------------------------------
+
+// What a thread needs besides: sums and unpacked blocks.
+struct ProductSpace {
+  Buffer<float> c;
+  Buffer<bf16> tiles, turned;
+};
+
+// How a product is divided: into items, a block of weights for a group of rows each, group by group. All threads work on all
+// rows, each with its part of the weights, where these rows stay in a core's cache. Where they do not, each has rows of its
+// own, and all of the weights: what one core has written another one is slow to get.
+struct Division {
+  int together, groups, blocks, part;  // rows of a group; items of a thread
+
+  Division(const Matrix& w, int m, int threads) : blocks(w.blocks()) {
+    const int most = std::max(MB, int(CACHED / (size_t(w.k_pad) * 2)) / MB * MB);
+    const int own = m <= most ? m : rows_of_one(m, threads), apart = m <= most ? 1 : threads, each = (own + most - 1) / most;
+    together = round_up((own + each - 1) / each, MB);
+    groups = apart * each;
+    part = (items() + threads - 1) / threads;
+  }
+  int items() const { return groups * blocks; }
+
+  // Rows of a thread, where each has its own.
+  static int rows_of_one(int m, int threads) { return round_up((m + threads - 1) / threads, MB); }
+
+ private:
+  static constexpr size_t CACHED = size_t(1) << 20;  // half of the second level
+};
+
+// Steps of unpacked weights that stay in the first level's cache while rows pass by.
+constexpr int MOST_STEPS = 20;
+
+// More than 32 rows. A part of a block of weights, as much as the first level's cache holds, is unpacked with the first 32
+// rows; then the others pass by. While tiles work on a block of sums, the one before is given away, row by row, and memory is
+// asked for the next block of weights.
+template <Format F, class Done>
+void wide_product(Shared& work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
+                  Done&& done) {
+  const int steps = w.steps(), parts = (steps + MOST_STEPS - 1) / MOST_STEPS, some = (steps + parts - 1) / parts;
+  const int rows_per_step = (MB + some - 1) / some, most_blocks = (division.together + MB - 1) / MB;
+  // One more than are worked on: the last ones of a block of weights are given away while the next is worked on.
+  const int places = parts == 1 ? 2 : most_blocks + 1;
+  float* c = space.c.need(size_t(places) * MB * NB);
+  bf16* scratch = F == BF16 ? nullptr : space.tiles.need(size_t(some) * STEP);
+  struct {
+    int row = 0, rows = 0, nb = 0, given = 0;
+    const float* sums = nullptr;
+  } ready;
+  const auto give = [&](int most) {
+    const int n = std::min(most, ready.rows - ready.given);
+    if (n <= 0) return;
+    done(ready.row + ready.given, n, ready.nb, ready.sums + ready.given * NB);
+    ready.given += n;
+  };
+  OneByOne items{work};
+  int begin = 0;  // where the sums of the first rows are
+  for (int item = items.next(), later; item >= 0; item = later) {
+    const int nb = item % division.blocks, first = item / division.blocks * division.together;
+    const int last = std::min(m, first + division.together);
+    const int blocks = std::max(0, last - first + MB - 1) / MB;
+    later = items.next();
+    const char* ahead = reinterpret_cast<const char*>(later >= 0 ? w.block(later % division.blocks) : nullptr);
+    const size_t slice = ahead ? w.block_bytes() / 64 / (size_t(std::max(1, blocks)) * steps) + 1 : 0;
+    Cursor<F> from(w, nb);
+    for (int s = 0; s < steps; s += some) {
+      const int count = std::min(some, steps - s);
+      for (int i = 0; i < blocks; ++i) {
+        const int r = first + i * MB, rows = std::min(MB, last - r);
+        float* sums = c + size_t((begin + i) % places) * MB * NB;
+        const bf16* left = a.rows(r) + size_t(s) * a.height * KB;
+        const auto meanwhile = [&] {
+          give(rows_per_step);
+          for (size_t line = 0; line < slice; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+        };
+        if constexpr (F == BF16)
+          tile_block(left, a.height, rows, reinterpret_cast<const bf16*>(w.block(nb)) + s * STEP, count, sums, s > 0, meanwhile);
+        else if (i == 0)
+          packed_block<F, true>(left, a.height, rows, from, count, scratch, sums, s > 0, meanwhile);
+        else
+          tile_block(left, a.height, rows, scratch, count, sums, s > 0, meanwhile);
+        give(MB);
+        if (s + some >= steps) ready = {r, rows, nb, 0, sums};
+      }
+    }
+    begin = (begin + blocks) % places;
+  }
+  give(MB);
+}
+
+// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
+template <class Done>
+void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space, Done&& done) {
+  if (m > MB) {
+    by_format(w, [&](auto format) { wide_product<decltype(format)::value>(work, division, a, m, w, space, done); });
+    return;
+  }
+  by_format(w, [&](auto format) {
+    constexpr Format F = decltype(format)::value;
+    float* c = space.c.need(MB * NB);
+    bf16 *scratch = space.tiles.need(size_t(std::max(2, w.steps())) * STEP), *turned = nullptr;
+#ifdef PB_AMX
+    if (in_strips(F) && !dots(F, m)) {
+      turned = space.turned.need(size_t(w.steps()) * 1024);
+      turn_left(a, m, w.steps(), turned);
+    }
+#endif
+    OneByOne items{work};
+    for (int nb; (nb = items.next()) >= 0;) {
+      block<F>(a, turned, m, w, nb, scratch, c);
+      done(0, m, nb, c);
+    }
+  });
+}
+
+}  // namespace

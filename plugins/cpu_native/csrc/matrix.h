@@ -301,6 +301,13 @@ struct Unpacker {
   }
 };
 
+// Where x is, but the compiler does not see that: broadcasts of what has just been stored there are to be loads, of which a
+// core can do more than permutations within a register.
+inline const float* somewhere(const float* x) {
+  __asm__("" : "+r"(x));
+  return x;
+}
+
 // The same of a strip.
 template <Format F>
 struct StripUnpacker {
@@ -316,6 +323,7 @@ struct StripUnpacker {
       alignas(64) float least[STRIP];
       _mm512_store_ps(scale, floats(p + STRIP * KB / 2));
       _mm512_store_ps(least, floats(p + STRIP * KB / 2 + STRIP * 2));
+      const float *scales = somewhere(scale), *leasts = somewhere(least);
 #pragma GCC unroll 4
       for (int g = 0; g < 4; ++g) {
         const __m512i codes = _mm512_load_si512(p + g * 64);
@@ -323,19 +331,20 @@ struct StripUnpacker {
         for (int i = 0; i < 4; ++i) {
           const int r = g * 4 + i;
           // The 16 points of the row, twice: what the upper bits of a code are does not matter then.
-          const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(scale[r]), _mm512_set1_ps(least[r]));
+          const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(scales[r]), _mm512_set1_ps(leasts[r]));
           const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(all, all);
           rows(r, _mm512_permutexvar_epi16(i ? _mm512_srli_epi16(codes, i * 4) : codes, table));
         }
       }
     } else {
       _mm512_store_ps(scale, floats(p + STRIP * KB));
+      const float* scales = somewhere(scale);
 #pragma GCC unroll 16
       for (int r = 0; r < STRIP; ++r) {
         const auto part = [&](int from) {
           return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + r * KB + from))));
         };
-        const __m512 by = _mm512_set1_ps(scale[r]);
+        const __m512 by = _mm512_set1_ps(scales[r]);
         rows(r, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(part(16), by), _mm512_mul_ps(part(0), by)));
       }
     }

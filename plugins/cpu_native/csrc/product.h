@@ -272,68 +272,56 @@ inline void turn_left(const Left& a, int m, int steps, bf16* to) {
     }
 }
 
-// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds two steps.
+// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a step. One strip after the
+// other: both together would load fewer tiles, but memory is read best in one long run.
 template <Format F>
 inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   const StripUnpacker<F> unpacker;
   const bool both = m > 16;
   const int steps = w.steps();
   set_tiles(16, 16);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const auto unpack = [&](int s, auto&& between) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* p = w.strip(nb, half) + s * strip_bytes(F);
-      bf16* to = scratch + (s & 1) * STEP + half * (STEP / 2);
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* p = w.strip(nb, half);
+    const bf16* right = turned;
+    const auto unpack = [&](int s, auto&& between) {
+      bf16* to = scratch + (s & 1) * (STEP / 2);
       unpacker.step(p, [&](int r, __m512i row) {
         ask_ahead<strip_bytes(F), STRIP>(p, r);
         _mm512_store_si512(to + r * KB, row);
-        between(half * STRIP + r);
+        between(r);
       });
-    }
-  };
-  // A quarter of a step: tiles 0 and 1 are sums of the first 16 rows of `turned` with each strip, 2 and 3 of the others.
-  const auto quarter = [&](int s, int which) {
-    const bf16 *left = scratch + (s & 1) * STEP, *right = turned + size_t(s) * (both ? 1024 : 512);
-    if (which == 0) {
-      _tile_loadd(4, left, KB * 2);
-      _tile_loadd(6, right, 64);
-      _tile_dpbf16ps(0, 4, 6);
-    } else if (which == 1) {
-      _tile_loadd(5, left + STEP / 2, KB * 2);
-      _tile_dpbf16ps(1, 5, 6);
-    } else if (both && which == 2) {
-      _tile_loadd(7, right + 512, 64);
-      _tile_dpbf16ps(2, 4, 7);
-    } else if (both) {
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  };
-  unpack(0, [](int) {});
-  for (int s = 0; s < steps; ++s)
-    if (s + 1 < steps)
-      unpack(s + 1, [&](int r) {
-        if (r % 8 == 0) quarter(s, r / 8);
-      });
-    else
-      for (int which = 0; which < 4; ++which) quarter(s, which);
-  alignas(64) float sums[4][STRIP * 16];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  if (both) {
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-  }
-  for (int r = 0; r < m; r += 16)
-    for (int half = 0; half < 2; ++half) {
+      p += strip_bytes(F);
+    };
+    const auto multiply = [&](int s, int part) {
+      if (part == 0) {
+        _tile_loadd(4, scratch + (s & 1) * (STEP / 2), KB * 2);
+        _tile_loadd(6, right, 64);
+        _tile_dpbf16ps(0, 4, 6);
+      } else if (both) {
+        _tile_loadd(7, right + 512, 64);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+    };
+    _tile_zero(0);
+    _tile_zero(1);
+    unpack(0, [](int) {});
+    for (int s = 0; s < steps; ++s, right += both ? 1024 : 512)
+      if (s + 1 < steps)
+        unpack(s + 1, [&](int r) {
+          if (r % 8 == 0) multiply(s, r / 8);
+        });
+      else
+        for (int part = 0; part < 2; ++part) multiply(s, part);
+    alignas(64) float sums[2][STRIP * 16];
+    _tile_stored(0, sums[0], 64);
+    if (both) _tile_stored(1, sums[1], 64);
+    for (int r = 0; r < m; r += 16) {
       __m512i rows[16];
-      for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(sums[r / 16 * 2 + half] + i * 16);
+      for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(sums[r / 16] + i * 16);
       transpose16(rows);
       for (int i = 0; i < std::min(16, m - r); ++i) _mm512_storeu_si512(c + (r + i) * NB + half * STRIP, rows[i]);
     }
+  }
 }
 #endif
 

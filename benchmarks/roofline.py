@@ -7,8 +7,8 @@ size of the weights and at others, by one thread and by all, with huge pages and
 weights once, and each request's KV; the limit is these bytes at the bandwidth measured at the size of the weights. A
 prefill must multiply; its limit is its operations at the measured rate. Steps are those of `pegboard bench step`.
 
-A cache that holds the weights, or another program, moves all of it: compare within one run. The bits of a stored
-weight are those of `runner.weights`: int8 (--set runner.use=cpu_native --set runner.weights=int8) has its own limit.
+A cache that holds the weights, or another program, moves all of it: compare within one run. How many bytes the weights
+are, the runner says: --set runner.use=cpu_native --set runner.weights=bf12 has its own limit.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ FLAGS = {
     "amx_bf16": "-mamx-bf16",
 }
 """Compiler flags by the CPU's own. Not -march=native, which on virtual machines takes for granted what is not there."""
-BITS = {"plain": 16.0, "bf16": 12.0, "int8": 8.5}
-"""Of one weight as the native runner keeps it (`runner.weights`); int8 has a 16-bit scale for every 32."""
 SIZES_MB = (64, 1024)
 """Measured beside the size of the weights: one that a large cache holds, and one that none does."""
 
@@ -88,9 +86,9 @@ class Shape:
             weights, head, 2 * layers * (config.get("num_key_value_heads") or heads) * size, layers * heads * size
         )
 
-    def decode_bytes(self, batch: int, context: int, bits: float) -> tuple[float, float]:
-        """Of weights and of bf16 KV, that one decode step must read."""
-        return self.weights * bits / 8, batch * context * self.kv_numbers * 2.0
+    def kv_bytes(self, batch: int, context: int) -> float:
+        """In bf16, that one decode step must read."""
+        return batch * context * self.kv_numbers * 2.0
 
     def prefill_operations(self, tokens: int) -> float:
         """Of a prompt: two for each weight and token, and the causal half of attention's two products."""
@@ -153,27 +151,22 @@ def step(model: str, overrides: Sequence[str], *shape: object) -> dict[str, Any]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not file.is_file():
             raise PegboardError(f"pegboard bench step failed:\n{(done.stderr or done.stdout)[-1500:]}")
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))["step"]
+        written = json.loads(file.read_text("utf-8"))
+        found: dict[str, Any] = {**written["step"], "weight_bytes": written["engine"]["weight_bytes"]}
         return found
-
-
-def bits_of(overrides: Sequence[str], flags: frozenset[str]) -> float:
-    """Bits of a stored weight under these settings."""
-    given = dict(one.split("=", 1) for one in overrides if "=" in one)
-    if given.get("runner.use", "cpu_native") not in ("cpu_native", "auto"):
-        return 16.0
-    narrow = "avx512f" in flags and given.get("runner.instructions", "auto") != "avx2"
-    weights = given.get("runner.weights", "bf16")
-    return 16.0 if weights == "bf16" and not narrow else BITS.get(weights, 16.0)
 
 
 def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     """Everything, as it is written."""
     flags, cores = cpu_flags(), len(os.sched_getaffinity(0))
     shape = Shape.of(directory_of(args.model))
-    bits = args.bits or bits_of(args.overrides, flags)
-    stored, in_bf16 = (max(1, round(shape.weights * one / 8 / 2**20)) for one in (bits, 16.0))
-    found: dict[str, Any] = {"model": args.model, "set": args.overrides, "cores": cores, "bits_per_weight": bits}
+    decodes = [_decode(args, batch) for batch in args.batch]
+    prefill = _prefill(args) if args.prefill else None
+    told = next((one["weight_bytes"] for one in (*decodes, prefill) if one is not None), None)
+    weights = shape.weights * args.bits / 8 if args.bits else told or shape.weights * 2
+    stored, in_bf16 = (max(1, round(one / 2**20)) for one in (weights, shape.weights * 2))
+    found: dict[str, Any] = {"model": args.model, "set": args.overrides, "cores": cores, "weight_bytes": weights}
+    found["bits_per_weight"] = weights * 8 / shape.weights
     with tempfile.TemporaryDirectory(prefix="pegboard-roofline-") as folder:
         program = compile_loop(Path(folder), flags)
         sizes = sorted({*SIZES_MB, stored, in_bf16})
@@ -189,25 +182,28 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         say(f"products: {rate:.0f} G operations/s by {unit}, {cores} threads")
     best = max(one.gigabytes_per_s for one in rates if one.threads == cores and one.megabytes == stored)
     found["limit_gigabytes_per_s"] = best
-    found["decode"] = [_decode(args, shape, bits, best, batch) for batch in args.batch]
-    found["prefill"] = _prefill(args, shape, rate) if args.prefill else None
+    found["decode"] = []
+    for batch, took in zip(args.batch, decodes, strict=True):
+        kv = shape.kv_bytes(batch, args.context)
+        one = _against(took, (weights + kv) / best / 1e6)
+        found["decode"].append(one | {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": kv})
+    found["prefill"] = None
+    if prefill is not None:
+        operations = shape.prefill_operations(args.prefill)
+        one = _against(prefill, operations / rate / 1e6)
+        found["prefill"] = one | {"tokens": args.prefill, "operations": operations}
     return found
 
 
-def _decode(args: argparse.Namespace, shape: Shape, bits: float, best: float, batch: int) -> dict[str, Any]:
-    took = step(args.model, args.overrides, "--mode", "decode", "--batch", batch, "--context", args.context)
-    weights, kv = shape.decode_bytes(batch, args.context, bits)
-    limit = (weights + kv) / best / 1e6
-    return _against(took, limit) | {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": kv}
+def _decode(args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    return step(args.model, args.overrides, "--mode", "decode", "--batch", batch, "--context", args.context)
 
 
-def _prefill(args: argparse.Namespace, shape: Shape, rate: float) -> dict[str, Any]:
-    took = step(
+def _prefill(args: argparse.Namespace) -> dict[str, Any]:
+    return step(
         args.model, args.overrides, "--mode", "prefill", "--batch", 1, "--context", 0, "--extend", args.prefill,
         "--repetitions", 8, "--warmup", 2,
     )  # fmt: skip
-    operations = shape.prefill_operations(args.prefill)
-    return _against(took, operations / rate / 1e6) | {"tokens": args.prefill, "operations": operations}
 
 
 def _against(took: dict[str, Any], limit: float) -> dict[str, Any]:
@@ -231,7 +227,7 @@ def line_of(one: Bandwidth) -> str:
 def table(found: dict[str, Any]) -> Iterator[str]:
     """The steps, in Markdown."""
     yield (
-        f"{found['bits_per_weight']:g} bits per weight, {found['limit_gigabytes_per_s']:.1f} GB/s, "
+        f"{found['bits_per_weight']:.3g} bits per weight, {found['limit_gigabytes_per_s']:.1f} GB/s, "
         f"{found['multiply']['giga_operations_per_s']:.0f} G operations/s by {found['multiply']['unit']}"
     )
     yield ""
@@ -260,7 +256,7 @@ def main() -> int:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=200, help="tokens behind each request of a decode step")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prompt; 0: no prefill")
-    parser.add_argument("--bits", type=float, help="of a stored weight; by default as the settings have it")
+    parser.add_argument("--bits", type=float, help="of a stored weight; by default what the runner says, or 16")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement of the machine")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)

@@ -228,5 +228,6 @@ def _about(engine: Engine) -> dict[str, Any]:
         "dtype": info.dtype,
         "vocab_size": info.vocab_size,
         "max_total_tokens": info.max_total_tokens,
+        "weight_bytes": engine.built.runner.weight_bytes(),
         "providers": dict(info.providers),
     }

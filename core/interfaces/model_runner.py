@@ -87,3 +87,9 @@ class ModelRunner(abc.ABC):
         Empty where the runner does not measure, as here. It must cost next to nothing: it is on all the time.
         """
         return {}
+
+    def weight_bytes(self) -> int | None:
+        """Bytes of the matrices that a decode step multiplies by, as they are kept; None where the runner does not know,
+        as here.
+        """
+        return None

@@ -185,6 +185,14 @@ class ModelRunnerContract(ContractSuite):
         assert not times or sum(times.values()) > 0
         assert not sum(rig.runner.stage_times().values())
 
+    def test_weight_bytes(self, prompts: list[list[int]]) -> None:
+        """A step changes nothing about them."""
+        rig = self.rig()
+        before = rig.runner.weight_bytes()
+        rig.step({0: prompts[0]})
+        assert before is None or before > 0
+        assert rig.runner.weight_bytes() == before
+
     @pytest.mark.parametrize("sizes", [(3, 3, 3), (1, 3, 2), (3, 1, 3)])
     def test_decode(self, prompts: list[list[int]], sizes: tuple[int, ...]) -> None:
         """Decode steps of changing size go on from where each request is."""

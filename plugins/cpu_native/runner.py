@@ -120,6 +120,9 @@ class CpuNativeRunner(ModelRunner):
     def stage_times(self) -> dict[str, float]:
         return self._model.take_seconds()
 
+    def weight_bytes(self) -> int | None:
+        return round(sum(count * FORMATS[one] / 8 for one, count in self._model.weights_by_format().items()))
+
     def _share_out(
         self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool
     ) -> None:

@@ -19,10 +19,8 @@ SMOLLM2 = Shape(weights=134_515_008, head=49152 * 576, kv_numbers=2 * 30 * 3 * 6
 
 def test_what_a_decode_step_of_the_demo_model_reads() -> None:
     """269 MB of bf16 weights, and 23 kB for each token of context: the figures of the shared facts."""
-    weights, kv = SMOLLM2.decode_bytes(32, 200, 16)
-    assert weights == pytest.approx(269e6, rel=1e-3)
-    assert kv == 32 * 200 * 23040
-    assert SMOLLM2.decode_bytes(1, 0, 12)[0] == weights * 0.75
+    assert SMOLLM2.weights * 2 == pytest.approx(269e6, rel=1e-3)
+    assert SMOLLM2.kv_bytes(32, 200) == 32 * 200 * 23040
 
 
 def test_a_prefill_multiplies_by_the_head_once() -> None:
@@ -45,16 +43,6 @@ def test_the_shape_is_that_of_the_checkpoint(tmp_path: Path, architecture: str, 
     assert found.weights == (parameters if tied else parameters - embedding)
     assert found.head == embedding
     assert found.kv_numbers == 2 * 3 * 2 * 16, "3 layers, 2 kv heads of 16"
-
-
-def test_bits_are_those_of_the_settings() -> None:
-    narrow = frozenset(("avx2", "avx512f"))
-    assert roofline.bits_of([], narrow) == 12.0
-    assert roofline.bits_of([], frozenset(("avx2",))) == 16.0
-    assert roofline.bits_of(["runner.instructions=avx2"], narrow) == 16.0
-    assert roofline.bits_of(["runner.weights=int8"], narrow) == 8.5
-    assert roofline.bits_of(["runner.weights=plain"], narrow) == 16.0
-    assert roofline.bits_of(["runner.use=layered"], narrow) == 16.0
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +71,22 @@ def test_a_failed_compile_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         roofline.compile_loop(tmp_path, frozenset())
 
 
-def test_a_table_of_all_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Path) -> None:
-    """With the engine's part replaced: limits and shares, from the same numbers."""
-    took = {"stages_ms": {"forward": {"median": 20.0, "min": 16.0}}, "total_ms": {"median": 22.0, "min": 18.0}}
+@pytest.mark.parametrize(("bits", "told", "expected"), [(None, 0.6, 9.6), (None, None, 16.0), (4.0, 0.6, 4.0)])
+def test_a_table_of_all_steps(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    program: Path,
+    bits: float | None,
+    told: float | None,
+    expected: float,
+) -> None:
+    """With the engine's part replaced: limits and shares, from the same numbers. `told` are the weights that the runner
+    speaks of, as a part of those in bf16.
+    """
+    checkpoint = tiny_checkpoint(tmp_path, "llama")
+    in_bf16 = Shape.of(checkpoint).weights * 2
+    took: dict[str, Any] = {"stages_ms": {"forward": {"median": 20.0, "min": 16.0}}, "total_ms": {"median": 22.0, "min": 18.0}}
+    took["weight_bytes"] = None if told is None else told * in_bf16
     asked: list[tuple[Any, ...]] = []
 
     def step(model: str, overrides: Any, *shape: Any) -> dict[str, Any]:
@@ -95,12 +96,13 @@ def test_a_table_of_all_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, p
     monkeypatch.setattr(roofline, "step", step)
     monkeypatch.setattr(roofline, "compile_loop", lambda folder, flags: program)
     monkeypatch.setattr(roofline, "SIZES_MB", ())
-    checkpoint = tiny_checkpoint(tmp_path, "llama")
     args = argparse.Namespace(
-        model=str(checkpoint), overrides=[], bits=16.0, seconds=0.01, batch=[1, 32], context=100, prefill=64
+        model=str(checkpoint), overrides=[], bits=bits, seconds=0.01, batch=[1, 32], context=100, prefill=64
     )
     found = roofline.measure(args, lambda text: None)
+    assert found["bits_per_weight"] == pytest.approx(expected)
     one = found["decode"][1]
+    assert one["weight_bytes"] == pytest.approx(in_bf16 * expected / 16)
     assert one["limit_ms"] == pytest.approx(
         (one["weight_bytes"] + one["kv_bytes"]) / found["limit_gigabytes_per_s"] / 1e6
     )

@@ -69,7 +69,7 @@ def test_errors_say_what_and_where(client: httpx.Client, said: dict[str, Any], s
 
 def test_turns_of_a_session_are_answered_in_turn(client: httpx.Client) -> None:
     """Too many at once: the first runs, four wait, the others are refused; whoever was taken is answered."""
-    said = {"session": {"id": "s"}, "drill": {"act": "delay", "delay": 0.2}}
+    said = {"session": {"id": "s"}, "drill": {"act": "delay", "delay": 0.5}}
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: generate(client, **said), range(8)))
     codes = sorted(answer.status_code for answer in answers)

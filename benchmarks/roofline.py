@@ -3,9 +3,9 @@
     python -m benchmarks.roofline [--model DIR] [--batch 1 8 32] [--context 200] [--set KEY=VALUE ...] [--json FILE]
 
 Bandwidth is that of a plain reading loop (benchmarks/roofline.cpp, compiled here with the system's compiler), at the
-size of the weights and at others, by one thread and by all, with huge pages and without. A decode step must read all
-weights once, and each request's KV; the limit is these bytes at the bandwidth measured at the size of the weights. A
-prefill must multiply; its limit is its operations at the measured rate. Steps are those of `pegboard bench step`.
+size of what a step reads and at others, by one thread and by all, with huge pages and without. A decode step must read
+all weights once, and each request's KV; the limit is these bytes at the bandwidth measured at as many. A prefill must
+multiply; its limit is its operations at the measured rate. Steps are those of `pegboard bench step`.
 
 A cache that holds the weights, or another program, moves all of it: compare within one run. How many bytes the weights
 are, the runner says: --set runner.use=cpu_native --set runner.weights=bf12 has its own limit.
@@ -164,12 +164,13 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     prefill = _prefill(args) if args.prefill else None
     told = next((one["weight_bytes"] for one in (*decodes, prefill) if one is not None), None)
     weights = shape.weights * args.bits / 8 if args.bits else told or shape.weights * 2
-    stored, in_bf16 = (max(1, round(one / 2**20)) for one in (weights, shape.weights * 2))
+    kv = [shape.kv_bytes(batch, args.context) for batch in args.batch]
+    read = [max(1, round((weights + one) / 2**20)) for one in kv]
     found: dict[str, Any] = {"model": args.model, "set": args.overrides, "cores": cores, "weight_bytes": weights}
     found["bits_per_weight"] = weights * 8 / shape.weights
     with tempfile.TemporaryDirectory(prefix="pegboard-roofline-") as folder:
         program = compile_loop(Path(folder), flags)
-        sizes = sorted({*SIZES_MB, stored, in_bf16})
+        sizes = sorted({*SIZES_MB, *read})
         rates = []
         for size in sizes:
             for threads in sorted({1, cores}):
@@ -180,18 +181,16 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         rate, unit = multiply(program, cores, args.seconds)
         found["multiply"] = {"threads": cores, "unit": unit, "giga_operations_per_s": rate}
         say(f"products: {rate:.0f} G operations/s by {unit}, {cores} threads")
-    best = max(one.gigabytes_per_s for one in rates if one.threads == cores and one.megabytes == stored)
-    found["limit_gigabytes_per_s"] = best
     found["decode"] = []
-    for batch, took in zip(args.batch, decodes, strict=True):
-        kv = shape.kv_bytes(batch, args.context)
-        one = _against(took, (weights + kv) / best / 1e6)
-        found["decode"].append(one | {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": kv})
+    for batch, took, size, one in zip(args.batch, decodes, read, kv, strict=True):
+        best = max(rate.gigabytes_per_s for rate in rates if rate.threads == cores and rate.megabytes == size)
+        about = {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": one}
+        found["decode"].append({**_against(took, (weights + one) / best / 1e6), **about, "gigabytes_per_s": best})
     found["prefill"] = None
     if prefill is not None:
         operations = shape.prefill_operations(args.prefill)
-        one = _against(prefill, operations / rate / 1e6)
-        found["prefill"] = one | {"tokens": args.prefill, "operations": operations}
+        against = _against(prefill, operations / rate / 1e6)
+        found["prefill"] = {**against, "tokens": args.prefill, "operations": operations}
     return found
 
 
@@ -227,19 +226,19 @@ def line_of(one: Bandwidth) -> str:
 def table(found: dict[str, Any]) -> Iterator[str]:
     """The steps, in Markdown."""
     yield (
-        f"{found['bits_per_weight']:.3g} bits per weight, {found['limit_gigabytes_per_s']:.1f} GB/s, "
+        f"{found['bits_per_weight']:.3g} bits per weight, "
         f"{found['multiply']['giga_operations_per_s']:.0f} G operations/s by {found['multiply']['unit']}"
     )
     yield ""
-    yield "| step | weights MB | KV MB | limit ms | forward ms, median (min) | whole step ms | of the limit |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| step | weights MB | KV MB | GB/s | limit ms | forward ms, median (min) | whole step ms | of the limit |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for one in found["decode"]:
         yield (
             f"| decode, {one['batch']} × {one['context']} | {one['weight_bytes'] / 1e6:.0f} | "  # noqa: RUF001
-            f"{one['kv_bytes'] / 1e6:.0f} | {_times(one)}"
+            f"{one['kv_bytes'] / 1e6:.0f} | {one['gigabytes_per_s']:.1f} | {_times(one)}"
         )
     if one := found["prefill"]:
-        yield f"| prefill of {one['tokens']}, {one['operations'] / 1e9:.0f} G operations | | | {_times(one)}"
+        yield f"| prefill of {one['tokens']}, {one['operations'] / 1e9:.0f} G operations | | | | {_times(one)}"
 
 
 def _times(one: dict[str, Any]) -> str:

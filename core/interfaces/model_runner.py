@@ -89,7 +89,7 @@ class ModelRunner(abc.ABC):
         return {}
 
     def weight_bytes(self) -> int | None:
-        """Bytes of the matrices that a decode step multiplies by, as they are kept; None where a runner does not know, as
-        here.
+        """Bytes of the matrices that a decode step multiplies by, as they are kept; None, as here, where a runner does
+        not know.
         """
         return None

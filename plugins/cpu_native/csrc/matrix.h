@@ -70,8 +70,8 @@ struct Matrix {
   uint8_t* data = nullptr;             // in the model's arena
   alignas(64) uint8_t upper[16] = {};  // BF12: the upper byte for each code
   uint8_t code_of[128] = {};           // the code for each upper byte without its sign; 8 where there is none
-  std::vector<int32_t> rest_from;      // BF12: where each block's numbers begin in `rest`
-  std::vector<Rest> rest;              // in the order of their steps
+  std::vector<int32_t> rest_from;      // where each block's numbers begin in `rest`
+  std::vector<Rest> rest;              // what does not fit, in the order of steps
 
   int steps() const { return k_pad / KB; }
   int blocks() const { return n_pad / NB; }
@@ -268,8 +268,6 @@ struct Matrix {
 // ---- unpacking ---------------------------------------------------------------------------------------------------------
 
 #ifdef PB_AVX512
-inline void store_row(bf16* to, __m512i row) { _mm512_store_si512(to, row); }
-
 // What makes numbers of bytes, loaded once per block.
 template <Format F>
 struct Unpacker {
@@ -412,8 +410,9 @@ struct Cursor {
     const float16* scales = reinterpret_cast<const float16*>(p + STRIP * KB);
     for (int r = 0; r < STRIP; ++r) {
       const float scale = float_of_16(scales[r]);
-      for (int i = 0; i < KB; ++i)
-        to[place(r, i)] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * KB + i] * scale);
+      bf16 row[KB];
+      for (int i = 0; i < KB; ++i) row[i] = to_bf16(reinterpret_cast<const int8_t*>(p)[r * KB + i] * scale);
+      for (int i = 0; i < KB; i += 2) memcpy(to + place(r, i), row + i, 4);
       between(half * STRIP + r);
     }
 #endif

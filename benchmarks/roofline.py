@@ -41,7 +41,7 @@ FLAGS = {
 }
 """Compiler flags by the CPU's own. Not -march=native, which on virtual machines takes for granted what is not there."""
 SIZES_MB = (64, 1024)
-"""Measured beside the size of the weights: one that a large cache holds, and one that none does."""
+"""Measured beside what the steps read: one that a large cache holds, and one that none does."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         say(f"products: {rate:.0f} G operations/s by {unit}, {cores} threads")
     found["decode"] = []
     for batch, took, size, one in zip(args.batch, decodes, read, kv, strict=True):
-        best = max(rate.gigabytes_per_s for rate in rates if rate.threads == cores and rate.megabytes == size)
+        best = max(loop.gigabytes_per_s for loop in rates if loop.threads == cores and loop.megabytes == size)
         about = {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": one}
         found["decode"].append({**_against(took, (weights + one) / best / 1e6), **about, "gigabytes_per_s": best})
     found["prefill"] = None

@@ -186,8 +186,8 @@ def _version(cxx: tuple[str, ...]) -> bytes:
         return b""
 
 
-FORMATS = {"bf16": 16.0, "bf12": 12.0, "bytes": 8.5, "nibbles": 5.0}
-"""Bits of a weight in each Format of the source, with its part of scales, and without the few that are kept apart."""
+FORMATS = ("bf16", "bf12", "bytes", "nibbles")
+"""Format of the source."""
 
 STAGES = ("embed", "qkv", "rope", "attention", "out", "norm", "gate_up", "down", "head", "sample")
 """Stage of the source."""

@@ -169,11 +169,12 @@ class NativeModel:
             self._check(self._library.pb_project(self._handle, hidden.data_ptr(), hidden.shape[0], logits.data_ptr()))
         return logits
 
-    def weights_by_format(self) -> dict[str, int]:
-        """How many numbers of matrices are kept in each of FORMATS."""
-        counts = (ctypes.c_int64 * len(FORMATS))()
+    def weights_by_format(self) -> dict[str, tuple[int, int]]:
+        """Of the matrices in each of FORMATS that occurs: how many numbers, and in how many bytes."""
+        counts = (ctypes.c_int64 * (2 * len(FORMATS)))()
         self._library.pb_count_weights(self._handle, counts)
-        return {name: count for name, count in zip(FORMATS, counts, strict=True) if count}
+        found = zip(FORMATS, counts[::2], counts[1::2], strict=True)
+        return {name: (numbers, stored) for name, numbers, stored in found if numbers}
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds of each stage of all forward passes since the last call."""

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sample import sample
-from pegboard.plugins.cpu_native.library import FORMATS, NativeError, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
 
@@ -41,8 +41,8 @@ class CpuNativeRunner(ModelRunner):
         self._model = NativeModel(
             library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads, options.weights
         )
-        counts = self._model.weights_by_format()
-        kept = ", ".join(f"{count / 1e6:.1f} M in {FORMATS[one]:g} bits" for one, count in counts.items())
+        counts = self._model.weights_by_format().values()
+        kept = ", ".join(f"{numbers / 1e6:.1f} M in {stored * 8 / numbers:.3g} bits" for numbers, stored in counts)
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
 
     @classmethod
@@ -121,7 +121,7 @@ class CpuNativeRunner(ModelRunner):
         return self._model.take_seconds()
 
     def weight_bytes(self) -> int | None:
-        return round(sum(count * FORMATS[one] / 8 for one, count in self._model.weights_by_format().items()))
+        return sum(stored for _, stored in self._model.weights_by_format().values())
 
     def _share_out(
         self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool

@@ -21,9 +21,9 @@
 
 #include "attention.h"
 #include "fused.h"
-#include "product.h"
 #include "model.h"
 #include "numbers.h"
+#include "product.h"
 #include "sampler.h"
 #include "team.h"
 
@@ -395,11 +395,14 @@ int pb_set_ends(void* handle, const bf16* embedding, const bf16* head, const flo
   }
 }
 
-// Numbers of matrices in each Format, into int64 [FORMATS].
+// Of the matrices in each Format: how many numbers, and in how many bytes, into int64 [FORMATS][2].
 void pb_count_weights(void* handle, int64_t* counts) {
   const Model& m = *static_cast<Model*>(handle);
-  std::fill(counts, counts + FORMATS, 0);
-  const auto count = [&](const Matrix& w) { counts[w.format] += int64_t(w.n) * w.k; };
+  std::fill(counts, counts + FORMATS * 2, 0);
+  const auto count = [&](const Matrix& w) {
+    counts[w.format * 2] += int64_t(w.n) * w.k;
+    counts[w.format * 2 + 1] += int64_t(w.block_bytes() * w.blocks() + w.rest.size() * sizeof(Matrix::Rest));
+  };
   for (const Layer& layer : m.layers) {
     count(layer.qkv);
     count(layer.o);

@@ -48,8 +48,9 @@ constexpr int STEP = NB * KB;             // numbers of a step
 
 constexpr bool in_strips(Format f) { return f == BYTES || f == NIBBLES; }
 
-// Of a strip's step: codes, scales, and with NIBBLES least numbers.
-constexpr size_t strip_bytes(Format f) { return f == BYTES ? STRIP * (KB + 2) : STRIP * (KB / 2 + 4); }
+// Of a strip's step: codes, then scales, and with NIBBLES least numbers.
+constexpr size_t code_bytes(Format f) { return f == BYTES ? STRIP * KB : STRIP * KB / 2; }
+constexpr size_t strip_bytes(Format f) { return code_bytes(f) + STRIP * sizeof(float16) * (f == BYTES ? 1 : 2); }
 
 constexpr size_t step_bytes(Format f) {
   return f == BF16 ? STEP * 2 : f == BF12 ? STEP * 3 / 2 : 2 * strip_bytes(f);
@@ -243,7 +244,7 @@ struct Matrix {
       for (int half = 0; half < 2; ++half) {
         uint8_t* to = data + nb * block_bytes() + half * (block_bytes() / 2) + s * strip_bytes(format);
         memset(to, 0, strip_bytes(format));
-        float16* scales = reinterpret_cast<float16*>(to + STRIP * KB / (format == BYTES ? 1 : 2));
+        float16* scales = reinterpret_cast<float16*>(to + code_bytes(format));
         for (int r = 0; r < STRIP; ++r) {
           bf16 x[GRID];
           OnGrid grid;
@@ -319,8 +320,8 @@ struct StripUnpacker {
     alignas(64) float scale[STRIP];
     if constexpr (F == NIBBLES) {
       alignas(64) float least[STRIP];
-      _mm512_store_ps(scale, floats(p + STRIP * KB / 2));
-      _mm512_store_ps(least, floats(p + STRIP * KB / 2 + STRIP * 2));
+      _mm512_store_ps(scale, floats(p + code_bytes(F)));
+      _mm512_store_ps(least, floats(p + code_bytes(F) + STRIP * sizeof(float16)));
       const float *scales = somewhere(scale), *leasts = somewhere(least);
 #pragma GCC unroll 4
       for (int g = 0; g < 4; ++g) {
@@ -335,7 +336,7 @@ struct StripUnpacker {
         }
       }
     } else {
-      _mm512_store_ps(scale, floats(p + STRIP * KB));
+      _mm512_store_ps(scale, floats(p + code_bytes(F)));
       const float* scales = somewhere(scale);
 #pragma GCC unroll 16
       for (int r = 0; r < STRIP; ++r) {
@@ -350,13 +351,13 @@ struct StripUnpacker {
 };
 #endif
 
-// How far ahead weights are asked for. Farther, they push each other out of the few buffers that wait for memory.
+// How far ahead weights are asked for, in bytes.
 constexpr int AHEAD = 2048;
 
-// The lines of `bytes` further on, one after the other while `rows` rows are worked on: memory is kept busy all the time.
-template <size_t BYTES_OF, int ROWS>
+// The lines of SIZE bytes further on, one after the other while `rows` rows are worked on: memory is kept busy all the time.
+template <size_t SIZE, int ROWS>
 inline void ask_ahead(const uint8_t* p, int row) {
-  constexpr int lines = int((BYTES_OF + 63) / 64);
+  constexpr int lines = int((SIZE + 63) / 64);
   const int line = row * lines / ROWS;
   if ((row + 1) * lines / ROWS > line) _mm_prefetch((const char*)p + AHEAD + line * 64, _MM_HINT_T0);
 }
@@ -407,7 +408,7 @@ struct Cursor {
     }
 #else
     static_assert(F == BYTES, "the others take AVX-512");
-    const float16* scales = reinterpret_cast<const float16*>(p + STRIP * KB);
+    const float16* scales = reinterpret_cast<const float16*>(p + code_bytes(F));
     for (int r = 0; r < STRIP; ++r) {
       const float scale = float_of_16(scales[r]);
       bf16 row[KB];

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "product.h"
 #include "numbers.h"
 #include "plan.h"
+#include "product.h"
 #include "sampling.h"
 #include "team.h"
 

@@ -237,8 +237,8 @@ inline __m512 sums_of(const __m512 (&x)[16]) {
   return join(eights[0], eights[1]);
 }
 
-// The same for weights in strips, and one row of which a step is `stride` numbers from the next: a sum for each row of the
-// strip and column modulo 16.
+// The same for weights in strips, and one row of which a step is `stride` numbers from the next: 16 parts of a sum for each row
+// of a strip, added up at the end.
 template <Format F>
 inline void dot_strips(const bf16* a, int stride, const Matrix& w, int nb, float* c) {
   const StripUnpacker<F> unpacker;
@@ -323,9 +323,7 @@ inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf1
     }
   }
 }
-#endif
 
-#ifdef PB_AMX
 // The same for up to 32 rows of plain weights, which come from memory.
 inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int nb, float* c) {
   const bf16* tiles = reinterpret_cast<const bf16*>(w.block(nb));
@@ -485,14 +483,11 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
 // Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
 template <class Done>
 void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space, Done&& done) {
-  if (m > MB) {
-    by_format(w, [&](auto format) { wide_product<decltype(format)::value>(work, division, a, m, w, space, done); });
-    return;
-  }
   by_format(w, [&](auto format) {
     constexpr Format F = decltype(format)::value;
+    if (m > MB) return wide_product<F>(work, division, a, m, w, space, done);
     float* c = space.c.need(MB * NB);
-    bf16 *scratch = space.tiles.need(size_t(std::max(2, w.steps())) * STEP), *turned = nullptr;
+    bf16 *scratch = space.tiles.need(size_t(w.steps()) * STEP), *turned = nullptr;
 #ifdef PB_AMX
     if (in_strips(F) && !dots(F, m)) {
       turned = space.turned.need(size_t(w.steps()) * 1024);

@@ -21,7 +21,7 @@ def multiply(name: str, kept: str, w: torch.Tensor, a: torch.Tensor, threads: in
     out = torch.full((a.shape[0], w.shape[0]), float("nan"))
     n, k = w.shape
     arguments = (threads, WANTED[kept], w.data_ptr(), n, k, a.data_ptr(), a.shape[0], out.data_ptr())
-    return out, list(FORMATS)[load(name).pb_multiply(*arguments)]
+    return out, FORMATS[load(name).pb_multiply(*arguments)]
 
 
 def numbers(rows: int, columns: int, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -1,6 +1,8 @@
 // Attention over paged KV. Scores are in powers of two: log2(e) is in the queries' scale.
 #pragma once
 
+#include <climits>
+
 #include "model.h"
 #include "plan.h"
 
@@ -290,20 +292,52 @@ inline void soften(float* scores, int rows, int from, int to, int dp, bf16* weig
 // the softmax of 16 heads needs neither a transposition nor a sum across lanes.
 
 constexpr int COLUMNS = 16;
-constexpr int BITE = 32;  // keys at a time: they and those asked for meanwhile fit into the first level's cache
+constexpr int BITE = 16;  // keys at a time: few, so that asking for the next ones is spread over all there is to do
 
-// What is read after the keys at hand: as many slots as these are, and how far their keys are from their values, in bytes.
-struct Ahead {
-  const int32_t* slots;
-  ptrdiff_t to_keys;
+// Asks memory for the keys and values of the next bite while this one is worked on, line by line in the order in which they
+// lie, a line of both in turn. A core waits for a dozen lines or so at a time, whoever asked for them; lines that follow each
+// other make the second level's own prefetcher join in, and that one waits for more.
+class Ahead {
+ public:
+  // `at` of slot 0: what is read of each slot's values is `bytes` there, and of its keys `to_keys` further on.
+  Ahead(const bf16* values, const bf16* keys, size_t stride, size_t bytes)
+      : base_((const char*)values), to_keys_((const char*)keys - base_), stride_(stride * sizeof(bf16)), bytes_(bytes) {}
+
+  // What comes next: n slots.
+  void begin(const int32_t* slots, int n) {
+    slots_ = slots;
+    left_ = n * lines_of_slot();
+    line_ = 0;
+    if (n > 0) at_ = base_ + size_t(*slots) * stride_;
+  }
+
+  int lines_of_slot() const { return int((bytes_ + 63) / 64); }
+
+  void ask(int lines) {
+    for (; lines > 0 && left_ > 0; --lines, --left_) {
+      _mm_prefetch(at_ + line_, _MM_HINT_T0);
+      _mm_prefetch(at_ + line_ + to_keys_, _MM_HINT_T0);
+      line_ += 64;
+      if (line_ < bytes_) continue;
+      line_ = 0;
+      if (left_ > 1) at_ = base_ + size_t(*++slots_) * stride_;
+    }
+  }
+
+ private:
+  const char* base_;
+  ptrdiff_t to_keys_;
+  size_t stride_, bytes_, line_ = 0;
+  const char* at_ = nullptr;
+  const int32_t* slots_ = nullptr;
+  int left_ = 0;
 };
 
 #ifdef PB_AVX512
 // sums[H heads][dims] += weight * value, for P pairs of 16 dimensions: even ones in one register, odd ones in another.
-// Memory is asked for what comes next on the way: that is sooner than a processor finds out by itself.
 template <int H, int P>
 inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, int n, const __mmask32* real,
-                       const float* weights, float* sums, int dp, const Ahead& ahead) {
+                       const float* weights, float* sums, int dp, int lines, Ahead& ahead) {
   const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
   __m512 acc[H][P][2];
   for (int i = 0; i < H; ++i)
@@ -311,10 +345,8 @@ inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, 
       for (int o = 0; o < 2; ++o) acc[i][p][o] = _mm512_loadu_ps(sums + size_t(i) * dp + p * 32 + o * 16);
   for (int j = 0; j < n; ++j) {
     const bf16* v = values + slots[j] * stride;
-    const char* later = (const char*)(values + ahead.slots[j] * stride);
+    ahead.ask(lines);
     for (int p = 0; p < P; ++p) {
-      _mm_prefetch(later + p * 64, _MM_HINT_T0);
-      _mm_prefetch(later + ahead.to_keys + p * 64, _MM_HINT_T0);
       const __m512i both = _mm512_maskz_loadu_epi16(real[p], v + p * 32);
       const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
       const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
@@ -332,29 +364,29 @@ inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, 
 
 template <int P>
 inline void weigh_heads(int heads, const bf16* values, size_t stride, const int32_t* slots, int n, const __mmask32* real,
-                        const float* weights, float* sums, int dp, const Ahead& ahead) {
+                        const float* weights, float* sums, int dp, int lines, Ahead& ahead) {
   switch (heads) {
-    case 1: return weigh_some<1, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
-    case 2: return weigh_some<2, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
-    case 3: return weigh_some<3, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
-    default: return weigh_some<4, P>(values, stride, slots, n, real, weights, sums, dp, ahead);
+    case 1: return weigh_some<1, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);
+    case 2: return weigh_some<2, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);
+    case 3: return weigh_some<3, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);
+    default: return weigh_some<4, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);
   }
 }
 #endif
 
 // sums float [g][dp] of one KV head += weights [n][COLUMNS] * its values. Dimensions are in the order of `in_order`.
 inline void weigh_values(const bf16* values, size_t stride, const int32_t* slots, int n, int g, int dim, int dp,
-                         const float* weights, float* sums, const Ahead& ahead) {
+                         const float* weights, float* sums, Ahead& ahead) {
 #ifdef PB_AVX512
   for (int d = 0; d < dp; d += 64) {
     const __mmask32 real[2] = {first_of_32(dim - d), first_of_32(std::max(0, dim - d - 32))};
     for (int i = 0; i < g; i += 4) {
-      const int heads = std::min(4, g - i);
+      const int heads = std::min(4, g - i), lines = i == 0;
       float* to = sums + size_t(i) * dp + d;
       if (d + 32 < dp)
-        weigh_heads<2>(heads, values + d, stride, slots, n, real, weights + i, to, dp, ahead);
+        weigh_heads<2>(heads, values + d, stride, slots, n, real, weights + i, to, dp, lines, ahead);
       else
-        weigh_heads<1>(heads, values + d, stride, slots, n, real, weights + i, to, dp, ahead);
+        weigh_heads<1>(heads, values + d, stride, slots, n, real, weights + i, to, dp, lines, ahead);
     }
   }
 #else
@@ -481,12 +513,13 @@ class Attention {
 
   void one(const Task& task, const Task* next);
   void many(const Task& task);
-  void score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores) const;
-  void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums) const;
+  void score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores, Ahead& ahead) const;
+  void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums, Ahead& ahead) const;
 };
 
 // scores [n up to a multiple of 16][COLUMNS] of `heads` KV heads' queries with n keys.
-inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores) const {
+inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores,
+                                 Ahead& ahead) const {
   const bf16* first = keys + size_t(kvh) * dim;
 #if defined(PB_AMX)
   const int steps = dp / 32;
@@ -512,6 +545,7 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
     }
     _tile_zero(0);
     for (int s = 0; s < heads * steps; ++s) {
+      ahead.ask(5);  // as many steps as a slot has lines, for 16 slots: a third of them
       _tile_loadd(4, left + s * 32, ld);
       _tile_loadd(6, q + s * 512, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -519,7 +553,8 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
     _tile_stored(0, scores + j * COLUMNS, COLUMNS * 4);
   }
 #else
-  for (int j = 0; j < n; ++j)
+  for (int j = 0; j < n; ++j) {
+    ahead.ask(ahead.lines_of_slot() / 3);
     for (int h = 0; h < heads; ++h) {
       const bf16* key = first + at[j] * stride + h * dim;
       for (int i = 0; i < g; ++i) {
@@ -537,11 +572,13 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
         scores[j * COLUMNS + h * g + i] = sum;
       }
     }
+  }
 #endif
 }
 
 // As `soften`, for `columns` queries at once.
-inline void Attention::soften_one(float* scores, int n, int columns, float* best, float* total, float* sums) const {
+inline void Attention::soften_one(float* scores, int n, int columns, float* best, float* total, float* sums,
+                                  Ahead& ahead) const {
   float kept[COLUMNS];
 #ifdef PB_AVX512
   __m512 top = _mm512_loadu_ps(best);
@@ -549,6 +586,7 @@ inline void Attention::soften_one(float* scores, int n, int columns, float* best
   for (int j = 0; j < n; ++j) top = _mm512_max_ps(top, _mm512_loadu_ps(scores + j * COLUMNS));
   __m512 acc = _mm512_setzero_ps();
   for (int j = 0; j < n; ++j) {
+    ahead.ask(1);
     const __m512 e = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(scores + j * COLUMNS), top));
     _mm512_storeu_ps(scores + j * COLUMNS, e);
     acc = _mm512_add_ps(acc, e);
@@ -597,15 +635,19 @@ inline void Attention::one(const Task& task, const Task* next) {
     alignas(64) float best[COLUMNS], total[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) best[c] = -INFINITY, total[c] = 0;
     memset(sums, 0, sizeof(float) * heads * g * dp);
+    Ahead ahead(values + size_t(kvh) * dim, keys + size_t(kvh) * dim, stride, size_t(heads) * dim * sizeof(bf16));
     for (int j = begin; j < end; j += BITE) {
       const int n = std::min(BITE, end - j);
-      Ahead ahead{at + std::min(j + BITE, std::max(begin, end - n)), (const char*)keys - (const char*)values};
-      if (j + BITE >= end && next && next->end - next->begin >= n) ahead.slots = slots(next->request) + next->begin;
-      score_one(at + j, n, kvh, heads, q, scores);
-      soften_one(scores, n, heads * g, best, total, sums);
+      if (j + BITE < end)
+        ahead.begin(at + j + BITE, std::min(BITE, end - j - BITE));
+      else if (next)
+        ahead.begin(slots(next->request) + next->begin, std::min(BITE, next->end - next->begin));
+      score_one(at + j, n, kvh, heads, q, scores, ahead);
+      soften_one(scores, n, heads * g, best, total, sums, ahead);
       for (int h = 0; h < heads; ++h)
         weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, g, dim, dp, scores + h * g,
                      sums + size_t(h) * g * dp, ahead);
+      ahead.ask(INT_MAX);
     }
     for (int c = 0; c < heads * g; ++c) in_order(sums + size_t(c) * dp, dp);
     for (int h = 0; h < heads; ++h) deliver(task, t, kvh + h, sums + size_t(h) * g * dp, best + h * g, total + h * g);

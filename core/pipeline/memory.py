@@ -3,6 +3,10 @@
 At any time free + cached + held = all: free pages are the allocator's, cached ones the prefix cache's, and each
 request holds those of its row behind `kv.cache_len`. A request's row always lists whole pages, so `kv.allocated_len`
 is a multiple of the page size, and a decode step needs a page only when its length reaches `allocated_len`.
+
+Requests that decode together would get pages in turn, and each one's would lie scattered. So while less than half of
+the memory is taken, a request gets some pages at once (`run`), which an allocator hands out as neighbours where it can:
+on a CPU attention reads memory that lies together in a good deal less time.
 """
 
 from __future__ import annotations
@@ -29,19 +33,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RUN = 16
+"""Tokens that an engine's running requests get at once: as many as attention reads together on a CPU."""
+
 
 class MemoryCorrupted(RuntimeError):
     """Nobody can tell any more whom a page belongs to. There is no going on from here: the process starts anew."""
 
 
 class MemoryManager:
-    """Slots for requests: match, allocate, evict, commit to the cache, release."""
+    """Slots for requests: match, allocate, evict, commit to the cache, release.
 
-    def __init__(self, rows: ReqToTokenPool, allocator: TokenAllocator, cache: PrefixCache) -> None:
+    `run` is how many tokens a running request gets at once while memory is plentiful: 1 for no more than it needs.
+    """
+
+    def __init__(self, rows: ReqToTokenPool, allocator: TokenAllocator, cache: PrefixCache, *, run: int = 1) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
         self.page_size = allocator.page_size
+        self.pages_at_once = max(1, run // self.page_size)
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
         self.cache_errors = 0
@@ -112,16 +123,21 @@ class MemoryManager:
         count = full.shape[0]
         if not count:
             return True
-        pages = self._alloc(count)
+        rows, starts, size = running.rows[full], running.allocated[full], self.page_size
+        each = self._pages_each(count, int(starts.max()))
+        pages = self._alloc(count * each)
         if pages is None:
             return False
-        size = self.page_size
-        self.rows.write_pages(running.rows[full], running.allocated[full], pages, size)
-        running.allocated[full] += size
+        if each == 1:
+            self.rows.write_pages(rows, starts, pages, size)
+        else:
+            places = starts[:, None] + np.arange(each) * size
+            self.rows.write_pages(np.repeat(rows, each), places.reshape(-1), pages, size)
+        running.allocated[full] += each * size
         reqs = running.reqs
         for place in full.tolist():
-            reqs[place].kv.allocated_len += size
-        self.held_tokens += count * size
+            reqs[place].kv.allocated_len += each * size
+        self.held_tokens += count * each * size
         return True
 
     def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
@@ -184,6 +200,13 @@ class MemoryManager:
             taken = self.rows.max_rows - self.rows.free_rows
             return f"idle, yet {self.held_tokens} tokens held, {self.cache.locked_tokens} locked, {taken} rows taken"
         return None
+
+    def _pages_each(self, count: int, longest: int) -> int:
+        """For each of `count` running requests, the longest of which has `longest` slots."""
+        each, size = self.pages_at_once, self.page_size
+        if each == 1 or longest + each * size > self.rows.width:
+            return 1
+        return each if self.available_tokens - count * each * size > self.total_tokens // 2 else 1
 
     def _insert(self, req: Req) -> None:
         kv = req.kv

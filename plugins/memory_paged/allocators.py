@@ -88,7 +88,10 @@ class PageAllocator(TokenAllocator):
 
 
 class StackAllocator(PageAllocator):
-    """Last freed, first handed out: recently used pages are used again while the device's caches still hold them."""
+    """Last freed, first handed out: recently used pages are used again while the device's caches still hold them.
+
+    Pages that are freed together are handed out in the same order, so that neighbours stay neighbours.
+    """
 
     def _refill(self) -> None:
         self._stack = np.arange(self.num_pages, 0, -1, dtype=np.int64)
@@ -99,7 +102,7 @@ class StackAllocator(PageAllocator):
 
     def _put(self, pages: NDArray[np.int64]) -> None:
         top = self._num_free
-        self._stack[top : top + pages.shape[0]] = pages
+        self._stack[top : top + pages.shape[0]] = pages[::-1]
 
 
 class FifoAllocator(PageAllocator):

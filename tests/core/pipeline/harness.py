@@ -24,7 +24,7 @@ from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, ThreadExecutor
 from pegboard.core.pipeline.intake import pack_ids
-from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
@@ -130,6 +130,7 @@ class Harness:
         tokens: int = 4096,
         chunk: int | None = None,
         max_context_len: int = 1024,
+        run: int = RUN,
         hooks: StepHooks | None = None,
         tokenizer: Any = None,
         processors: Sequence[Any] = (),
@@ -144,7 +145,7 @@ class Harness:
         max_context_len = min(max_context_len, tokens // page_size * page_size)
         overlap = config.loop == "overlap"
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
-        self.memory = MemoryManager(self.rows, allocator, prefix_cache)
+        self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = FakeModel(self.rows, (allocator.num_pages + 1) * page_size)
         self.scheduler = Scheduler(
             config,

@@ -25,7 +25,15 @@ def test_the_stack_hands_out_the_last_freed_first() -> None:
     assert take(allocator, 4) == [1, 2, 3, 4]
     allocator.free(np.array([2]))
     allocator.free(np.array([4, 1]))
-    assert take(allocator, 4) == [1, 4, 2, 5]
+    assert take(allocator, 4) == [4, 1, 2, 5]
+
+
+def test_the_stack_keeps_neighbours_together() -> None:
+    allocator = make(StackAllocator)
+    assert take(allocator, 6) == [1, 2, 3, 4, 5, 6]
+    allocator.free(np.array([2, 3, 4]))
+    assert take(allocator, 2) == [2, 3]
+    assert take(allocator, 1) == [4]
 
 
 def test_the_ring_hands_out_the_first_freed_first_and_wraps() -> None:

@@ -131,6 +131,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
+        built.prepare_memory(resolved.engine.memory.prepare_seconds)
         built.hooks.call.engine_started(info=built.info, engine=built.view)
     except PegboardError as error:
         wire.send([StartFailed(message=str(error))])

@@ -57,6 +57,13 @@ class KVPool(abc.ABC):
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n]."""
 
+    def prepare(self, seconds: float) -> int:
+        """Have the system provide the memory of free slots now and not when they are first written to, for about
+        `seconds` at most. The number of slots, from the first on, that are provided for. Called before the first
+        request, when all slots are free; a pool whose memory is there from the beginning has nothing to do.
+        """
+        return self.num_slots
+
     @property
     @abc.abstractmethod
     def nbytes(self) -> int:

@@ -78,8 +78,20 @@ class BuiltScheduler:
     hooks: Hooks
     worker: Worker
     runner: ModelRunner
+    pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
+
+    def prepare_memory(self, seconds: float) -> None:
+        """Provide for the KV pool's memory, for about `seconds` at most: before the first request, or not at all."""
+        if seconds <= 0:
+            return
+        started = time.monotonic()
+        with torch.inference_mode():
+            slots = self.pool.prepare(seconds)
+        took, all_slots = time.monotonic() - started, self.pool.num_slots
+        if took > 0.5 or slots < all_slots:
+            logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", slots, all_slots, took)
 
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
@@ -116,7 +128,16 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     view = SchedulerView(scheduler, hooks)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
     return BuiltScheduler(
-        scheduler, info, prepared.directory, prepared.tokenizer, hooks, worker, runner, view, parts.grammar_gate
+        scheduler,
+        info,
+        prepared.directory,
+        prepared.tokenizer,
+        hooks,
+        worker,
+        runner,
+        parts.pool,
+        view,
+        parts.grammar_gate,
     )
 
 

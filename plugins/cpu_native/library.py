@@ -271,7 +271,6 @@ def load(instructions: str) -> ctypes.CDLL:
     for name, arguments, result in (
         ("pb_prepare", [], number),
         ("pb_multiply", [number, number, pointer, number, number, pointer, number, pointer], number),
-        ("pb_large_pages", [pointer, ctypes.c_int64], None),
         ("pb_create", [pointer], pointer),
         ("pb_destroy", [pointer], None),
         ("pb_set_layer", [pointer, number, pointer], number),

@@ -186,8 +186,6 @@ class NativeModel:
         """Where each layer's K and V begin."""
         known = self._pools.get(id(pool))
         if known is None or known[0] is not pool:
-            for tensor in (one(layer) for layer in range(self.spec.num_layers) for one in (pool.keys, pool.values)):
-                self._library.pb_large_pages(tensor.data_ptr(), tensor.nbytes)
             kind = ctypes.c_void_p * self.spec.num_layers
             keys = kind(*[pool.keys(layer).data_ptr() for layer in range(self.spec.num_layers)])
             values = kind(*[pool.values(layer).data_ptr() for layer in range(self.spec.num_layers)])

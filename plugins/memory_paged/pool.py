@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pegboard.core.interfaces.kv_pool import KVPool
+from pegboard.plugins.memory_paged.host import large_buffer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPoolContext
     from pegboard.core.interfaces.layers import LayerSpec
+
+
+_PREPARED_AT_ONCE = 2**21
+"""Bytes of each buffer."""
 
 
 class MHAPool(KVPool):
@@ -31,7 +37,11 @@ class MHAPool(KVPool):
             self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
 
     def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> torch.Tensor:
-        buffer = torch.empty((self.num_slots, heads, dim), dtype=ctx.dtype, device=ctx.device)
+        shape = (self.num_slots, heads, dim)
+        if ctx.device.type == "cpu":
+            buffer = large_buffer(self.num_slots * heads * dim * ctx.dtype.itemsize).view(ctx.dtype).view(shape)
+        else:
+            buffer = torch.empty(shape, dtype=ctx.dtype, device=ctx.device)
         buffer[: self.page_size] = 0
         return buffer
 
@@ -50,6 +60,19 @@ class MHAPool(KVPool):
         # index_copy_ and not keys[slots] = k: it does not broadcast, so a wrong shape is an error.
         keys.index_copy_(0, slots, k.to(keys.dtype))
         values.index_copy_(0, slots, v.to(values.dtype))
+
+    def prepare(self, seconds: float) -> int:
+        """On a CPU, write to all slots, the first ones first, since the allocators hand these out first."""
+        buffers = (*self._keys.values(), *self._values.values())
+        if not buffers or buffers[0].device.type != "cpu":
+            return self.num_slots
+        widest = max(buffer[0].nbytes for buffer in buffers)
+        step, done, end = max(1, _PREPARED_AT_ONCE // widest), 0, time.monotonic() + seconds
+        while done < self.num_slots and time.monotonic() < end:
+            for buffer in buffers:
+                buffer[done : done + step] = 0
+            done = min(self.num_slots, done + step)
+        return done
 
     @property
     def nbytes(self) -> int:

@@ -124,7 +124,10 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
     hooks = Hooks.load(resolved.registry)
-    return SimpleNamespace(scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=lambda: None)
+    return SimpleNamespace(
+        scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=lambda: None,
+        prepare_memory=lambda seconds: None,
+    )  # fmt: skip
 
 
 def build_nothing(resolved: Any) -> Any:

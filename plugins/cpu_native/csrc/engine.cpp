@@ -321,9 +321,6 @@ int pb_multiply(int threads, int wanted, const bf16* w, int n, int k, const bf16
   }
 }
 
-// Large pages for KV, which a forward pass reads all over.
-void pb_large_pages(void* p, int64_t bytes) { large_pages(p, size_t(bytes)); }
-
 void* pb_create(const PbShape* shape) {
   try {
     return new Model(*shape);

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import itertools
+
+import psutil
 import pytest
 import torch
 
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.memory_paged import pool as pool_module
 from pegboard.plugins.memory_paged.pool import MHAPool
 
 LAYERS = (
@@ -78,3 +82,33 @@ def test_an_empty_write_is_fine_and_a_wrong_shape_is_not() -> None:
 def test_two_layers_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match="two layers have the id 0"):
         make(layers=(LAYERS[0], LAYERS[0]))
+
+
+def large() -> MHAPool:
+    """64 MiB: 4,096 slots of 8 KiB in each of two buffers."""
+    layer = LayerSpec(layer_id=0, num_heads=4, num_kv_heads=4, qk_head_dim=512, v_head_dim=512, scale=1.0)
+    return MHAPool(NoOptions(), KVPoolContext(4095, 1, (layer,), torch.float32, torch.device("cpu")))
+
+
+def test_memory_comes_when_it_is_prepared() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    pool = large()
+    made = process.memory_info().rss
+    assert pool.prepare(60.0) == pool.num_slots == 4096
+    assert made - before < 16 * 2**20
+    assert process.memory_info().rss - made > 48 * 2**20
+
+
+def test_preparing_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, ticks = large(), itertools.count()
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: float(next(ticks)))
+    # Two MiB of each buffer are 256 slots; the clock is looked at before each such step, and once at the beginning.
+    assert pool.prepare(4.5) == 4 * 256
+    assert pool.prepare(0.0) == 0
+
+
+def test_buffers_begin_at_large_pages() -> None:
+    pool = large()
+    assert pool.keys(0).data_ptr() % 2**21 == pool.values(0).data_ptr() % 2**21 == 0
+    assert pool.keys(0).data_ptr() != pool.values(0).data_ptr()

@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers setup                 # installs both peers, each in an environment of its own
     python -m benchmarks.peers run                   # vLLM and ours in turn, three times: 25 minutes
+    python -m benchmarks.peers run --vllm-variant plain:LD_PRELOAD=,VLLM_CPU_OMP_THREADS_BIND=auto    # as it comes, too
     python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
     python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
     python -m benchmarks.peers report FILE           # the tables once more
@@ -25,7 +26,7 @@ from typing import Any
 
 from benchmarks.peers import environments, measure, models, one_stream, report
 from benchmarks.peers.environments import SetupError
-from benchmarks.peers.servers import OURS, VLLM, Subject, variant
+from benchmarks.peers.servers import OURS, VLLM, Subject, variant, vllm_variant
 from benchmarks.peers.workloads import NAMES
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.toolkit.cache_dir import default_cache_dir
@@ -57,6 +58,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     run.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="for ours")
     run.add_argument("--vllm-option", action="append", default=[], metavar="WORD", help="a word for `vllm serve`")
+    run.add_argument(
+        "--vllm-variant", action="append", default=[], metavar="NAME:VARIABLE=VALUE,...", help="vLLM once more"
+    )
     run.add_argument("--vllm-env", action="append", default=[], metavar="NAME=VALUE", help="for `vllm serve`")
     run.add_argument("--model", type=Path, help="a Hugging Face directory in bf16, in place of the demo model")
     run.add_argument("--results", type=Path, help="where the JSON goes; the tables go beside it, as .md")
@@ -111,7 +115,8 @@ def _subjects(args: argparse.Namespace) -> list[Subject]:
         if not environment.ready:
             raise SetupError(f"vLLM is not installed in {environment.root}: python -m benchmarks.peers setup")
         env = dict(one.split("=", 1) for one in args.vllm_env)
-        found.append(_with(VLLM, options=tuple(args.vllm_option), env=env))
+        for one in (VLLM, *map(vllm_variant, args.vllm_variant)):
+            found.append(_with(one, options=tuple(args.vllm_option), env={**env, **one.env}))
     found.append(_with(OURS, overrides=tuple(args.overrides)))
     for text in args.variant:
         one = variant(text)

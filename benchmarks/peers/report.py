@@ -120,6 +120,11 @@ def llama_rows(records: Sequence[Mapping[str, Any]], theirs: str, ours: str, *, 
         yield row if targets or key == "decode" else replace(row, target=MISSING, met=None)
 
 
+def _is_vllm(subject: str) -> bool:
+    """Whether it is vLLM, or a variant of it."""
+    return subject == VLLM or subject.startswith(f"{VLLM}-")
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -134,12 +139,16 @@ def render(data: Mapping[str, Any]) -> str:
     parts.append(
         f"{data['date']}, {machine['cpu']}, {machine['cores']} cores, {memory:.0f} GB; {of}; `{data['command']}`"
     )
-    head = ("", "{}", "{}", "ratio", "at least", "met")
+    head = ("", "", "", "ratio", "at least", "met")
     servers = data.get("servers", [])
-    for ours in sorted({one["subject"] for one in servers if one["subject"] != VLLM}):
-        rows = [row.cells() for row in server_rows(servers, ours)]
-        names = [one.format(name) for one, name in zip(head[1:3], (data["versions"]["vllm"], ours), strict=True)]
-        parts.append(markdown((head[0], *names, *head[3:]), rows))
+    subjects = sorted({one["subject"] for one in servers})
+    peers = [one for one in subjects if _is_vllm(one)]
+    for ours in (one for one in subjects if not _is_vllm(one)):
+        # Alone it has a table, too.
+        for theirs in peers or [VLLM]:
+            rows = [row.cells() for row in server_rows(servers, ours, theirs)]
+            peer = " ".join([data["versions"]["vllm"], theirs.removeprefix(VLLM).removeprefix("-")]).strip()
+            parts.append(markdown((head[0], peer, ours, *head[3:]), rows))
     records = data.get("one_stream", [])
     lanes = [one for one in dict.fromkeys(r["lane"] for r in records) if not one.startswith("llama.cpp")]
     for ours in lanes:

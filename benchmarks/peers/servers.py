@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -41,11 +42,22 @@ OURS = Subject("pegboard", guess=12.0, start_s=8.0, pace=(130, 650, 1050))
 
 def variant(text: str) -> Subject:
     """Pegboard with other settings, from NAME:KEY=VALUE,KEY=VALUE. Raises ValueError."""
+    name, pairs = _named_pairs("--variant", text)
+    return dataclasses.replace(OURS, name=f"{OURS.name}-{name}", overrides=pairs)
+
+
+def vllm_variant(text: str) -> Subject:
+    """vLLM with other variables of its environment, from NAME:VARIABLE=VALUE,VARIABLE=VALUE. Raises ValueError."""
+    name, pairs = _named_pairs("--vllm-variant", text)
+    return dataclasses.replace(VLLM, name=f"{VLLM.name}-{name}", env=dict(one.split("=", 1) for one in pairs))
+
+
+def _named_pairs(option: str, text: str) -> tuple[str, tuple[str, ...]]:
     name, colon, rest = text.partition(":")
     pairs = tuple(one.strip() for one in rest.split(",") if one.strip())
     if not name or not colon or not pairs or not all("=" in one for one in pairs):
-        raise ValueError(f"--variant: {text!r} is not NAME:KEY=VALUE[,KEY=VALUE...]")
-    return Subject(f"pegboard-{name}", OURS.guess, OURS.start_s, OURS.pace, pairs)
+        raise ValueError(f"{option}: {text!r} is not NAME:KEY=VALUE[,KEY=VALUE...]")
+    return name, pairs
 
 
 def ours_command(subject: Subject, model: Path, port: int, config: Path) -> list[str]:

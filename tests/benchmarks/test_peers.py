@@ -112,6 +112,19 @@ def test_what_failed_or_was_not_run_is_a_dash_and_no_ratio() -> None:
     assert [row.ratio for row in alone] == [None] * len(alone)
 
 
+def test_every_variant_of_ours_is_held_against_every_one_of_vllm() -> None:
+    both = [*RECORDS[:2], record(0, "vllm-plain", 24.0, 300.0, 100.0), record(0, "pegboard-b", 60.0, 90.0, 8.0)]
+    tables = report.render(data(servers=both)).split("\n\n")[1:]
+    found = {(table.split("|")[2].strip(), table.split("|")[3].strip()): table for table in tables if "|" in table}
+    assert len(found) == 4
+    (name,) = {theirs for theirs, _ in found if not theirs.endswith("plain")}
+    for theirs, ours, ratio in (
+        (name, "pegboard", "4.00"), (f"{name} plain", "pegboard", "5.00"),
+        (name, "pegboard-b", "2.00"), (f"{name} plain", "pegboard-b", "2.50"),
+    ):  # fmt: skip
+        assert f"| {ratio}× |" in found[theirs, ours], (theirs, ours)  # noqa: RUF001
+
+
 def test_llama_is_held_against_both_files() -> None:
     lanes = [
         {"run": 0, "lane": one_stream.BF16, "prefill": 400.0, "decode": 60.0},
@@ -169,6 +182,15 @@ def test_vllm_gets_every_core_its_memory_and_its_libraries(tmp_path: Path) -> No
     assert "--enable-prefix-caching" in words
     assert words[words.index("--dtype") + 1] == "bfloat16"
     assert words[words.index("--host") + 1] == "127.0.0.1"
+
+
+def test_a_variant_of_vllm_has_another_environment(tmp_path: Path) -> None:
+    one = servers.vllm_variant("plain:LD_PRELOAD=,VLLM_CPU_OMP_THREADS_BIND=auto")
+    assert (one.name, one.ours) == ("vllm-plain", False)
+    assert one.env == {"LD_PRELOAD": "", "VLLM_CPU_OMP_THREADS_BIND": "auto"}
+    for bad in ("plain", "plain:", ":A=1", "plain:A"):
+        with pytest.raises(ValueError, match="--vllm-variant"):
+            servers.vllm_variant(bad)
 
 
 def test_a_variant_is_ours_with_other_settings(tmp_path: Path) -> None:

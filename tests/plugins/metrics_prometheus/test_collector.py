@@ -157,8 +157,9 @@ def test_mixed_batches_have_a_mode_of_their_own() -> None:
     assert watched.value("time_to_first_token_seconds_count") == 2
 
 
-def test_while_requests_run() -> None:
-    watched = Watched(max_running_requests=2)
+@pytest.mark.parametrize("run", [1, 16])
+def test_while_requests_run(run: int) -> None:
+    watched = Watched(max_running_requests=2, run=run)
     for number in range(3):
         watched.harness.submit(f"r{number}", [number] * 10, 50, **EVERY)
     for _ in range(5):
@@ -169,7 +170,9 @@ def test_while_requests_run() -> None:
     # Their prompts are in the cache, locked, and their outputs are their own.
     used = sum(req.kv.committed_len for req in watched.harness.scheduler.running)
     assert used >= 2 * (10 + 3)
-    assert used / 4096 <= watched.value("token_usage") <= (used + 2) / 4096
+    taken = sum(req.kv.allocated_len for req in watched.harness.scheduler.running)
+    assert used <= taken <= used + 2 * run
+    assert watched.value("token_usage") == taken / 4096
     watched.harness.scheduler.receive([AbortRequest(all_requests=True)])
     watched.harness.run()
     assert watched.value("requests_finished_total", reason="abort") == 3

@@ -139,7 +139,7 @@ def render(data: Mapping[str, Any]) -> str:
     parts.append(
         f"{data['date']}, {machine['cpu']}, {machine['cores']} cores, {memory:.0f} GB; {of}; `{data['command']}`"
     )
-    head = ("", "", "", "ratio", "at least", "met")
+    head = ("ratio", "at least", "met")
     servers = data.get("servers", [])
     subjects = sorted({one["subject"] for one in servers})
     peers = [one for one in subjects if _is_vllm(one)]
@@ -148,14 +148,14 @@ def render(data: Mapping[str, Any]) -> str:
         for theirs in peers or [VLLM]:
             rows = [row.cells() for row in server_rows(servers, ours, theirs)]
             peer = " ".join([data["versions"]["vllm"], theirs.removeprefix(VLLM).removeprefix("-")]).strip()
-            parts.append(markdown((head[0], peer, ours, *head[3:]), rows))
+            parts.append(markdown(("", peer, ours, *head), rows))
     records = data.get("one_stream", [])
     lanes = [one for one in dict.fromkeys(r["lane"] for r in records) if not one.startswith("llama.cpp")]
     for ours in lanes:
         for theirs in (one_stream.BF16, one_stream.Q4):
             # The targets are those of bf16 against bf16; against four bits, to be faster at all.
             rows = [row.cells() for row in llama_rows(records, theirs, ours, targets=theirs == one_stream.BF16)]
-            parts.append(markdown((head[0], theirs, ours, *head[3:]), rows))
+            parts.append(markdown(("", theirs, ours, *head), rows))
     problems = [
         f"- {one['subject']}, run {one['run'] + 1}: {one['error'].splitlines()[0]}" for one in servers if "error" in one
     ]

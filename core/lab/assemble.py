@@ -14,7 +14,7 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePol
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.memory import RUN, MemoryManager
+from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
@@ -67,7 +67,7 @@ def assemble(
     ]
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
-    memory = MemoryManager(rows, allocator, cache, run=RUN)
+    memory = MemoryManager(rows, allocator, cache)
     chunk = config.scheduler.chunked_prefill_size
     return Scheduler(
         config.scheduler,

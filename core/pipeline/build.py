@@ -33,7 +33,7 @@ from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar import KINDS
 from pegboard.core.pipeline.grammar_gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.guards import GuardedHooks
-from pegboard.core.pipeline.memory import RUN, MemoryManager
+from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.operation import Operation, RequestLog
 from pegboard.core.pipeline.precision import resolve_dtype
 from pegboard.core.pipeline.probe import PoolProbe
@@ -271,7 +271,7 @@ class _Parts:
         policy_ctx = SchedulePolicyContext(cache, config.seed)
         policy = cast(SchedulePolicy, choose("schedule_policy", policy_ctx).build(policy_ctx))
         rows = self._make_rows()
-        memory = MemoryManager(rows, allocator, cache, run=RUN)
+        memory = MemoryManager(rows, allocator, cache)
         gate_ctx = AdmissionGateContext()
         gates = [
             *self._grammar_gate(tokenizer, gate_ctx),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RUN = 16
-"""Tokens that an engine's running requests get at once: as many as attention reads together on a CPU."""
+"""Tokens that running requests get at once: as many as attention reads together on a CPU."""
 
 
 class MemoryCorrupted(RuntimeError):
@@ -44,10 +44,10 @@ class MemoryCorrupted(RuntimeError):
 class MemoryManager:
     """Slots for requests: match, allocate, evict, commit to the cache, release.
 
-    `run` is how many tokens a running request gets at once while memory is plentiful: 1 for no more than it needs.
+    `run` is how many tokens a running request gets at once while memory is plentiful; 1: no more than it needs.
     """
 
-    def __init__(self, rows: ReqToTokenPool, allocator: TokenAllocator, cache: PrefixCache, *, run: int = 1) -> None:
+    def __init__(self, rows: ReqToTokenPool, allocator: TokenAllocator, cache: PrefixCache, *, run: int = RUN) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache

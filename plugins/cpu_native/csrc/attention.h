@@ -299,7 +299,7 @@ constexpr int BITE = 16;  // keys at a time: few, so that asking for the next on
 // other make the second level's own prefetcher join in, and that one waits for more.
 class Ahead {
  public:
-  // `at` of slot 0: what is read of each slot's values is `bytes` there, and of its keys `to_keys` further on.
+  // Values and keys of slot 0, and how many bytes of each slot are read there; slots are `stride` numbers apart.
   Ahead(const bf16* values, const bf16* keys, size_t stride, size_t bytes)
       : base_((const char*)values), to_keys_((const char*)keys - base_), stride_(stride * sizeof(bf16)), bytes_(bytes) {}
 

@@ -119,21 +119,11 @@ inline void score_block(const bf16* q, int rows, int dp, const bf16* tiles, int 
     _tile_stored(1, scores + j + 16, KEYS * 4);
   }
 #elif defined(PB_AVX512)
-  for (int j = from; j < to; j += 16)
-    for (int r = 0; r < rows; r += 8) {
-      __m512 sums[8];
-      for (auto& one : sums) one = _mm512_setzero_ps();
-      const bf16* k = tiles + size_t(j / 16) * steps * 512;
-      for (int p = 0; p < dp / 2; ++p) {
-        const __m512bh pairs = (__m512bh)_mm512_load_si512(k + p * 32);
-        for (int i = 0; i < 8; ++i) {
-          int32_t pair;
-          memcpy(&pair, q + size_t(r + i) * dp + p * 2, 4);
-          sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_set1_epi32(pair), pairs);
-        }
-      }
-      for (int i = 0; i < 8; ++i) _mm512_storeu_ps(scores + (r + i) * KEYS + j, sums[i]);
-    }
+  for (int j = from; j < to; j += 32) {
+    const bf16 *k0 = tiles + size_t(j / 16) * steps * 512, *k1 = k0 + size_t(steps) * 512;
+    for (int r = 0; r < rows; r += 8)
+      some_rows(std::min(8, rows - r), {q + size_t(r) * dp, size_t(dp), 32}, {{k0, k1}, 512}, steps, scores + r * KEYS + j, KEYS, false);
+  }
 #else
   for (int j = from; j < to; j += 16) {
     const bf16* k = tiles + size_t(j / 16) * steps * 512;
@@ -185,21 +175,12 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
     }
   }
 #elif defined(PB_AVX512)
-  for (int d = 0; d < dp; d += 16)
-    for (int r = 0; r < rows; r += 8) {
-      __m512 acc[8];
-      for (int i = 0; i < 8; ++i) acc[i] = _mm512_loadu_ps(sums + size_t(r + i) * dp + d);
-      for (int j = from; j < to; j += 2) {
-        const bf16* v = tiles + (size_t(j / 32) * columns + d / 16) * 512 + j % 32 * 16;
-        const __m512bh pairs = (__m512bh)_mm512_load_si512(v);
-        for (int i = 0; i < 8; ++i) {
-          int32_t pair;
-          memcpy(&pair, weights + (r + i) * KEYS + j, 4);
-          acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_set1_epi32(pair), pairs);
-        }
-      }
-      for (int i = 0; i < 8; ++i) _mm512_storeu_ps(sums + size_t(r + i) * dp + d, acc[i]);
-    }
+  for (int d = 0; d < dp; d += 32) {
+    const bf16* v = tiles + (size_t(from / 32) * columns + d / 16) * 512;
+    for (int r = 0; r < rows; r += 8)
+      some_rows(std::min(8, rows - r), {weights + r * KEYS + from, KEYS, 32}, {{v, v + 512}, size_t(columns) * 512}, (to - from) / 32,
+                sums + size_t(r) * dp + d, size_t(dp), true);
+  }
 #else
   for (int d = 0; d < dp; d += 16)
     for (int j = from; j < to; j += 2) {
@@ -552,6 +533,31 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
     }
     _tile_stored(0, scores + j * COLUMNS, COLUMNS * 4);
   }
+#elif defined(PB_AVX512)
+  const int columns = heads * g, lines = BITE * ahead.lines_of_slot() / (3 * columns) + 1;
+  for (int j = 0; j < n; j += 16) {
+    const bf16* rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = first + at[std::min(j + i, n - 1)] * stride;
+    __m512i turned[COLUMNS];
+    for (int c = 0; c < columns; ++c) {
+      const bf16* head = q + size_t(c) * dp;
+      const ptrdiff_t offset = c / g * dim;
+      ahead.ask(lines);
+      __m512 sums[16];
+      for (auto& one : sums) one = _mm512_setzero_ps();
+      for (int d = 0; d < dp; d += 32) {
+        const __mmask32 real = first_of_32(dim - d);
+        const __m512bh query = (__m512bh)_mm512_loadu_si512(head + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+          sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_maskz_loadu_epi16(real, rows[i] + offset + d), query);
+      }
+      turned[c] = _mm512_castps_si512(sums_of(sums));
+    }
+    for (int c = columns; c < COLUMNS; ++c) turned[c] = _mm512_setzero_si512();
+    transpose16(turned);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(scores + (j + i) * COLUMNS, turned[i]);
+  }
 #else
   for (int j = 0; j < n; ++j) {
     ahead.ask(ahead.lines_of_slot() / 3);
@@ -560,15 +566,7 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
       for (int i = 0; i < g; ++i) {
         const bf16* head = q + size_t(h * g + i) * dp;
         float sum = 0;
-#ifdef PB_AVX512
-        __m512 acc = _mm512_setzero_ps();
-        for (int d = 0; d < dp; d += 32)
-          acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_maskz_loadu_epi16(first_of_32(dim - d), key + d),
-                                 (__m512bh)_mm512_loadu_si512(head + d));
-        sum = _mm512_reduce_add_ps(acc);
-#else
         for (int d = 0; d < dim; ++d) sum += to_float(head[d]) * to_float(key[d]);
-#endif
         scores[j * COLUMNS + h * g + i] = sum;
       }
     }

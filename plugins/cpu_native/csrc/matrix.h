@@ -278,15 +278,19 @@ struct Unpacker {
     low4 = _mm512_set1_epi8(0x0f);
   }
 
-  // `rows(r, row)` for the 32 rows of a step's two tiles, in order.
-  template <class Done>
+  // `rows(r, row)` for the 32 rows of a step's two tiles: in order, or four of each in turn.
+  template <bool IN_TURN = false, class Done>
   inline void step(const uint8_t* p, Done&& rows) const {
     if constexpr (F == BF16) {
 #pragma GCC unroll 32
-      for (int r = 0; r < 32; ++r) rows(r, _mm512_load_si512(p + r * 64));
+      for (int i = 0; i < 32; ++i) {
+        const int r = IN_TURN ? i / 2 + i % 2 * 16 : i;
+        rows(r, _mm512_load_si512(p + r * 64));
+      }
     } else if constexpr (F == BF12) {
 #pragma GCC unroll 8
-      for (int g = 0; g < 8; ++g) {
+      for (int i = 0; i < 8; ++i) {
+        const int g = IN_TURN ? i / 2 + i % 2 * 4 : i;
         const __m512i l0 = _mm512_load_si512(p + g * 192), l1 = _mm512_load_si512(p + g * 192 + 64);
         const __m512i codes = _mm512_load_si512(p + g * 192 + 128);
         const __m512i h0 = _mm512_shuffle_epi8(upper, _mm512_and_si512(codes, low4));
@@ -307,47 +311,79 @@ inline const float* somewhere(const float* x) {
   return x;
 }
 
+// Of a strip's step, in float32: 16 scales, and with NIBBLES 16 least numbers.
+constexpr int grid_floats(Format f) { return f == BYTES ? STRIP : STRIP * 2; }
+
 // The same of a strip.
 template <Format F>
 struct StripUnpacker {
   static_assert(in_strips(F));
-  __m512 points = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+
+  // The step's scales, float32 [grid_floats(F)].
+  static inline void grids(const uint8_t* p, float* to) {
+    for (int i = 0; i < grid_floats(F); i += STRIP)
+      _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(p + code_bytes(F) + i * sizeof(float16)))));
+  }
 
   // `rows(r, numbers)` for the 16 rows of a step, in order: 32 columns each.
   template <class Done>
   inline void step(const uint8_t* p, Done&& rows) const {
-    const auto floats = [](const uint8_t* from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); };
-    alignas(64) float scale[STRIP];
-    if constexpr (F == NIBBLES) {
-      alignas(64) float least[STRIP];
-      _mm512_store_ps(scale, floats(p + code_bytes(F)));
-      _mm512_store_ps(least, floats(p + code_bytes(F) + STRIP * sizeof(float16)));
-      const float *scales = somewhere(scale), *leasts = somewhere(least);
+    alignas(64) float grid[grid_floats(F)];
+    grids(p, grid);
+    const float* at = somewhere(grid);
 #pragma GCC unroll 4
-      for (int g = 0; g < 4; ++g) {
-        const __m512i codes = _mm512_load_si512(p + g * 64);
+    for (int g = 0; g < STRIP; g += 4) {
+      const __m512i codes = F == NIBBLES ? _mm512_load_si512(p + g * 16) : _mm512_setzero_si512();
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const int r = g * 4 + i;
-          // The 16 points of the row, twice: what the upper bits of a code are does not matter then.
-          const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(scales[r]), _mm512_set1_ps(leasts[r]));
-          const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(all, all);
-          rows(r, _mm512_permutexvar_epi16(i ? _mm512_srli_epi16(codes, i * 4) : codes, table));
-        }
-      }
-    } else {
-      _mm512_store_ps(scale, floats(p + code_bytes(F)));
-      const float* scales = somewhere(scale);
-#pragma GCC unroll 16
-      for (int r = 0; r < STRIP; ++r) {
-        const auto part = [&](int from) {
-          return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + r * KB + from))));
-        };
-        const __m512 by = _mm512_set1_ps(scales[r]);
-        rows(r, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(part(16), by), _mm512_mul_ps(part(0), by)));
+      for (int i = 0; i < 4; ++i) {
+        const __m512i shifted = i ? _mm512_srli_epi16(codes, i * 4) : codes;
+        rows(g + i, F == NIBBLES ? of_nibbles(shifted, at, g + i) : of_bytes(p, at, g + i));
       }
     }
   }
+
+  // Row r: its codes are in the lowest four bits of every number; what the upper ones are does not matter.
+  inline __m512i of_nibbles(__m512i codes, const float* grid, int r) const {
+    // The 16 points of the row, twice.
+    const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(grid[r]), _mm512_set1_ps(grid[STRIP + r]));
+    return _mm512_permutexvar_epi16(codes, (__m512i)_mm512_cvtne2ps_pbh(all, all));
+  }
+  inline __m512i of_bytes(const uint8_t* p, const float* grid, int r) const {
+    const __m512 by = _mm512_set1_ps(grid[r]);
+    const auto part = [&](int from) {
+      const __m512i codes = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + r * KB + from)));
+      return _mm512_mul_ps(_mm512_cvtepi32_ps(codes), by);
+    };
+    return (__m512i)_mm512_cvtne2ps_pbh(part(16), part(0));
+  }
+
+ private:
+  const __m512 points = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+};
+
+// R rows of a strip from `first` on, a divisor of 4 or a multiple: the others are left alone.
+template <Format F, int R>
+struct StripRows {
+  explicit StripRows(int first) : first_(first) {
+    for (int i = 0; i < R; ++i) shift_[i] = _mm512_set1_epi16(short((first + i) % 4 * 4));
+  }
+
+  // 32 columns of each of them. `grid` is what StripUnpacker::grids has made of the step.
+  inline void step(const uint8_t* p, const float* grid, __m512i (&rows)[R]) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const int r = first_ + i;
+      if constexpr (F == NIBBLES)
+        rows[i] = unpacker_.of_nibbles(_mm512_srlv_epi16(_mm512_load_si512(p + r / 4 * 64), shift_[i]), grid, r);
+      else
+        rows[i] = unpacker_.of_bytes(p, grid, r);
+    }
+  }
+
+ private:
+  const int first_;
+  const StripUnpacker<F> unpacker_;
+  __m512i shift_[R];
 };
 #endif
 

@@ -93,6 +93,64 @@ inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
 }
 #endif
 
+// Steps that are unpacked and then multiplied with: they are still in the first level's cache, and sums, which pass through
+// memory in between, do so seldom.
+constexpr int UNPACKED = 8;
+
+#if defined(PB_AVX512) && !defined(PB_AMX)
+// Where rows of 32 columns each are, and where the next 32 columns of them: in numbers.
+struct Rows {
+  const bf16* p;
+  size_t row, step;
+};
+
+// Tiles of 16 pairs x 16 columns, one or two columns of them, of which the next tiles are `step` numbers further.
+struct Tiles {
+  const bf16* column[2];
+  size_t step;
+};
+
+// c[R][C * 16] (+)= rows * tiles, over `steps` times 32 columns of the rows. All sums stay in registers: with less than 12 of
+// them a core would wait for each. Rows of c are `ld` apart.
+template <int R, int C>
+__attribute__((noinline)) void rows_times_tiles(Rows a, Tiles b, int steps, float* c, size_t ld, bool add) {
+  __m512 sums[R][C];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+    for (int half = 0; half < C; ++half)
+      sums[i][half] = add ? _mm512_loadu_ps(c + i * ld + half * 16) : _mm512_setzero_ps();
+  for (int s = 0; s < steps; ++s, a.p += a.step) {
+#pragma GCC unroll 4
+    for (int p = 0; p < 16; ++p) {
+      __m512bh right[C];
+      for (int half = 0; half < C; ++half) right[half] = (__m512bh)_mm512_load_si512(b.column[half] + p * 32);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        int32_t pair;
+        memcpy(&pair, a.p + i * a.row + p * 2, 4);
+        const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+        for (int half = 0; half < C; ++half) sums[i][half] = _mm512_dpbf16_ps(sums[i][half], left, right[half]);
+      }
+    }
+    for (auto& column : b.column) column += b.step;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+    for (int half = 0; half < C; ++half) _mm512_storeu_ps(c + i * ld + half * 16, sums[i][half]);
+}
+
+// The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it both
+// in a Left and in c.
+inline void some_rows(int rows, Rows a, Tiles b, int steps, float* c, size_t ld, bool add) {
+  switch ((rows + 1) / 2) {
+    case 1: return rows_times_tiles<2, 2>(a, b, steps, c, ld, add);
+    case 2: return rows_times_tiles<4, 2>(a, b, steps, c, ld, add);
+    case 3: return rows_times_tiles<6, 2>(a, b, steps, c, ld, add);
+    default: return rows_times_tiles<8, 2>(a, b, steps, c, ld, add);
+  }
+}
+#endif
+
 // c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
 // `meanwhile()` is called once per step: what else there is to do fits between tiles.
 template <class Fn>
@@ -111,32 +169,11 @@ inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int 
     all(false);
   end_sums(m, c);
 #elif defined(PB_AVX512)
-  for (int r = 0; r < m; r += 8) {
-    const int rows = std::min(8, m - r);
-    __m512 s0[8], s1[8];
-    for (int i = 0; i < 8; ++i) {
-      s0[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB) : _mm512_setzero_ps();
-      s1[i] = add && i < rows ? _mm512_loadu_ps(c + (r + i) * NB + 16) : _mm512_setzero_ps();
-    }
-    for (int s = 0; s < steps; ++s) {
-      for (int p = 0; p < 16; ++p) {
-        const __m512bh x = (__m512bh)_mm512_load_si512(tiles + s * STEP + p * 32);
-        const __m512bh y = (__m512bh)_mm512_load_si512(tiles + s * STEP + 512 + p * 32);
-        for (int i = 0; i < 8; ++i) {
-          if (i >= rows) break;
-          int32_t pair;
-          memcpy(&pair, a + (size_t(s) * height + r + i) * KB + p * 2, 4);
-          const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
-          s0[i] = _mm512_dpbf16_ps(s0[i], left, x);
-          s1[i] = _mm512_dpbf16_ps(s1[i], left, y);
-        }
-      }
-      if (r == 0) meanwhile();
-    }
-    for (int i = 0; i < rows; ++i) {
-      _mm512_storeu_ps(c + (r + i) * NB, s0[i]);
-      _mm512_storeu_ps(c + (r + i) * NB + 16, s1[i]);
-    }
+  const int groups = (m + 7) / 8;
+  for (int g = 0; g < groups; ++g) {
+    const int r = g * 8, rows = std::min(8, m - r);
+    some_rows(rows, {a + r * KB, KB, size_t(height) * KB}, {{tiles, tiles + 512}, STEP}, steps, c + r * NB, NB, add);
+    for (int s = steps * g / groups; s < steps * (g + 1) / groups; ++s) meanwhile();
   }
 #else
   if (!add) memset(c, 0, sizeof(float) * m * NB);
@@ -159,7 +196,7 @@ inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int 
 }
 
 // The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles` afterwards;
-// if not, `tiles` holds two.
+// if not, `tiles` holds a few.
 template <Format F, bool KEEP, class Fn>
 inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int steps, bf16* tiles, float* c, bool add,
                          Fn&& meanwhile) {
@@ -180,44 +217,54 @@ inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int 
   }
   end_sums(m, c);
 #else
-  for (int s = 0; s < steps; ++s) from.unpack(tiles + s * STEP, [](int) {});
-  tile_block(a, height, m, tiles, steps, c, add, meanwhile);
+  for (int s = 0; s < steps; s += UNPACKED) {
+    const int n = std::min(UNPACKED, steps - s);
+    bf16* to = KEEP ? tiles + s * STEP : tiles;
+    for (int i = 0; i < n; ++i) from.unpack(to + i * STEP, [](int) {});
+    tile_block(a + size_t(s) * height * KB, height, m, to, n, c, add || s > 0, meanwhile);
+  }
 #endif
 }
 
 #ifdef PB_AVX512
-// The same straight from packed weights, for one or two rows, all of a Left: every number is used where it was unpacked.
+// The same straight from packed weights, for a few rows, of which a step is `stride` numbers from the next: every number is
+// used where it was unpacked.
 template <Format F, int M>
-inline void dot_block(const bf16* a, const Matrix& w, int nb, float* c) {
+inline void dot_block(const bf16* a, size_t stride, const Matrix& w, int nb, float* c) {
+  // A sum is ready some cycles after it was begun; of one or two rows' there would be too few to wait for.
+  constexpr int PARTS = M <= 2 ? 2 : 1;
   const Unpacker<F> unpacker(w);
   const uint8_t* p = w.block(nb);
-  __m512 sums[M][4];
+  __m512 sums[M][2][PARTS];
   for (auto& row : sums)
-    for (auto& one : row) one = _mm512_setzero_ps();
-  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F), a += M * KB) {
-    unpacker.step(p, [&](int r, __m512i row) {
-      ask_ahead<step_bytes(F), 32>(p, r);
-#pragma GCC unroll 2
+    for (auto& half : row)
+      for (auto& one : half) one = _mm512_setzero_ps();
+  for (int s = 0; s < w.steps(); ++s, p += step_bytes(F), a += stride) {
+    int seen = 0;  // memory is asked in its own order
+    unpacker.template step<PARTS == 1>(p, [&](int r, __m512i row) {
+      ask_ahead<step_bytes(F), 32>(p, seen++);
+#pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         int32_t pair;
         memcpy(&pair, a + i * KB + r % 16 * 2, 4);
-        __m512& sum = sums[i][r / 16 * 2 + (r & 1)];
+        __m512& sum = sums[i][r / 16][r % PARTS];
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)row);
       }
     });
   }
   for (int i = 0; i < M; ++i)
-    for (int half = 0; half < 2; ++half)
-      _mm512_storeu_ps(c + i * NB + half * 16, _mm512_add_ps(sums[i][half * 2], sums[i][half * 2 + 1]));
+    for (int half = 0; half < 2; ++half) {
+      const __m512* parts = sums[i][half];
+      _mm512_storeu_ps(c + i * NB + half * 16, PARTS == 1 ? parts[0] : _mm512_add_ps(parts[0], parts[PARTS - 1]));
+    }
 }
 
-// Whether so few rows are multiplied without tiles.
-constexpr bool dots(Format f, int m) {
+// How many rows are multiplied without tiles.
+constexpr int most_dots(Format f) {
 #ifdef PB_AMX
-  return m <= (in_strips(f) ? 1 : 2);
+  return in_strips(f) ? 1 : 2;
 #else
-  (void)f;
-  return m <= 2;
+  return in_strips(f) ? 12 : MB;
 #endif
 }
 
@@ -240,14 +287,14 @@ inline __m512 sums_of(const __m512 (&x)[16]) {
 // The same for weights in strips, and one row of which a step is `stride` numbers from the next: 16 parts of a sum for each row
 // of a strip, added up at the end.
 template <Format F>
-inline void dot_strips(const bf16* a, int stride, const Matrix& w, int nb, float* c) {
+inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, float* c) {
   const StripUnpacker<F> unpacker;
   const uint8_t* p = w.block(nb);
   for (int half = 0; half < 2; ++half) {
     __m512 sums[STRIP];
     for (auto& one : sums) one = _mm512_setzero_ps();
     for (int s = 0; s < w.steps(); ++s, p += strip_bytes(F)) {
-      const __m512bh left = (__m512bh)_mm512_loadu_si512(a + size_t(s) * stride);
+      const __m512bh left = (__m512bh)_mm512_loadu_si512(a + s * stride);
       unpacker.step(p, [&](int r, __m512i row) {
         ask_ahead<strip_bytes(F), STRIP>(p, r);
         sums[r] = _mm512_dpbf16_ps(sums[r], left, (__m512bh)row);
@@ -256,9 +303,86 @@ inline void dot_strips(const bf16* a, int stride, const Matrix& w, int nb, float
     _mm512_storeu_ps(c + half * STRIP, sums_of(sums));
   }
 }
+
+#ifndef PB_AMX
+// The same for M rows: R rows of a strip at a time, over all steps, so that all sums stay in registers. `grids` holds the
+// scales of a strip.
+template <Format F, int M, int R>
+inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, float* grids, float* c) {
+  constexpr int SOME = grid_floats(F);
+  const int steps = w.steps();
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* strip = w.strip(nb, half);
+    const size_t bytes = steps * strip_bytes(F);
+    // Memory is asked for the next strip, as many lines per step as R rows of it have.
+    const char *ahead = reinterpret_cast<const char*>(strip) + bytes, *const ahead_end = ahead + bytes;
+    constexpr int LINES = int((strip_bytes(F) * R / STRIP + 63) / 64);
+    for (int s = 0; s < steps; ++s) StripUnpacker<F>::grids(strip + s * strip_bytes(F), grids + s * SOME);
+    __m512 sums[M][STRIP];
+    for (int first = 0; first < STRIP; first += R) {
+      const StripRows<F, R> unpacker(first);
+      __m512 now[R][M];
+      for (auto& row : now)
+        for (auto& one : row) one = _mm512_setzero_ps();
+      const uint8_t* p = strip;
+      const bf16* left = a;
+      const float* grid = grids;
+      for (int s = 0; s < steps; ++s, p += strip_bytes(F), left += stride, grid += SOME) {
+        for (int line = 0; line < LINES && ahead < ahead_end; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+        __m512i rows[R];
+        unpacker.step(p, grid, rows);
+#pragma GCC unroll 8
+        for (int j = 0; j < M; ++j) {
+          const __m512bh numbers = (__m512bh)_mm512_loadu_si512(left + j * KB);
+#pragma GCC unroll 8
+          for (int i = 0; i < R; ++i) now[i][j] = _mm512_dpbf16_ps(now[i][j], (__m512bh)rows[i], numbers);
+        }
+      }
+      for (int i = 0; i < R; ++i)
+        for (int j = 0; j < M; ++j) sums[j][first + i] = now[i][j];
+    }
+    for (int j = 0; j < M; ++j) _mm512_storeu_ps(c + j * NB + half * STRIP, sums_of(sums[j]));
+  }
+}
+
+// The same for m rows, 8 at a time.
+template <Format F>
+inline void dot_some_strips(const bf16* a, int height, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
+  float* grids = reinterpret_cast<float*>(scratch);
+  const size_t stride = size_t(height) * KB;
+  for (; m > 0; m -= 8, a += 8 * KB, c += 8 * NB) switch (m) {
+      case 1: dot_strips<F>(a, stride, w, nb, c); break;
+      case 2: dot_strips<F, 2, 8>(a, stride, w, nb, grids, c); break;
+      case 3: dot_strips<F, 3, 4>(a, stride, w, nb, grids, c); break;
+      case 4: dot_strips<F, 4, 4>(a, stride, w, nb, grids, c); break;
+      case 5: dot_strips<F, 5, 2>(a, stride, w, nb, grids, c); break;
+      case 6: dot_strips<F, 6, 2>(a, stride, w, nb, grids, c); break;
+      case 7: dot_strips<F, 7, 2>(a, stride, w, nb, grids, c); break;
+      default: dot_strips<F, 8, 2>(a, stride, w, nb, grids, c); break;
+    }
+}
 #endif
 
-#ifdef PB_AMX
+// The same for weights that are not in strips.
+template <Format F>
+inline void dot_some(const bf16* a, int height, int m, const Matrix& w, int nb, float* c) {
+  const size_t stride = size_t(height) * KB;
+  for (; m > 0; m -= 8, a += 8 * KB, c += 8 * NB) switch (m) {
+      case 1: dot_block<F, 1>(a, stride, w, nb, c); break;
+      case 2: dot_block<F, 2>(a, stride, w, nb, c); break;
+#ifndef PB_AMX
+      case 3: dot_block<F, 3>(a, stride, w, nb, c); break;
+      case 4: dot_block<F, 4>(a, stride, w, nb, c); break;
+      case 5: dot_block<F, 5>(a, stride, w, nb, c); break;
+      case 6: dot_block<F, 6>(a, stride, w, nb, c); break;
+      case 7: dot_block<F, 7>(a, stride, w, nb, c); break;
+      default: dot_block<F, 8>(a, stride, w, nb, c); break;
+#endif
+    }
+}
+#endif
+
+#ifdef PB_AVX512
 // Up to 32 rows as the right side of a product whose left side is weights: for every step a tile or two of 16 pairs of
 // columns x 16 rows x 2.
 inline void turn_left(const Left& a, int m, int steps, bf16* to) {
@@ -272,6 +396,18 @@ inline void turn_left(const Left& a, int m, int steps, bf16* to) {
     }
 }
 
+// c[m][NB] (16 columns of it) of sums float [16][32], for m <= 32.
+inline void turn_sums(const float* sums, int m, float* c) {
+  for (int r = 0; r < m; r += 16) {
+    __m512i rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(sums + i * MB + r);
+    transpose16(rows);
+    for (int i = 0; i < std::min(16, m - r); ++i) _mm512_storeu_si512(c + (r + i) * NB, rows[i]);
+  }
+}
+#endif
+
+#ifdef PB_AMX
 // c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a step. One strip after the
 // other: both together would load fewer tiles, but memory is read best in one long run.
 template <Format F>
@@ -312,15 +448,10 @@ inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf1
         });
       else
         for (int part = 0; part < 2; ++part) multiply(s, part);
-    alignas(64) float sums[2][STRIP * 16];
-    _tile_stored(0, sums[0], 64);
-    if (both) _tile_stored(1, sums[1], 64);
-    for (int r = 0; r < m; r += 16) {
-      __m512i rows[16];
-      for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(sums[r / 16] + i * 16);
-      transpose16(rows);
-      for (int i = 0; i < std::min(16, m - r); ++i) _mm512_storeu_si512(c + (r + i) * NB + half * STRIP, rows[i]);
-    }
+    alignas(64) float sums[STRIP * MB];
+    _tile_stored(0, sums, MB * sizeof(float));
+    if (both) _tile_stored(1, sums + 16, MB * sizeof(float));
+    turn_sums(sums, m, c + half * STRIP);
   }
 }
 
@@ -339,6 +470,38 @@ inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int n
 }
 #endif
 
+#if defined(PB_AVX512) && !defined(PB_AMX)
+// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a few steps. Rows of weights are
+// the left side, as they come: as the right side each 16 of them would have to be transposed.
+template <Format F>
+inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
+  const StripUnpacker<F> unpacker;
+  const int steps = w.steps(), columns = m > 16 ? 2 : 1;
+  const uint8_t* p = w.block(nb);
+  for (int half = 0; half < 2; ++half) {
+    alignas(64) float sums[STRIP * MB];
+    const bf16* right = turned;
+    for (int s = 0; s < steps; s += UNPACKED) {
+      const int n = std::min(UNPACKED, steps - s);
+      for (int i = 0; i < n; ++i, p += strip_bytes(F))
+        unpacker.step(p, [&](int r, __m512i row) {
+          ask_ahead<strip_bytes(F), STRIP>(p, r);
+          _mm512_store_si512(scratch + (i * STRIP + r) * KB, row);
+        });
+      const Tiles tiles{{right, right + 512}, size_t(columns) * 512};
+      constexpr size_t STEP_OF_STRIP = STRIP * KB;
+      if (columns == 1)
+        rows_times_tiles<16, 1>({scratch, KB, STEP_OF_STRIP}, tiles, n, sums, MB, s > 0);
+      else
+        for (int r = 0; r < STRIP; r += 8)
+          rows_times_tiles<8, 2>({scratch + r * KB, KB, STEP_OF_STRIP}, tiles, n, sums + r * MB, MB, s > 0);
+      right += n * tiles.step;
+    }
+    turn_sums(sums, m, c + half * STRIP);
+  }
+}
+#endif
+
 // c[m rows][NB] += what of block nb is kept apart, times a: for the few rows whose weights are nowhere unpacked.
 inline void add_rest(const Matrix& w, const Left& a, int m, int nb, float* c) {
   for (int i = w.rest_from[nb]; i < w.rest_from[nb + 1]; ++i) {
@@ -353,18 +516,20 @@ inline void add_rest(const Matrix& w, const Left& a, int m, int nb, float* c) {
 template <Format F>
 inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
 #ifdef PB_AVX512
-  if (dots(F, m)) {
-    if constexpr (in_strips(F)) {
-      for (int i = 0; i < m; ++i) dot_strips<F>(a.p + i * KB, a.height * KB, w, nb, c + i * NB);
-    } else if (m == 1) {
-      dot_block<F, 1>(a.p, w, nb, c);
+  if (m <= most_dots(F)) {
+    if constexpr (!in_strips(F)) {
+      dot_some<F>(a.p, a.height, m, w, nb, c);
     } else {
-      dot_block<F, 2>(a.p, w, nb, c);
+#ifdef PB_AMX
+      for (int i = 0; i < m; ++i) dot_strips<F>(a.p + i * KB, size_t(a.height) * KB, w, nb, c + i * NB);
+#else
+      dot_some_strips<F>(a.p, a.height, m, w, nb, scratch, c);
+#endif
     }
     return add_rest(w, a, m, nb, c);
   }
 #endif
-#ifdef PB_AMX
+#ifdef PB_AVX512
   if constexpr (in_strips(F)) {
     strips_block<F>(turned, m, w, nb, scratch, c);
     return add_rest(w, a, m, nb, c);
@@ -488,8 +653,8 @@ void product(Shared work, const Division& division, const Left& a, int m, const 
     if (m > MB) return wide_product<F>(work, division, a, m, w, space, done);
     float* c = space.c.need(MB * NB);
     bf16 *scratch = space.tiles.need(size_t(w.steps()) * STEP), *turned = nullptr;
-#ifdef PB_AMX
-    if (in_strips(F) && !dots(F, m)) {
+#ifdef PB_AVX512
+    if (in_strips(F) && m > most_dots(F)) {
       turned = space.turned.need(size_t(w.steps()) * 1024);
       turn_left(a, m, w.steps(), turned);
     }

@@ -351,7 +351,7 @@ inline void dot_some_strips(const bf16* a, int height, int m, const Matrix& w, i
   float* grids = reinterpret_cast<float*>(scratch);
   const size_t stride = size_t(height) * KB;
   for (; m > 0; m -= 8, a += 8 * KB, c += 8 * NB) switch (m) {
-      case 1: dot_strips<F>(a, stride, w, nb, c); break;
+      case 1: dot_strips<F, 1, 4>(a, stride, w, nb, grids, c); break;
       case 2: dot_strips<F, 2, 8>(a, stride, w, nb, grids, c); break;
       case 3: dot_strips<F, 3, 4>(a, stride, w, nb, grids, c); break;
       case 4: dot_strips<F, 4, 4>(a, stride, w, nb, grids, c); break;

@@ -98,50 +98,57 @@ inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
 constexpr int UNPACKED = 8;
 
 #if defined(PB_AVX512) && !defined(PB_AMX)
-// Where rows of 32 columns each are, and where the next 32 columns of them: in numbers.
+// Where rows of 32 columns each are, how far a row is from the next, and the next 32 columns of them: in numbers.
 struct Rows {
   const bf16* p;
   size_t row, step;
 };
 
-// Tiles of 16 pairs x 16 columns, one or two columns of them, of which the next tiles are `step` numbers further.
+// Tiles of 16 pairs x 16 columns: the first, how far the one with the next 16 columns is, and the one with the next pairs.
 struct Tiles {
-  const bf16* column[2];
-  size_t step;
+  const bf16* p;
+  size_t apart, step;
 };
 
-// c[R][C * 16] (+)= rows * tiles, over `steps` times 32 columns of the rows. All sums stay in registers: with less than 12 of
-// them a core would wait for each. Rows of c are `ld` apart.
+// See `rows_times_tiles`. What Rows and Tiles consist of comes one by one: a core stalls where it has just stored the parts of a
+// struct and loads it as a whole.
 template <int R, int C>
-__attribute__((noinline)) void rows_times_tiles(Rows a, Tiles b, int steps, float* c, size_t ld, bool add) {
+__attribute__((noinline)) void sum_products(const bf16* a, size_t row, size_t a_step, const bf16* b, size_t apart, size_t b_step,
+                                            int steps, float* c, size_t ld, bool add) {
   __m512 sums[R][C];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i)
     for (int half = 0; half < C; ++half)
       sums[i][half] = add ? _mm512_loadu_ps(c + i * ld + half * 16) : _mm512_setzero_ps();
-  for (int s = 0; s < steps; ++s, a.p += a.step) {
+  for (int s = 0; s < steps; ++s, a += a_step, b += b_step) {
 #pragma GCC unroll 4
     for (int p = 0; p < 16; ++p) {
       __m512bh right[C];
-      for (int half = 0; half < C; ++half) right[half] = (__m512bh)_mm512_load_si512(b.column[half] + p * 32);
+      for (int half = 0; half < C; ++half) right[half] = (__m512bh)_mm512_load_si512(b + half * apart + p * 32);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         int32_t pair;
-        memcpy(&pair, a.p + i * a.row + p * 2, 4);
+        memcpy(&pair, a + i * row + p * 2, 4);
         const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
         for (int half = 0; half < C; ++half) sums[i][half] = _mm512_dpbf16_ps(sums[i][half], left, right[half]);
       }
     }
-    for (auto& column : b.column) column += b.step;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i)
     for (int half = 0; half < C; ++half) _mm512_storeu_ps(c + i * ld + half * 16, sums[i][half]);
 }
 
+// c[R][C * 16] (+)= rows * tiles, over `steps` times 32 columns of the rows. All sums stay in registers: with less than 12 of
+// them a core would wait for each. Rows of c are `ld` apart.
+template <int R, int C>
+inline void rows_times_tiles(const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
+  sum_products<R, C>(a.p, a.row, a.step, b.p, b.apart, b.step, steps, c, ld, add);
+}
+
 // The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it both
 // in a Left and in c.
-inline void some_rows(int rows, Rows a, Tiles b, int steps, float* c, size_t ld, bool add) {
+inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
   switch ((rows + 1) / 2) {
     case 1: return rows_times_tiles<2, 2>(a, b, steps, c, ld, add);
     case 2: return rows_times_tiles<4, 2>(a, b, steps, c, ld, add);
@@ -172,7 +179,7 @@ inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int 
   const int groups = (m + 7) / 8;
   for (int g = 0; g < groups; ++g) {
     const int r = g * 8, rows = std::min(8, m - r);
-    some_rows(rows, {a + r * KB, KB, size_t(height) * KB}, {{tiles, tiles + 512}, STEP}, steps, c + r * NB, NB, add);
+    some_rows(rows, {a + r * KB, KB, size_t(height) * KB}, {tiles, 512, STEP}, steps, c + r * NB, NB, add);
     for (int s = steps * g / groups; s < steps * (g + 1) / groups; ++s) meanwhile();
   }
 #else
@@ -488,7 +495,7 @@ inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf1
           ask_ahead<strip_bytes(F), STRIP>(p, r);
           _mm512_store_si512(scratch + (i * STRIP + r) * KB, row);
         });
-      const Tiles tiles{{right, right + 512}, size_t(columns) * 512};
+      const Tiles tiles{right, 512, size_t(columns) * 512};
       constexpr size_t STEP_OF_STRIP = STRIP * KB;
       if (columns == 1)
         rows_times_tiles<16, 1>({scratch, KB, STEP_OF_STRIP}, tiles, n, sums, MB, s > 0);

@@ -4,8 +4,9 @@
 
 Bandwidth is that of a plain reading loop (benchmarks/roofline.cpp, compiled here with the system's compiler), at the
 size of what a step reads and at others, by one thread and by all, with huge pages and without. A decode step must read
-all weights once, and each request's KV; the limit is these bytes at the bandwidth measured at as many. A prefill must
-multiply; its limit is its operations at the measured rate. Steps are those of `pegboard bench step`.
+all weights once, and each request's KV: these bytes at the bandwidth measured at as many. It must multiply, too: its
+operations at the measured rate. The limit is whichever takes longer. A prefill must multiply. Steps are those of
+`pegboard bench step`.
 
 A cache that holds the weights, or another program, moves all of it: compare within one run. How many bytes the weights
 are, the runner says: --set runner.use=cpu_native --set runner.weights=bf12 has its own limit.
@@ -89,6 +90,10 @@ class Shape:
     def kv_bytes(self, batch: int, context: int) -> float:
         """In bf16, that one decode step must read."""
         return batch * context * self.kv_numbers * 2.0
+
+    def decode_operations(self, batch: int, context: int) -> float:
+        """Of one step: two for each weight and request, and attention's two products."""
+        return 2.0 * self.weights * batch + 4.0 * self.heads_width * batch * context
 
     def prefill_operations(self, tokens: int) -> float:
         """Of a prompt: two for each weight and token, and the causal half of attention's two products."""
@@ -184,8 +189,12 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     found["decode"] = []
     for batch, took, size, one in zip(args.batch, decodes, read, kv, strict=True):
         best = max(loop.gigabytes_per_s for loop in rates if loop.threads == cores and loop.megabytes == size)
+        operations = shape.decode_operations(batch, args.context)
+        limits = {"reading": (weights + one) / best / 1e6, "multiplying": operations / rate / 1e6}
+        by = max(limits, key=lambda name: limits[name])
         about = {"batch": batch, "context": args.context, "weight_bytes": weights, "kv_bytes": one}
-        found["decode"].append({**_against(took, (weights + one) / best / 1e6), **about, "gigabytes_per_s": best})
+        more = {"gigabytes_per_s": best, "operations": operations, "limit_by": by}
+        found["decode"].append({**_against(took, limits[by]), **about, **more})
     found["prefill"] = None
     if prefill is not None:
         operations = shape.prefill_operations(args.prefill)
@@ -230,15 +239,19 @@ def table(found: dict[str, Any]) -> Iterator[str]:
         f"{found['multiply']['giga_operations_per_s']:.0f} G operations/s by {found['multiply']['unit']}"
     )
     yield ""
-    yield "| step | weights MB | KV MB | GB/s | limit ms | forward ms, median (min) | whole step ms | of the limit |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield (
+        "| step | weights MB | KV MB | GB/s | G operations | limit by | limit ms | forward ms, median (min) "
+        "| whole step ms | of the limit |"
+    )
+    yield "|" + " --- |" * 10
     for one in found["decode"]:
         yield (
             f"| decode, {one['batch']} × {one['context']} | {one['weight_bytes'] / 1e6:.0f} | "  # noqa: RUF001
-            f"{one['kv_bytes'] / 1e6:.0f} | {one['gigabytes_per_s']:.1f} | {_times(one)}"
+            f"{one['kv_bytes'] / 1e6:.0f} | {one['gigabytes_per_s']:.1f} | {one['operations'] / 1e9:.1f} | "
+            f"{one['limit_by']} | {_times(one)}"
         )
     if one := found["prefill"]:
-        yield f"| prefill of {one['tokens']}, {one['operations'] / 1e9:.0f} G operations | | | | {_times(one)}"
+        yield f"| prefill of {one['tokens']} | | | | {one['operations'] / 1e9:.0f} | multiplying | {_times(one)}"
 
 
 def _times(one: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import json
 import signal
@@ -116,18 +117,12 @@ def _subjects(args: argparse.Namespace) -> list[Subject]:
             raise SetupError(f"vLLM is not installed in {environment.root}: python -m benchmarks.peers setup")
         env = dict(one.split("=", 1) for one in args.vllm_env)
         for one in (VLLM, *map(vllm_variant, args.vllm_variant)):
-            found.append(_with(one, options=tuple(args.vllm_option), env={**env, **one.env}))
-    found.append(_with(OURS, overrides=tuple(args.overrides)))
+            found.append(dataclasses.replace(one, options=tuple(args.vllm_option), env={**env, **one.env}))
+    found.append(dataclasses.replace(OURS, overrides=tuple(args.overrides)))
     for text in args.variant:
         one = variant(text)
-        found.append(_with(one, overrides=(*args.overrides, *one.overrides)))
+        found.append(dataclasses.replace(one, overrides=(*args.overrides, *one.overrides)))
     return found
-
-
-def _with(subject: Subject, **changes: Any) -> Subject:
-    import dataclasses
-
-    return dataclasses.replace(subject, **changes)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -128,16 +128,16 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     view = SchedulerView(scheduler, hooks)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
     return BuiltScheduler(
-        scheduler,
-        info,
-        prepared.directory,
-        prepared.tokenizer,
-        hooks,
-        worker,
-        runner,
-        parts.pool,
-        view,
-        parts.grammar_gate,
+        scheduler=scheduler,
+        info=info,
+        directory=prepared.directory,
+        tokenizer=prepared.tokenizer,
+        hooks=hooks,
+        worker=worker,
+        runner=runner,
+        pool=parts.pool,
+        view=view,
+        grammar_gate=parts.grammar_gate,
     )
 
 

@@ -23,6 +23,12 @@ def test_what_a_decode_step_of_the_demo_model_reads() -> None:
     assert SMOLLM2.kv_bytes(32, 200) == 32 * 200 * 23040
 
 
+def test_a_decode_step_multiplies_for_each_request() -> None:
+    step = 2 * SMOLLM2.weights + 4 * 200 * SMOLLM2.heads_width
+    assert SMOLLM2.decode_operations(1, 200) == step
+    assert SMOLLM2.decode_operations(32, 200) == 32 * step
+
+
 def test_a_prefill_multiplies_by_the_head_once() -> None:
     one = SMOLLM2.prefill_operations(1)
     assert one == pytest.approx(2 * SMOLLM2.weights, rel=1e-3)
@@ -106,7 +112,10 @@ def test_a_table_of_all_steps(
     assert found["bits_per_weight"] == pytest.approx(expected)
     one = found["decode"][1]
     assert one["weight_bytes"] == pytest.approx(in_bf16 * expected / 16)
-    assert one["limit_ms"] == pytest.approx((one["weight_bytes"] + one["kv_bytes"]) / one["gigabytes_per_s"] / 1e6)
+    reading = (one["weight_bytes"] + one["kv_bytes"]) / one["gigabytes_per_s"] / 1e6
+    multiplying = one["operations"] / found["multiply"]["giga_operations_per_s"] / 1e6
+    assert one["limit_ms"] == pytest.approx(max(reading, multiplying))
+    assert one["limit_by"] == ("reading" if reading > multiplying else "multiplying")
     assert one["share_of_limit"] == pytest.approx(one["limit_ms"] / 20.0)
     assert [shape[3] for shape in asked] == [1, 32, 1]
     text = "\n".join(roofline.table(found))

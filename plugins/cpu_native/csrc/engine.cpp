@@ -4,7 +4,7 @@
 // so that a thread whose core is wanted elsewhere does less. Weights and KV are bf16, sums and the residual are float32.
 //
 // Compiled once per instruction set: PB_AMX (tiles; implies AVX-512 and its bf16 dot product), PB_AVX512 (the latter
-// alone), or neither (whatever the compiler vectorises of plain loops).
+// alone), or neither (whatever the compiler vectorises of plain loops). With PB_EMULATED_TILES the former needs no AMX.
 
 
 #include <algorithm>
@@ -283,7 +283,7 @@ extern "C" {
 
 // 0, or an errno: the kernel must allow a process to use tiles.
 int pb_prepare() {
-#ifdef PB_AMX
+#if defined(PB_AMX) && !defined(PB_EMULATED_TILES)
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return errno;
 #endif

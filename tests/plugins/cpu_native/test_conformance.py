@@ -73,6 +73,13 @@ class TestAvx512(Native):
     options = {"instructions": "avx512", "threads": 2}
 
 
+@pytest.mark.skipif("amx_emulated" not in SETS, reason="this CPU has AMX, or no AVX-512 bf16")
+class TestEmulatedTiles(Native):
+    __test__ = True
+    checkpoint_settings = Native.wide
+    options = {"instructions": "amx_emulated", "threads": 2}
+
+
 @pytest.mark.skipif("avx2" not in SETS, reason="this CPU has no AVX2")
 class TestAvx2(Native):
     __test__ = True

@@ -44,11 +44,18 @@ def test_instruction_sets_by_flags(text: str, expected: tuple[str, ...]) -> None
 def test_a_set_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(HASWELL))
     assert choose("auto") == "avx2"
-    with pytest.raises(NativeError, match="does not have amx; it has avx2"):
-        choose("amx")
+    for name in ("amx", "amx_emulated"):
+        with pytest.raises(NativeError, match=f"does not have {name}; it has avx2"):
+            choose(name)
     monkeypatch.setattr(library, "cpu_flags", lambda: frozenset())
     with pytest.raises(NativeError, match="none of AMX, AVX-512 bf16 and AVX2"):
         choose("auto")
+
+
+def test_emulation_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(COOPER))
+    assert choose("auto") == "avx512"
+    assert choose("amx_emulated") == "amx_emulated"
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

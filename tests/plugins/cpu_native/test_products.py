@@ -137,6 +137,19 @@ def test_products_with_grids(name: str, rows: int, columns: int, bits: int) -> N
     close(found, w, a)
 
 
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("kept", ["plain", "bf12", "nibbles", "bytes"])
+def test_every_number_of_rows(name: str, kept: str) -> None:
+    """There are many ways to multiply a few, each for some numbers of them."""
+    bits = {"nibbles": 4, "bytes": 8}.get(kept)
+    w = on_grids(70, 320, bits, 22) if bits else numbers(70, 320, 22, 0.05)
+    a = numbers(42, 320, 23)
+    for rows in range(1, 43):
+        found, came = multiply(name, kept if bits is None else "bf16", w, a[:rows].contiguous())
+        close(found, w, a[:rows])
+    assert came == ("bf16" if kept == "plain" else kept_as(name, kept))
+
+
 @pytest.mark.parametrize("bits", GRIDS)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("rows", [1, 9, 40])

@@ -123,9 +123,11 @@ inline void score_block(const bf16* q, int rows, int dp, const bf16* tiles, int 
   }
 #elif defined(PB_AVX512)
   for (int j = from; j < to; j += 32) {
-    const bf16* k0 = tiles + size_t(j / 16) * steps * 512;
-    for (int r = 0; r < rows; r += 8)
-      some_rows(std::min(8, rows - r), {q + size_t(r) * dp, size_t(dp), 32}, {k0, size_t(steps) * 512, 512}, steps, scores + r * KEYS + j, KEYS, false);
+    const Tiles keys{tiles + size_t(j / 16) * steps * 512, size_t(steps) * 512, 512};
+    for (int r = 0; r < rows; r += 8) {
+      const Rows queries{q + size_t(r) * dp, size_t(dp), 32};
+      some_rows(std::min(8, rows - r), queries, keys, steps, scores + r * KEYS + j, KEYS, false);
+    }
   }
 #else
   for (int j = from; j < to; j += 16) {
@@ -179,10 +181,11 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
   }
 #elif defined(PB_AVX512)
   for (int d = 0; d < dp; d += 32) {
-    const bf16* v = tiles + (size_t(from / 32) * columns + d / 16) * 512;
-    for (int r = 0; r < rows; r += 8)
-      some_rows(std::min(8, rows - r), {weights + r * KEYS + from, KEYS, 32}, {v, 512, size_t(columns) * 512}, (to - from) / 32,
-                sums + size_t(r) * dp + d, size_t(dp), true);
+    const Tiles values{tiles + (size_t(from / 32) * columns + d / 16) * 512, 512, size_t(columns) * 512};
+    for (int r = 0; r < rows; r += 8) {
+      const Rows some{weights + r * KEYS + from, KEYS, 32};
+      some_rows(std::min(8, rows - r), some, values, (to - from) / 32, sums + size_t(r) * dp + d, size_t(dp), true);
+    }
   }
 #else
   for (int d = 0; d < dp; d += 16)

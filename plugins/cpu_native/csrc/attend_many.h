@@ -121,26 +121,12 @@ inline void score_block(const bf16* q, int rows, int dp, const bf16* tiles, int 
     _tile_stored(0, scores + j, KEYS * 4);
     _tile_stored(1, scores + j + 16, KEYS * 4);
   }
-#elif defined(PB_AVX512)
+#else
   for (int j = from; j < to; j += 32) {
     const Tiles keys{tiles + size_t(j / 16) * steps * 512, size_t(steps) * 512, 512};
     for (int r = 0; r < rows; r += 8) {
       const Rows queries{q + size_t(r) * dp, size_t(dp), 32};
       some_rows(std::min(8, rows - r), queries, keys, steps, scores + r * KEYS + j, KEYS, false);
-    }
-  }
-#else
-  for (int j = from; j < to; j += 16) {
-    const bf16* k = tiles + size_t(j / 16) * steps * 512;
-    for (int r = 0; r < rows; ++r) memset(scores + r * KEYS + j, 0, 16 * sizeof(float));
-    for (int p = 0; p < dp / 2; ++p, k += 32) {
-      float even[16], odd[16];
-      for (int i = 0; i < 16; ++i) even[i] = to_float(k[i * 2]), odd[i] = to_float(k[i * 2 + 1]);
-      for (int r = 0; r < rows; ++r) {
-        const float x = to_float(q[size_t(r) * dp + p * 2]), y = to_float(q[size_t(r) * dp + p * 2 + 1]);
-        float* to_row = scores + r * KEYS + j;
-        for (int i = 0; i < 16; ++i) to_row[i] += x * even[i] + y * odd[i];
-      }
     }
   }
 #endif
@@ -179,7 +165,7 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
       _tile_stored(3, sums + size_t(16) * dp + d + 16, lds);
     }
   }
-#elif defined(PB_AVX512)
+#else
   for (int d = 0; d < dp; d += 32) {
     const Tiles values{tiles + (size_t(from / 32) * columns + d / 16) * 512, 512, size_t(columns) * 512};
     for (int r = 0; r < rows; r += 8) {
@@ -187,18 +173,6 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
       some_rows(std::min(8, rows - r), some, values, (to - from) / 32, sums + size_t(r) * dp + d, size_t(dp), true);
     }
   }
-#else
-  for (int d = 0; d < dp; d += 16)
-    for (int j = from; j < to; j += 2) {
-      const bf16* v = tiles + (size_t(j / 32) * columns + d / 16) * 512 + j % 32 * 16;
-      float even[16], odd[16];
-      for (int i = 0; i < 16; ++i) even[i] = to_float(v[i * 2]), odd[i] = to_float(v[i * 2 + 1]);
-      for (int r = 0; r < rows; ++r) {
-        const float x = to_float(weights[r * KEYS + j]), y = to_float(weights[r * KEYS + j + 1]);
-        float* to_row = sums + size_t(r) * dp + d;
-        for (int i = 0; i < 16; ++i) to_row[i] += x * even[i] + y * odd[i];
-      }
-    }
 #endif
 }
 

@@ -96,7 +96,7 @@ inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
 // memory in between, do so seldom.
 constexpr int UNPACKED = 8;
 
-#if defined(PB_AVX512) && !defined(PB_AMX)
+#ifndef PB_AMX
 // Where rows of 32 columns each are, how far a row is from the next, and the next 32 columns of them: in numbers.
 struct Rows {
   const bf16* p;
@@ -109,6 +109,7 @@ struct Tiles {
   size_t apart, step;
 };
 
+#ifdef PB_AVX512
 // See `rows_times_tiles`. What Rows and Tiles consist of comes one by one: a core stalls where it has just stored the parts of a
 // struct and loads it as a whole.
 template <int R, int C>
@@ -155,6 +156,53 @@ inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float*
     default: return rows_times_tiles<8, 2>(a, b, steps, c, ld, add);
   }
 }
+#else
+// c[R][16] (+)= rows * one column of tiles. Of a pair, the one in the lower half of 32 bits comes first.
+template <int R>
+inline void rows_times_column(const Rows& a, const bf16* b, size_t b_step, int steps, float* c, size_t ld, bool add) {
+  const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
+  const auto first = [](__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); };
+  const auto second = [&](__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, upper)); };
+  __m256 sums[R][2];
+  for (int i = 0; i < R; ++i)
+    for (int half = 0; half < 2; ++half)
+      sums[i][half] = add ? _mm256_loadu_ps(c + i * ld + half * 8) : _mm256_setzero_ps();
+  for (int s = 0; s < steps; ++s, b += b_step)
+    for (int p = 0; p < 16; ++p) {
+      const __m256i low = _mm256_loadu_si256((const __m256i*)(b + p * 32));
+      const __m256i high = _mm256_loadu_si256((const __m256i*)(b + p * 32 + 16));
+      const __m256 even[2] = {first(low), first(high)}, odd[2] = {second(low), second(high)};
+      for (int i = 0; i < R; ++i) {
+        int32_t pair;
+        memcpy(&pair, a.p + s * a.step + i * a.row + p * 2, 4);
+        const __m256i left = _mm256_set1_epi32(pair);
+        for (int half = 0; half < 2; ++half) {
+          sums[i][half] = _mm256_fmadd_ps(first(left), even[half], sums[i][half]);
+          sums[i][half] = _mm256_fmadd_ps(second(left), odd[half], sums[i][half]);
+        }
+      }
+    }
+  for (int i = 0; i < R; ++i)
+    for (int half = 0; half < 2; ++half) _mm256_storeu_ps(c + i * ld + half * 8, sums[i][half]);
+}
+
+// c[rows][32] (+)= rows * tiles, over `steps` times 32 columns of the rows, which are `ld` apart in c.
+inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
+  for (int column = 0; column < 2; ++column) {
+    const bf16* tiles = b.p + column * b.apart;
+    for (int r = 0; r < rows; r += 4) {
+      const Rows some{a.p + r * a.row, a.row, a.step};
+      float* to = c + r * ld + column * 16;
+      switch (rows - r) {
+        case 1: rows_times_column<1>(some, tiles, b.step, steps, to, ld, add); break;
+        case 2: rows_times_column<2>(some, tiles, b.step, steps, to, ld, add); break;
+        case 3: rows_times_column<3>(some, tiles, b.step, steps, to, ld, add); break;
+        default: rows_times_column<4>(some, tiles, b.step, steps, to, ld, add); break;
+      }
+    }
+  }
+}
+#endif
 #endif
 
 // c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
@@ -174,29 +222,12 @@ inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int 
   else
     all(false);
   end_sums(m, c);
-#elif defined(PB_AVX512)
+#else
   const int groups = (m + 7) / 8;
   for (int g = 0; g < groups; ++g) {
     const int r = g * 8, rows = std::min(8, m - r);
     some_rows(rows, {a + r * KB, KB, size_t(height) * KB}, {tiles, 512, STEP}, steps, c + r * NB, NB, add);
     for (int s = steps * g / groups; s < steps * (g + 1) / groups; ++s) meanwhile();
-  }
-#else
-  if (!add) memset(c, 0, sizeof(float) * m * NB);
-  for (int s = 0; s < steps; ++s) {
-    for (int half = 0; half < 2; ++half)
-      for (int p = 0; p < 16; ++p) {
-        const bf16* pairs = tiles + s * STEP + half * 512 + p * 32;
-        float even[16], odd[16];
-        for (int j = 0; j < 16; ++j) even[j] = to_float(pairs[j * 2]), odd[j] = to_float(pairs[j * 2 + 1]);
-        for (int i = 0; i < m; ++i) {
-          const bf16* left = a + (size_t(s) * height + i) * KB + p * 2;
-          const float x = to_float(left[0]), y = to_float(left[1]);
-          float* sum = c + i * NB + half * 16;
-          for (int j = 0; j < 16; ++j) sum[j] += x * even[j] + y * odd[j];
-        }
-      }
-    meanwhile();
   }
 #endif
 }

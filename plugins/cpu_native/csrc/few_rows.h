@@ -167,9 +167,7 @@ inline void dot_some(const bf16* a, int height, int m, const Matrix& w, int nb, 
 #endif
     }
 }
-#endif
 
-#ifdef PB_AVX512
 // Up to 32 rows as the right side of a product whose left side is weights: for every step a tile or two of 16 pairs of
 // columns x 16 rows x 2.
 inline void turn_left(const Left& a, int m, int steps, bf16* to) {
@@ -315,8 +313,6 @@ inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int
     }
     return add_rest(w, a, m, nb, c);
   }
-#endif
-#ifdef PB_AVX512
   if constexpr (in_strips(F)) {
     strips_block<F>(turned, m, w, nb, scratch, c);
     return add_rest(w, a, m, nb, c);

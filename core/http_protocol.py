@@ -198,6 +198,10 @@ class _BodyWriter:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
+    @property
+    def gone(self) -> bool:
+        return bool(self._cycle.disconnected)
+
     def write(self, data: bytes) -> bool:
         cycle = self._cycle
         if cycle.disconnected:

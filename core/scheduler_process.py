@@ -23,12 +23,12 @@ import msgspec
 
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import (
+    AbortRequest,
     FromScheduler,
     Ready,
     Shutdown,
     StartFailed,
     TokenOutput,
-    TokenOutputs,
     ToScheduler,
 )
 from pegboard.core.lazy import import_name
@@ -106,7 +106,9 @@ def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
         wire.send(scheduler.receive(messages))
         outputs = scheduler.step()
         if outputs:
-            wire.send([TokenOutputs(outputs=outputs)])
+            for rid in wire.send_outputs(outputs):
+                logger.error("the output of %r fits into no message; the request was aborted", rid)
+                scheduler.receive([AbortRequest(rid=rid)])
         wait = None if scheduler.idle else RESTING_MS if scheduler.resting else 0
 
 

@@ -34,6 +34,11 @@ class BodyWriter(Protocol):
     connection itself, past whatever coroutines would pass them on. The last piece goes the usual way.
     """
 
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left, so that there is nothing to write any more."""
+        ...
+
     def write(self, data: bytes) -> bool:
         """Send a piece; nothing happens where the client has gone. False where the connection takes no more for now:
         what is written all the same is kept, so `drain` first.
@@ -147,7 +152,7 @@ class _Direct:
             self._draining.cancel()
 
     def _wake(self) -> None:
-        if self._draining is not None or self.last.done():
+        if self._draining is not None or self.last.done() or self._body.gone:
             return
         frames: list[bytes] = []
         try:

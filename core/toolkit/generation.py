@@ -182,15 +182,14 @@ class Answer:
     cached_tokens: int = 0
     num_retractions: int = 0
 
-    def add(self, chunk: OutputChunk) -> None:
+    def add(self, chunk: OutputChunk, *, whole: bool = True) -> None:
+        """Take a chunk in; without `whole` only its text, tokens and counters, which stay small."""
         self.text += chunk.text
         self.token_ids += chunk.token_ids
-        if chunk.logprobs:
-            self.logprobs += chunk.logprobs
-        if chunk.input_logprobs:
-            self.input_logprobs += chunk.input_logprobs
-        if chunk.hidden_states:
-            self.hidden_states += chunk.hidden_states
+        if whole:
+            self.logprobs += chunk.logprobs or ()
+            self.input_logprobs += chunk.input_logprobs or ()
+            self.hidden_states += chunk.hidden_states or ()
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens = chunk.prompt_tokens
         self.completion_tokens = chunk.completion_tokens
@@ -199,10 +198,14 @@ class Answer:
 
 
 class Answers:
-    """Accepted requests, read together. `aclose` aborts those that have not finished."""
+    """Accepted requests, read together. `aclose` aborts those that have not finished.
 
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
+    Without `whole`, the answers do not collect logprobs and hidden states: a stream sends them as they come.
+    """
+
+    def __init__(self, streams: Sequence[OutputStream], *, whole: bool = True) -> None:
         self._streams = list(streams)
+        self._whole = whole
         self.answers = [Answer(stream.rid) for stream in self._streams]
         """What has been read so far, in the order of the requests."""
         self._pumps: list[asyncio.Future[None]] = []
@@ -226,7 +229,7 @@ class Answers:
         before it has begun, one with a grammar is waited for until its first output.
         """
         streams = client.submit_all(requests) if sessions is None else sessions.submit(client, session, requests)
-        answers = cls(await streams)
+        answers = cls(await streams, whole=not any(one.stream for one in requests))
         if any(one.stream and one.sampling.grammar is not None for one in requests):
             await answers.begin()
         return answers
@@ -279,7 +282,7 @@ class Answers:
         chunk = self._streams[0].take()
         if chunk is None:
             return ()
-        self.answers[0].add(chunk)
+        self.answers[0].add(chunk, whole=self._whole)
         return ((0, chunk),)
 
     def _take_all(self) -> Iterator[tuple[int, OutputChunk]]:
@@ -289,7 +292,7 @@ class Answers:
         for index, stream in enumerate(self._streams):
             chunk = stream.take()
             if chunk is not None:
-                self.answers[index].add(chunk)
+                self.answers[index].add(chunk, whole=self._whole)
                 yield index, chunk
 
     @property
@@ -302,7 +305,7 @@ class Answers:
     async def _read(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         if len(self._streams) == 1:
             async for chunk in self._streams[0]:
-                self.answers[0].add(chunk)
+                self.answers[0].add(chunk, whole=self._whole)
                 yield 0, chunk
             return
         # One place per stream: a slow reader makes chunks larger, not more.
@@ -317,7 +320,7 @@ class Answers:
                     continue
                 if isinstance(item, Exception):
                     raise item
-                self.answers[index].add(item)
+                self.answers[index].add(item, whole=self._whole)
                 yield index, item
         finally:
             await self._stop_pumps()

@@ -91,7 +91,8 @@ class GenerateBody(PromptBody):
         WithJsonSchema({"anyOf": [_SAMPLING_SCHEMA, {"type": "array", "items": _SAMPLING_SCHEMA}], "default": {}}),
     ] = {}
     stream: bool = False
-    """Whether to send server-sent events while it is generated: each has all of the answer so far."""
+    """Whether to send server-sent events while it is generated: each has the text and tokens so far, and the
+    log-probabilities and hidden states of the tokens that are new in it."""
     return_logprob: bool | list[bool] = False
     """Whether to return log-probabilities, in `meta_info`, each as [value, token id, text]."""
     logprob_start_len: int | list[int] = -1

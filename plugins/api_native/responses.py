@@ -9,7 +9,9 @@ from pydantic import Field, RootModel, WithJsonSchema
 from pegboard.plugins.api_native.bodies import Described
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import GenerateRequest, Logprob
+    from collections.abc import Sequence
+
+    from pegboard.core.interfaces.client import GenerateRequest, Logprob, OutputChunk
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.toolkit.generation import Answer
 
@@ -98,7 +100,30 @@ class Responder:
         self._texts = text_in_logprobs
 
     def answer(self, request: GenerateRequest, answer: Answer, latency: float) -> dict[str, Any]:
-        """What is known of an answer so far; `latency` in seconds since the request came."""
+        """A whole answer; `latency` in seconds since the request came."""
+        body = self._body(answer, latency)
+        meta = body["meta_info"]
+        if request.logprobs is not None:
+            self._add_logprobs(meta, "input", answer.input_logprobs, request)
+            self._add_logprobs(meta, "output", answer.logprobs, request)
+        if request.return_hidden_states:
+            meta["hidden_states"] = answer.hidden_states
+        return body
+
+    def event(self, request: GenerateRequest, answer: Answer, chunk: OutputChunk, latency: float) -> dict[str, Any]:
+        """An answer so far, with the logprobs and hidden states that `chunk` brings."""
+        body = self._body(answer, latency)
+        meta = body["meta_info"]
+        if request.logprobs is not None:
+            if chunk.input_logprobs is not None:
+                self._add_logprobs(meta, "input", chunk.input_logprobs, request)
+            self._add_logprobs(meta, "output", chunk.logprobs or (), request)
+        if request.return_hidden_states:
+            meta["hidden_states"] = chunk.hidden_states or []
+        return body
+
+    @staticmethod
+    def _body(answer: Answer, latency: float) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": answer.rid,
             "finish_reason": _finish_reason(answer),
@@ -110,14 +135,11 @@ class Responder:
             "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }
-        if request.logprobs is not None:
-            self._add_logprobs(meta, "input", answer.input_logprobs, request)
-            self._add_logprobs(meta, "output", list(answer.logprobs), request)
-        if request.return_hidden_states:
-            meta["hidden_states"] = answer.hidden_states
         return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
 
-    def _add_logprobs(self, meta: dict[str, Any], which: str, found: list[Logprob], request: GenerateRequest) -> None:
+    def _add_logprobs(
+        self, meta: dict[str, Any], which: str, found: Sequence[Logprob], request: GenerateRequest
+    ) -> None:
         top = request.logprobs or 0
         meta[f"{which}_token_logprobs"] = [self._entry(value, token) for value, token, _ in found]
         if top:

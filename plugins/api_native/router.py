@@ -73,7 +73,9 @@ class NativeRouter(ApiRouter):
 
 
 class _Events(AnswerWriter):
-    """An event says all that is known of an answer so far."""
+    """An event has the text and the tokens of an answer so far; logprobs and hidden states are of its new tokens only,
+    so that a stream costs what its answer does.
+    """
 
     def __init__(
         self, requests: Sequence[GenerateRequest], answers: Answers, responder: Responder, started: float, batch: bool
@@ -86,5 +88,5 @@ class _Events(AnswerWriter):
 
     def more(self, index: int, chunk: OutputChunk) -> bytes:
         latency = time.monotonic() - self._started
-        body = self._responder.answer(self._requests[index], self._answers.answers[index], latency)
+        body = self._responder.event(self._requests[index], self._answers.answers[index], chunk, latency)
         return event({**body, "index": index} if self._batch else body)

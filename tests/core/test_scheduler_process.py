@@ -50,6 +50,10 @@ class Notes:
     def send(self, messages: Iterable[FromScheduler]) -> None:
         self.sent.extend(messages)
 
+    def send_outputs(self, outputs: list[TokenOutput]) -> list[str]:
+        self.sent.append(TokenOutputs(outputs=outputs))
+        return []
+
 
 def test_sleeps_only_when_idle_and_ends_on_shutdown() -> None:
     notes = Notes([AbortRequest(rid="r")], [AbortRequest(rid="r"), Shutdown()])

@@ -12,11 +12,13 @@ import gc
 import ipaddress
 import json
 import logging
+import os
 import resource
 import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -36,7 +38,7 @@ from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
 from pegboard.core.sessions import Sessions
-from pegboard.core.supervisor import Supervisor
+from pegboard.core.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.core.toolkit import rendering
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 from pegboard.core.web.keys import Keys
@@ -53,6 +55,8 @@ logger = logging.getLogger(__name__)
 LAST_ANSWERS = 5
 """Seconds that connections get to read what was written for them, after the last request has ended."""
 KEEP_ALIVE = 60
+PATIENCE = 10.0
+"""Seconds beyond all time-outs after which a process that was told to stop, and does not, ends hard."""
 
 OTHER_FILES = 256
 """Open files that are no connections."""
@@ -148,9 +152,7 @@ class _Server:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+        self._hear_signals(asyncio.get_running_loop())
         self._hooks.call.configure(config=self._resolved.engine)
         try:
             async with WaitingRoom(self._listener, self._tls):
@@ -160,6 +162,23 @@ class _Server:
         finally:
             await self._supervisor.stop()
             self._hooks.call.shutdown()
+
+    def _hear_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop at SIGINT and SIGTERM. Python's own handlers run between any two lines, so a loop that is busy, or stuck,
+        does not keep the process alive: it ends hard some seconds after it should have ended by itself.
+        """
+        longest = self._resolved.engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
+        deadline = threading.Timer(longest, _end_hard, [longest])
+        deadline.daemon = True
+
+        def heard(number: int, frame: object) -> None:
+            loop.call_soon_threadsafe(self._signalled)
+            if not deadline.is_alive():
+                with contextlib.suppress(RuntimeError):
+                    deadline.start()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, heard)
 
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
@@ -320,6 +339,12 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     in a line of its own.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def _end_hard(seconds: float) -> None:
+    # The scheduler process notices that its pipe has closed, and ends too.
+    logger.critical("the server did not stop within %g s; it ends now, with requests cut off", seconds)
+    os._exit(1)
 
 
 async def _first(work: Any, event: asyncio.Event) -> bool:

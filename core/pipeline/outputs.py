@@ -11,7 +11,7 @@ from pegboard.core.interfaces.client import Embedding, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer
-from pegboard.core.toolkit.stop import StopMatcher
+from pegboard.core.toolkit.stop import StopMatcher, StopPrefixes, compiled
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EmbedRequest
@@ -30,7 +30,6 @@ class OutputState:
     def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
         self.rid = request.rid
-        self._stops = sampling.stop
         self._trim = not sampling.no_stop_trim
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -38,10 +37,13 @@ class OutputState:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         )
         self._held = ""
+        self._prefixes: StopPrefixes | None = None
         self._matcher: StopMatcher | None = None
         if sampling.stop_regex:
             self._matcher = StopMatcher(sampling.stop, sampling.stop_regex, include_stop=sampling.no_stop_trim)
-        self._plain = not sampling.stop and self._matcher is None
+        elif sampling.stop:
+            self._prefixes = StopPrefixes(compiled(sampling.stop, ()))
+        self._plain = self._prefixes is None and self._matcher is None
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
@@ -81,12 +83,14 @@ class OutputState:
             ids = ids[:-1]
         if self._matcher is not None:
             return self._matched_text(self._matcher, ids, matched, last=reason is not None)
-        before = self._held + self._detokenizer.push(ids[:-1])
-        text = before + self._detokenizer.push(ids[-1:])
-        if reason is None:
-            keep = _held_length(text, self._stops)
+        if reason is None and self._prefixes is not None:
+            new = self._detokenizer.push(ids)
+            self._prefixes.feed(new)
+            text, keep = self._held + new, self._prefixes.longest
             self._held = text[len(text) - keep :]
             return text[: len(text) - keep]
+        before = self._held + self._detokenizer.push(ids[:-1])
+        text = before + self._detokenizer.push(ids[-1:])
         text += self._detokenizer.flush()
         self._held = ""
         if isinstance(matched, str):
@@ -146,15 +150,3 @@ def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     elif first.has_counters:
         first.completion_tokens += len(second.token_ids)
     return first
-
-
-def _held_length(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` with which some stop string begins."""
-    longest = 0
-    for stop in stops:
-        at = max(0, len(text) - len(stop) + 1)
-        while (at := text.find(stop[0], at)) >= 0 and len(text) - at > longest:
-            if stop.startswith(text[at:]):
-                longest = len(text) - at
-            at += 1
-    return longest

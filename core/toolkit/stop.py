@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
-from pegboard.core.toolkit.stop_regex import RegexMatcher, compile_stops
+from pegboard.core.toolkit.stop_regex import Program, RegexMatcher, compile_stops
 
 
-def _failure_table(pattern: str) -> list[int]:
+def _failure_table(pattern: str) -> array[int]:
     """Per prefix length n >= 1: the longest proper prefix of the pattern that is also a suffix of its first n chars."""
-    table = [0] * (len(pattern) + 1)
+    table = array("I", bytes(4 * (len(pattern) + 1)))
     length = 0
     for n in range(2, len(pattern) + 1):
         while length and pattern[n - 1] != pattern[length]:
@@ -20,25 +22,113 @@ def _failure_table(pattern: str) -> list[int]:
     return table
 
 
+class Stops:
+    """Stop strings and expressions, compiled. Immutable: all answers that have the same ones share it (`compiled`).
+
+    `strings` are sorted, longest first, so that of two that end at the same character the longer one is met first.
+    """
+
+    __slots__ = ("firsts", "patterns", "program", "strings", "tables")
+
+    def __init__(self, strings: Sequence[str], patterns: Sequence[str]) -> None:
+        if not all(strings):
+            raise ValueError("a stop string must not be empty")
+        self.strings = tuple(sorted(dict.fromkeys(strings), key=len, reverse=True))
+        self.tables = tuple(_failure_table(stop) for stop in self.strings)
+        self.firsts = frozenset(stop[0] for stop in self.strings)
+        self.patterns = tuple(patterns)
+        self.program: Program | None = compile_stops(self.patterns) if patterns else None
+
+    @property
+    def steps(self) -> int:
+        """What one character of one answer costs at worst, in steps of an automaton."""
+        return len(self.strings) + (0 if self.program is None else len(self.program.ops))
+
+
+@lru_cache(maxsize=64)
+def compiled(strings: tuple[str, ...], patterns: tuple[str, ...]) -> Stops:
+    """The compiled form of these, made once however many answers have them. Raises ValueError for an empty stop string
+    and StopRegexError, which is one, for an expression that cannot be used.
+    """
+    return Stops(strings, patterns)
+
+
+class StopPrefixes:
+    """Where each of several stop strings stands in a text: how much of it the text ends with (Knuth, Morris, Pratt
+    1977). Time is linear in the text times the number of strings, whatever they look like.
+    """
+
+    __slots__ = ("_busy", "_states", "_stops")
+
+    def __init__(self, stops: Stops) -> None:
+        self._stops = stops
+        self._states = [0] * len(stops.strings)
+        self._busy = False
+        """Whether some string has begun."""
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest end of the text with which some string begins, all of it not being there."""
+        return max(self._states) if self._busy else 0
+
+    def skips(self, piece: str) -> bool:
+        """Whether no string has begun, and none begins in this piece: then it need not be fed."""
+        return not self._busy and self._stops.firsts.isdisjoint(piece)
+
+    def feed(self, piece: str) -> None:
+        """Go on by some text, taking no notice of strings that are complete in it."""
+        if self.skips(piece):
+            return
+        states = self._states
+        for i, (stop, table) in enumerate(zip(self._stops.strings, self._stops.tables, strict=True)):
+            state = states[i]
+            for char in piece:
+                while state and stop[state] != char:
+                    state = table[state]
+                if stop[state] == char:
+                    state += 1
+                    if state == len(stop):
+                        state = table[state]
+            states[i] = state
+        self._busy = any(states)
+
+    def advance(self, char: str) -> str | None:
+        """Go on by one character; the longest string that it completes."""
+        found: str | None = None
+        states = self._states
+        for i, (stop, table) in enumerate(zip(self._stops.strings, self._stops.tables, strict=True)):
+            state = states[i]
+            while state and stop[state] != char:
+                state = table[state]
+            if stop[state] == char:
+                state += 1
+                if state == len(stop):
+                    found = found or stop
+                    state = table[state]
+            states[i] = state
+        self._busy = any(states)
+        return found
+
+    def restart(self) -> None:
+        """Forget what has begun."""
+        if self._busy:
+            self._states = [0] * len(self._states)
+            self._busy = False
+
+
 class StopMatcher:
     """Finds the first of several stop strings and expressions in a text fed piece by piece, and holds back what might
     begin one.
 
     The result does not depend on how the text was cut: the match that ends first wins, the longest of those that end
-    together. Time is linear in the text times the number of stop strings, whatever they look like (Knuth, Morris,
-    Pratt 1977), and times the size of the expressions (see `stop_regex`). Raises ValueError for an empty stop string
-    and StopRegexError, which is one, for an expression that cannot be used.
+    together. Time is linear in the text times the number of stop strings, whatever they look like, and times the size
+    of the expressions (see `stop_regex`). Raises what `compiled` raises.
     """
 
     def __init__(self, stops: Sequence[str], patterns: Sequence[str] = (), *, include_stop: bool = False) -> None:
-        if any(not stop for stop in stops):
-            raise ValueError("a stop string must not be empty")
-        # Longest first: of two that end at the same character the longer one is met first.
-        self._stops = sorted(dict.fromkeys(stops), key=len, reverse=True)
-        self._tables = [_failure_table(stop) for stop in self._stops]
-        self._states = [0] * len(self._stops)
-        self._patterns = tuple(patterns)
-        self._regex = RegexMatcher(compile_stops(self._patterns)) if patterns else None
+        self._stops = compiled(tuple(stops), tuple(patterns))
+        self._prefixes = StopPrefixes(self._stops)
+        self._regex = None if self._stops.program is None else RegexMatcher(self._stops.program)
         self._include = include_stop
         self._held = ""
         self._fed = 0
@@ -54,7 +144,9 @@ class StopMatcher:
         """
         if self.matched is not None:
             return "", self.matched
-        if not self._stops and self._regex is None:
+        if self._regex is None and self._prefixes.skips(piece):
+            # Nothing was held back either.
+            self._fed += len(piece)
             return piece, None
         buffer, begins = self._held + piece, self._fed - len(self._held)
         for char in piece:
@@ -69,7 +161,7 @@ class StopMatcher:
                 # A match that had to see what follows has not read it.
                 found = self._advance(char) if end < self._fed + 1 else None
             self._fed += 1
-        keep = max(self._states, default=0)
+        keep = self._prefixes.longest
         if self._regex is not None:
             keep = max(keep, self._regex.undecided)
         self._held = buffer[len(buffer) - keep :]
@@ -82,7 +174,7 @@ class StopMatcher:
         return held
 
     def _restart(self) -> None:
-        self._states = [0] * len(self._stops)
+        self._prefixes.restart()
         if self._regex is not None:
             self._regex.restart()
 
@@ -91,24 +183,10 @@ class StopMatcher:
         best: tuple[int, int, str] | None = None
         if self._regex is not None and (found := self._regex.advance(char)) is not None:
             start, end, number = found
-            best = (start, end, self._patterns[number])
+            best = (start, end, self._stops.patterns[number])
             if end <= self._fed:
                 return best
-        stop = self._advance_strings(char)
+        stop = self._prefixes.advance(char)
         if stop is not None and (best is None or self._fed + 1 - len(stop) <= best[0]):
             best = (self._fed + 1 - len(stop), self._fed + 1, stop)
         return best
-
-    def _advance_strings(self, char: str) -> str | None:
-        found: str | None = None
-        for i, stop in enumerate(self._stops):
-            state, table = self._states[i], self._tables[i]
-            while state and stop[state] != char:
-                state = table[state]
-            if stop[state] == char:
-                state += 1
-            if state == len(stop):
-                found = found or stop
-                state = table[state]
-            self._states[i] = state
-        return found

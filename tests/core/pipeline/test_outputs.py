@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.outputs import OutputState, _held_length, merge
+from pegboard.core.pipeline.outputs import OutputState, merge
 from pegboard.core.testing.fake_client import FakeTokenizer
 from pegboard.core.toolkit.stop import StopMatcher
 
@@ -89,21 +89,6 @@ def test_merged_outputs_are_one() -> None:
     both = merge(first, second)
     assert (both.token_ids, both.completion_tokens, both.finish_reason) == ([1, 2], 2, LENGTH)
     assert both.logprobs == [(-1.0, 1, []), (-2.0, 2, [])]
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "held"),
-    [
-        ("", ["a"], 0),
-        ("xa", ["ab"], 1),
-        ("aab", ["aabc"], 3),
-        ("ab", ["ab"], 0),
-        ("aaa", ["aaab"], 3),
-        ("xab", ["bc", "abd"], 2),
-    ],
-)
-def test_held_length(text: str, stops: list[str], held: int) -> None:
-    assert _held_length(text, stops) == held
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.core.toolkit.stop import StopMatcher
+from pegboard.core.toolkit.stop import StopMatcher, StopPrefixes, compiled
 
 TEXT = st.text("ab\n", max_size=40)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=4)
@@ -75,8 +75,21 @@ def test_repetitive_patterns_are_linear() -> None:
             Counted.compared += 1
             return super().__getitem__(key)  # type: ignore[index]
 
-    matcher = StopMatcher(["a" * 999 + "b"])
-    matcher._stops = [Counted(matcher._stops[0])]
+    matcher = StopMatcher([Counted("a" * 999 + "b")])
+    Counted.compared = 0
     text = "a" * 5000
     assert "".join(matcher.feed(char)[0] for char in text) + matcher.flush() == text
     assert Counted.compared < 4 * len(text)
+
+
+@given(
+    text=st.text("ab", max_size=40),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    cut=st.integers(0, 40),
+)
+def test_prefixes_say_how_much_might_be_a_beginning(text: str, stops: list[str], cut: int) -> None:
+    prefixes = StopPrefixes(compiled(tuple(stops), ()))
+    prefixes.feed(text[:cut])
+    prefixes.feed(text[cut:])
+    begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    assert prefixes.longest == max(begun, default=0)

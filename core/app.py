@@ -21,6 +21,7 @@ from pegboard.core.toolkit.http import (
     example_of,
 )
 from pegboard.core.version import __version__
+from pegboard.core.web.billing import Billing
 from pegboard.core.web.documents import Documents, document
 from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
 from pegboard.core.web.keys import Keys
@@ -52,6 +53,7 @@ def build_app(
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     cors = cors or CorsSection()
     # The last one added is the first to see a request.
+    app.add_middleware(Billing)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(Front, Routes(), keys or Keys(), origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:

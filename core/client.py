@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.client import (
     Embedding,
@@ -34,20 +34,25 @@ from pegboard.core.interfaces.messages import (
     TokenOutputs,
     ToScheduler,
 )
+from pegboard.core.pipeline.budget import Budget, Demand
 from pegboard.core.pipeline.intake import Intake
 from pegboard.core.pipeline.outputs import OutputState, finish_embedding, merge
 from pegboard.core.redact import redact
+from pegboard.core.toolkit.encoding import check_length, encode_all
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.pipeline.budget import BudgetLimits
     from pegboard.core.wire import ApiWire
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R", GenerateRequest, EmbedRequest)
+Asked = GenerateRequest | EmbedRequest
 
-LONG_TEXT = 4096
-"""Characters from which on prompts are tokenised in a thread, so that others' tokens keep flowing."""
+LONG_IDS = 16 * 1024
+"""Token ids from which on a prompt is checked and packed in a thread, so that others' tokens keep flowing."""
+LONG_STOPS = 1024
+"""The same of characters of stop strings; expressions always are."""
 PING = 0
 """The call id of signs of life; nobody waits for their answers."""
 
@@ -129,14 +134,22 @@ class _Stream(OutputStream):
 class AsyncEngineClient(EngineClient):
     """One engine behind a wire. The wire may be replaced: `detach` fails what is under way, `attach` begins again.
 
-    Everything runs on the loop that made it; only tokenising long prompts leaves it.
+    Everything runs on the loop that made it; only what long prompts and stop expressions need leaves it.
     """
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        limits: BudgetLimits | None = None,
+    ) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
         self._intake = Intake(info, tokenizer)
+        self.budget = Budget(limits)
         self._wire: ApiWire | None = None
         self._reader: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[str] | None = None
@@ -235,10 +248,19 @@ class AsyncEngineClient(EngineClient):
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         """Sent as one message, so that the scheduler can run them in one batch."""
-        return list[OutputStream](await self._submit(requests, self._intake.prepare))
+
+        def prepare(packed: Sequence[bytes]) -> list[TokenizedRequest]:
+            found = [self._intake.prepare(one, data) for one, data in zip(requests, packed, strict=True)]
+            return self.budget.fit(requests, found)
+
+        await self._compile_stops(requests)
+        return list[OutputStream](await self._submit(requests, prepare))
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
-        streams = await self._submit(requests, self._intake.prepare_embed)
+        def prepare(packed: Sequence[bytes]) -> list[TokenizedRequest]:
+            return [self._intake.prepare_embed(one, data) for one, data in zip(requests, packed, strict=True)]
+
+        streams = await self._submit(requests, prepare)
         try:
             outputs = [await stream.last() for stream in streams]
         finally:
@@ -246,15 +268,52 @@ class AsyncEngineClient(EngineClient):
                 await stream.aclose()
         return [finish_embedding(request, output) for request, output in zip(requests, outputs, strict=True)]
 
-    async def _submit(self, requests: Sequence[R], prepare: Callable[[R], TokenizedRequest]) -> list[_Stream]:
-        """Prepare and send requests; their streams, once the scheduler has accepted all of them."""
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        for text in texts:
+            check_length(text, self._info.max_context_len)
+        self.budget.charge_texts(texts)
+        found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
+        return [found[text, add_special_tokens] for text in texts]
+
+    async def _compile_stops(self, requests: Sequence[GenerateRequest]) -> None:
+        """Compile long stops and expressions beside the loop; what is prepared then finds them compiled."""
+        several = {(one.sampling.stop, one.sampling.stop_regex): one.sampling for one in requests}
+        for (strings, patterns), sampling in several.items():
+            if patterns or sum(map(len, strings)) > LONG_STOPS:
+                await asyncio.to_thread(self._intake.check_sampling, sampling)
+
+    async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
+        """The prompt of each request as it travels; equal ones are made once."""
+        for one in requests:
+            self._intake.check_text(one.prompt)
+        self.budget.charge_texts(one.prompt for one in requests if isinstance(one.prompt, str))
+        texts = [(one.prompt, one.add_special_tokens) for one in requests if isinstance(one.prompt, str)]
+        tokens = await encode_all(self._tokenizer, texts)
+        made: dict[Hashable, bytes] = {}
+        found = []
+        for one in requests:
+            prompt = one.prompt
+            text = (prompt, one.add_special_tokens) if isinstance(prompt, str) else None
+            key: Hashable = text or id(prompt)
+            if key not in made:
+                ids = tokens[text] if text is not None else None
+                long = len(prompt if ids is None else ids) > LONG_IDS
+                pack = self._intake.pack
+                made[key] = await asyncio.to_thread(pack, prompt, ids) if long else pack(prompt, ids)
+            found.append(made[key])
+        return found
+
+    async def _submit(
+        self, requests: Sequence[Asked], prepare: Callable[[Sequence[bytes]], list[TokenizedRequest]]
+    ) -> list[_Stream]:
+        """Prepare and send requests; return their streams once the scheduler has accepted all of them. `prepare` makes
+        the messages, from the packed prompts.
+        """
         self._check_ready()
-        if sum(len(one.prompt) for one in requests if isinstance(one.prompt, str)) > LONG_TEXT:
-            prepared = await asyncio.to_thread(lambda: [prepare(one) for one in requests])
-            self._check_ready()
-        else:
-            prepared = [prepare(one) for one in requests]
+        prepared = prepare(await self._packed(requests))
+        self._check_ready()
         self._check_ids(prepared)
+        self.budget.charge(Demand.of(prepared, self._info.hidden_size))
         streams = [_Stream(self, one, self._tokenizer) for one in prepared]
         self._streams.update((stream.rid, stream) for stream in streams)
         for one in prepared:

@@ -94,6 +94,22 @@ class SessionsSection(Section):
     """Seconds without a turn after which a session is closed; a request may ask for less."""
 
 
+class BudgetSection(Section):
+    """What requests may cost beyond what is ordinary. It is reckoned from what they ask for, before any of it is built;
+    unset lengths of answers with log-probabilities are cut to what is left."""
+
+    request_bytes: PositiveInt = 64 * 1024 * 1024
+    """Most memory that one HTTP request may take in the API process, for log-probabilities (320 bytes each), vectors,
+    prompts and answers; one that asks for more is answered with 400."""
+    total_bytes: PositiveInt = 192 * 1024 * 1024
+    """The same of all requests in progress; one more costly request is answered with 503."""
+    request_steps: PositiveInt = 4096
+    """Most steps per character of output that the stop strings (1 each) and stop expressions (1 per state) of one HTTP
+    request may take, all its answers together; 16 per answer are free. More is answered with 400."""
+    total_steps: PositiveInt = 8192
+    """The same of all requests in progress; one more costly request is answered with 503."""
+
+
 class ServerSection(Section):
     """The HTTP server."""
 
@@ -125,6 +141,8 @@ class ServerSection(Section):
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests; one more is answered with 503."""
+    budget: BudgetSection = BudgetSection()
+    """What requests may cost beyond what is ordinary."""
     sessions: SessionsSection = SessionsSection()
     """Conversations whose tokens the server remembers."""
     profile_dir: str | None = None
@@ -166,7 +184,11 @@ class SchedulerSection(Section):
     max_running_requests: PositiveInt = 256
     """Most requests that run at once."""
     max_queued_requests: PositiveInt | None = None
-    """Most requests that wait; one more is answered with 503. Unset: no limit but that of `server.max_connections`."""
+    """Most requests that wait because all `max_running_requests` places are taken; one more is answered with 503.
+    Unset: 2048 in a server, and no limit for an engine in your own process."""
+    max_queued_tokens: PositiveInt | None = None
+    """Most prompt tokens that wait because KV memory does not hold them; a request with more is answered with 503.
+    Unset: 4,194,304 in a server, and no limit for an engine in your own process."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
     """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
     max_prefill_tokens: PositiveInt = 16384

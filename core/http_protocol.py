@@ -53,6 +53,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _begun = False
     """Whether a request has begun and not ended yet."""
     _deadline: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+    """Cuts off a client that takes nothing of its answer."""
     _refusal: InvalidRequest | None = None
 
     # ---- connections ----------------------------------------------------------------------------------------------
@@ -73,10 +75,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
+        self._unstuck()
         if self._admitted:
             self._admitted = False
             type(self).inside -= 1
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # A client that takes nothing at all would keep what is written for it, and what it was charged, for ever.
+        self._stuck = self.loop.call_later(self.request_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unstuck()
+        super().resume_writing()
+
+    def _unstuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     # ---- time -----------------------------------------------------------------------------------------------------
 

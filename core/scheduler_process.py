@@ -49,6 +49,11 @@ RESTING_MS = 2
 """How long the loop waits for messages while all requests are held back by gates, which are asked again then."""
 
 
+MAX_QUEUED_REQUESTS = 2048
+MAX_QUEUED_TOKENS = 4 * 2**20
+"""What may wait in a server whose config does not say."""
+
+
 class Orders(msgspec.Struct):
     """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name."""
 
@@ -133,6 +138,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
+        built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
         built.hooks.call.engine_started(info=built.info, engine=built.view)
     except PegboardError as error:

@@ -34,6 +34,7 @@ from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.logs import configure_logging
+from pegboard.core.pipeline.budget import BudgetLimits
 from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
@@ -164,7 +165,7 @@ class _Server:
             self._hooks.call.shutdown()
 
     def _hear_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop at SIGINT and SIGTERM. Python's own handlers run between any two lines, so a loop that is busy, or stuck,
+        """Stop at SIGINT and SIGTERM. Python's own handlers run between any two lines, so a loop that is busy or stuck
         does not keep the process alive: it ends hard some seconds after it should have ended by itself.
         """
         longest = self._resolved.engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
@@ -195,7 +196,8 @@ class _Server:
         wire, ready = starting.result()
         info = ModelInfo(**ready.info)
         tokenizer = prepare_model(self._resolved, Selection(self._resolved)).tokenizer
-        client = AsyncEngineClient(info, tokenizer, self._resolved.engine.model_dump(mode="json"))
+        budget = BudgetLimits(**self._resolved.engine.server.budget.model_dump())
+        client = AsyncEngineClient(info, tokenizer, self._resolved.engine.model_dump(mode="json"), limits=budget)
         client.attach(wire, info)
         return client
 

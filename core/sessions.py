@@ -7,7 +7,6 @@ prefix cache has most of it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from array import array
@@ -20,7 +19,6 @@ import msgspec
 from pegboard.core.interfaces.client import OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore
-from pegboard.core.pipeline.intake import MAX_CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
     from pegboard.core.config import SessionsSection
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 MAX_ID_LENGTH = 256
 MAX_TURNS = 4096
 """Most finished turns of one session; a tree of more than these serves nobody."""
-LONG_TEXT = 4096
-"""Characters from which on a prompt is tokenised in a thread, so that others' tokens keep flowing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -301,18 +297,8 @@ class Sessions(SessionStore):
         """What a request appends. The token that begins every prompt stays out of the middle."""
         prompt, tokenizer = request.prompt, client.tokenizer
         if isinstance(prompt, str):
-            most = client.info.max_context_len
-            if len(prompt) > most * MAX_CHARS_PER_TOKEN:
-                raise InvalidRequest(
-                    f"the prompt has {len(prompt)} characters; they cannot fit into a context of {most} tokens",
-                    param="prompt",
-                    code="context_length_exceeded",
-                )
             special = request.add_special_tokens and not turn.kept
-            if len(prompt) > LONG_TEXT:
-                ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=special)
-            else:
-                ids = tokenizer.encode(prompt, add_special_tokens=special)
+            [ids] = await client.tokenize([prompt], add_special_tokens=special)
         else:
             ids = list(prompt)
         return ids[1:] if turn.kept and ids and ids[0] == _bos_id(tokenizer) else ids

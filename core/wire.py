@@ -1,8 +1,8 @@
 """The wire between the API process and the scheduler process: msgspec structs as MessagePack over one ZeroMQ pair.
 
 The socket lives in a directory of its own that only this user may enter, and goes with it. Whatever is ready at one
-time travels as one ZeroMQ message: its number, then a frame per struct. ZeroMQ drops a frame that is too large without a
-word, so senders never make one, and receivers check the numbers: a gap is an error. Nothing is ever unpickled.
+time travels as one ZeroMQ message: its number, then a frame per struct. ZeroMQ silently drops a frame that is too
+large, so senders never make one, and receivers check the numbers: a gap is an error. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class SchedulerWire:
         self._send([_checked(message, MAX_FRAME_BYTES) for message in messages])
 
     def send_outputs(self, outputs: list[TokenOutput]) -> list[str]:
-        """Queue the outputs of a step, in as many pieces as their size asks for. Return the ids of requests whose output
-        fits into no frame: the other side has been told that they failed, and they must be aborted here.
+        """Queue the outputs of a step, in as many frames as their size asks for. Return the ids of requests whose
+        output fits into no frame: the other side is told that they failed, and they must be aborted here.
         """
         frames, refused = output_frames(outputs)
         self._send(frames)

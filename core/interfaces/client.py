@@ -111,6 +111,8 @@ class ModelInfo:
     created: int = 0
     providers: dict[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    hidden_size: int = 0
+    """Numbers of a hidden state; 0 where it is not known."""
 
 
 ABORTED_BY_CLIENT = 499
@@ -201,6 +203,12 @@ class EngineClient(abc.ABC):
                 if isinstance(done, OutputStream):
                     await done.aclose()
             raise
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of texts, without holding up the event loop. Raises InvalidRequest for a text that cannot fit into
+        the model's context.
+        """
+        return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         """Embeddings of prompts, in order; all of them, or InvalidRequest. Being cancelled aborts them."""

@@ -374,6 +374,7 @@ class _Parts:
             created=int(time.time()),
             providers={contract: [c.name for c in chosen] for contract, chosen in self.selection.choices.items()},
             features=self._features(scheduler),
+            hidden_size=self.spec.hidden_size,
         )
 
     def _pool_context(self, num_pages: int) -> KVPoolContext:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 import uuid
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,16 @@ from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.stop_regex import StopRegexError, compile_stops
+from pegboard.core.toolkit.encoding import check_length
+from pegboard.core.toolkit.stop import compiled
+from pegboard.core.toolkit.stop_regex import StopRegexError
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.tokenizer import Tokenizer
+
+Prompt = str | list[int]
 
 MAX_RID_LENGTH = 256
 MAX_SALT_LENGTH = 1024
@@ -27,8 +31,6 @@ MAX_LOGPROBS = 128
 MAX_TOKEN_IDS = 4096
 """Most entries of stop_token_ids, logit_bias and token_ids_logprob each."""
 MAX_EXTRA_BYTES = 64 * 1024
-MAX_CHARS_PER_TOKEN = 256
-"""Text longer than this times the context is refused before it is tokenised: no vocabulary compresses that much."""
 
 
 class Intake:
@@ -48,8 +50,29 @@ class Intake:
         """The longest prompt in tokens: one token of the context is left for the answer."""
         return self._limit - 1
 
-    def prepare(self, request: GenerateRequest) -> TokenizedRequest:
-        """The request, tokenised and with every default filled in.
+    def check_text(self, prompt: Prompt) -> None:
+        """Refuse a text that is empty, or certainly too long, before it is tokenised. Raises InvalidRequest."""
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if isinstance(prompt, str):
+            check_length(prompt, self._limit)
+
+    def pack(self, prompt: Prompt, ids: Sequence[int] | None = None, *, add_special_tokens: bool = True) -> bytes:
+        """A prompt as it travels, for all requests that have it: int32 little-endian. `ids` are those of a text, where
+        it has been tokenised. Raises InvalidRequest for a prompt that cannot be served.
+        """
+        self.check_text(prompt)
+        if not isinstance(prompt, str):
+            found: Sequence[int] = prompt
+        elif ids is not None:
+            found = ids
+        else:
+            found = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        self._check_prompt(found)
+        return pack_ids(found)
+
+    def prepare(self, request: GenerateRequest, packed: bytes | None = None) -> TokenizedRequest:
+        """The request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made it.
 
         `max_new_tokens` is always set afterwards, and clipped to what the context leaves behind the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
@@ -58,26 +81,28 @@ class Intake:
         _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
         if not -(2**31) <= request.priority < 2**31:
             raise InvalidRequest("priority must fit in 32 bits", param="priority")
-        self._check_sampling(request.sampling)
+        self.check_sampling(request.sampling)
         self._check_logprobs(request)
         if request.return_hidden_states:
             self._check_feature("hidden_states", "return_hidden_states", "set model.hidden_states in its config")
-        ids = self._prompt_ids(request)
+        if packed is None:
+            packed = self.pack(request.prompt, add_special_tokens=request.add_special_tokens)
+        length = len(packed) // 4
         return TokenizedRequest(
             rid=request.rid or uuid.uuid4().hex,
-            prompt=pack_ids(ids),
-            sampling=self._fit(request.sampling, len(ids)),
+            prompt=packed,
+            sampling=self._fit(request.sampling, length),
             stream=request.stream,
             priority=request.priority,
             namespace=_namespace(request.cache_salt),
             logprobs=request.logprobs,
-            logprob_start=self._logprob_start(request, len(ids)),
+            logprob_start=self._logprob_start(request, length),
             token_ids_logprob=request.token_ids_logprob,
             return_hidden_states=request.return_hidden_states,
             params=_checked_params(request.params),
         )
 
-    def prepare_embed(self, request: EmbedRequest) -> TokenizedRequest:
+    def prepare_embed(self, request: EmbedRequest, packed: bytes | None = None) -> TokenizedRequest:
         """As `prepare`, of a prompt whose embedding is wanted."""
         self._check_feature("embeddings", "embeddings", "runner.use must be a runner with hidden_states")
         if request.dimensions is not None and request.dimensions < 1:
@@ -91,7 +116,7 @@ class Intake:
             add_special_tokens=request.add_special_tokens,
             params=request.params,
         )
-        return msgspec.structs.replace(self.prepare(as_generation), embed=True)
+        return msgspec.structs.replace(self.prepare(as_generation, packed), embed=True)
 
     def _check_feature(self, feature: str, param: str, remedy: str) -> None:
         if feature not in self._info.features:
@@ -111,21 +136,7 @@ class Intake:
         self._check_feature("input_logprobs", "logprob_start", "runner.use must be a runner with input_logprobs")
         return start
 
-    def _prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
-        prompt = request.prompt
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if isinstance(prompt, str):
-            most = self._limit * MAX_CHARS_PER_TOKEN
-            if len(prompt) > most:
-                raise InvalidRequest(
-                    f"the prompt has {len(prompt)} characters; they cannot fit into a context of {self._limit} tokens",
-                    param="prompt",
-                    code="context_length_exceeded",
-                )
-            ids: Sequence[int] = self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
-        else:
-            ids = prompt
+    def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
             raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
         if len(ids) > self.max_prompt_len:
@@ -136,7 +147,6 @@ class Intake:
                 code="context_length_exceeded",
             )
         self._check_ids("prompt", ids)
-        return ids
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
         if not ids:
@@ -147,7 +157,8 @@ class Intake:
                 f"{param}: {worst} is no token id of this model (0 to {self._info.vocab_size - 1})", param=param
             )
 
-    def _check_sampling(self, sampling: SamplingParams) -> None:
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise InvalidRequest, naming the field, for what this model cannot honour. Stops are compiled on the way."""
         for name in ("stop_token_ids", "logit_bias"):
             if len(getattr(sampling, name)) > MAX_TOKEN_IDS:
                 raise InvalidRequest(f"{name} may have at most {MAX_TOKEN_IDS} entries", param=name)
@@ -158,7 +169,7 @@ class Intake:
         sampling.validate(self._info.vocab_size)
         self._check_grammar(sampling.grammar)
         if sampling.stop_regex:
-            _check_patterns(sampling.stop_regex)
+            _check_patterns(sampling.stop, sampling.stop_regex)
         self._check_custom(sampling.extra)
 
     def _check_grammar(self, grammar: Grammar | None) -> None:
@@ -205,7 +216,10 @@ def _namespace(cache_salt: str) -> str:
 
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids as they travel: int32, little-endian. Reads back with ``numpy.frombuffer(data, "<i4")``."""
-    return struct.pack(f"<{len(ids)}i", *ids)
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _checked_params(params: dict[str, Any]) -> dict[str, Any]:
@@ -225,9 +239,10 @@ def _check_plain(what: str, values: dict[str, Any], param: str) -> None:
         raise InvalidRequest(f"{what} take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param=param)
 
 
-def _check_patterns(patterns: tuple[str, ...]) -> None:
+def _check_patterns(strings: tuple[str, ...], patterns: tuple[str, ...]) -> None:
     try:
-        compile_stops(patterns)
+        # Kept: whatever matches them finds them compiled.
+        compiled(strings, patterns)
     except StopRegexError as error:
         raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
 

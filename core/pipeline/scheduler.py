@@ -135,7 +135,11 @@ class Scheduler:
             "drain": self._drain,
         }
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
+        self.max_queued_requests = config.max_queued_requests
+        self.max_queued_tokens = config.max_queued_tokens
         self._by_rid: dict[str, Req] = {}
+        self._prompt_tokens = 0
+        """Of the requests that are here."""
         self._outbox: list[TokenOutput] = []
         self._late: list[Req] = []
         """Requests that ended while some layers of their prefill were still to come; released when it is through."""
@@ -143,6 +147,11 @@ class Scheduler:
         self._cached_told = 0
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
+
+    def bound_queue(self, requests: int, tokens: int) -> None:
+        """Bound what may wait, as far as the config leaves it open."""
+        self.max_queued_requests = self.max_queued_requests or requests
+        self.max_queued_tokens = self.max_queued_tokens or tokens
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
         """Call this after every step from now on; None: nothing."""
@@ -216,6 +225,7 @@ class Scheduler:
             return refused
         self.counters.accepted += 1
         self._by_rid[req.rid] = req
+        self._prompt_tokens += req.input_len
         if req.status is ReqStatus.WAITING:
             self._ready(req)
         return Accepted(rid=req.rid)
@@ -249,14 +259,25 @@ class Scheduler:
         self.planner.enqueue(req)
 
     def _refusal(self, message: TokenizedRequest) -> Rejected | None:
-        limit = self.config.max_queued_requests
         if self._draining:
             return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in self._by_rid:
             return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
-        if limit is not None and len(self.waiting) + self._blocked >= limit:
-            return refusal(message, 503, "queue_full", f"{limit} requests are waiting, try again later")
-        return bad_length(message, self.max_context_len)
+        wrong = bad_length(message, self.max_context_len)
+        return self._queue_is_full(message) if wrong is None else wrong
+
+    def _queue_is_full(self, message: TokenizedRequest) -> Rejected | None:
+        """A refusal where more requests, or more tokens, would wait than may. What has a place among the running, or in
+        memory, does not count as waiting: it is about to start.
+        """
+        most, tokens = self.max_queued_requests, self.max_queued_tokens
+        held = 0 if self.gates is None else self.gates.held
+        if most is not None and len(self._by_rid) - held >= self.config.max_running_requests + most:
+            return refusal(message, 503, "queue_full", f"{most} requests are waiting, try again later")
+        length = len(message.prompt) // 4
+        if tokens is not None and self._prompt_tokens + length > self.memory.total_tokens + tokens:
+            return refusal(message, 503, "queue_full", f"prompts of {tokens} tokens are waiting, try again later")
+        return None
 
     def _abort(self, message: AbortRequest) -> None:
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)
@@ -486,6 +507,7 @@ class Scheduler:
         self.memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self._by_rid[req.rid]
+        self._prompt_tokens -= req.input_len
         self.counters.finished += 1
 
     def _release_late(self) -> None:

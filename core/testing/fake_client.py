@@ -20,6 +20,7 @@ from pegboard.core.interfaces.client import (
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.encoding import check_length
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
 
@@ -145,6 +146,11 @@ class FakeEngineClient(EngineClient):
         if self.refuse is not None:
             raise self.refuse
         return FakeStream(self, request)
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        for text in texts:
+            check_length(text, self._info.max_context_len)
+        return await super().tokenize(texts, add_special_tokens=add_special_tokens)
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         """Deterministic vectors of four numbers, equal for equal prompts."""

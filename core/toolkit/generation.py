@@ -197,6 +197,20 @@ class Answer:
         self.num_retractions = chunk.num_retractions
 
 
+LARGE_ANSWERS = 4096
+"""Log-probabilities and numbers of hidden states from which on answers are written in a thread."""
+
+
+def are_large(answers: Iterable[Answer]) -> bool:
+    """Whether writing these answers takes so long that the event loop should not do it."""
+    entries = 0
+    for one in answers:
+        for found in (one.logprobs, one.input_logprobs):
+            entries += len(found) * (1 + len(found[-1][2])) if found else 0
+        entries += len(one.hidden_states) * len(one.hidden_states[0]) if one.hidden_states else 0
+    return entries > LARGE_ANSWERS
+
+
 class Answers:
     """Accepted requests, read together. `aclose` aborts those that have not finished.
 

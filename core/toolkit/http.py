@@ -45,6 +45,8 @@ CLIENT_CLOSED_REQUEST = 499
 LARGE_BODY = 256 * 1024
 """Bytes from which on a body is parsed in a thread."""
 
+_PIECE = 64 * 1024
+
 _RETRY_AFTER = {"not_ready": "5", "shutting_down": "5"}
 
 
@@ -58,9 +60,31 @@ def error_body(message: str, *, status: int = 400, param: str | None = None, cod
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+class _LargeResponse(Response):
+    """A body that is sent in pieces, as fast as the client takes them: one that reads slowly keeps the server waiting,
+    and not a copy of the body in the connection's buffer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for at in range(0, len(body), _PIECE):
+            more = at + _PIECE < len(body)
+            await send({"type": "http.response.body", "body": bytes(body[at : at + _PIECE]), "more_body": more})
+
+
 def json_response(data: Any, status: int = 200) -> Response:
     """`data` as JSON. Numbers that JSON does not know (a log-probability of minus infinity) become null."""
-    return Response(msgspec.json.encode(data), status_code=status, media_type="application/json")
+    body = msgspec.json.encode(data)
+    kind = _LargeResponse if len(body) > LARGE_BODY else Response
+    return kind(body, status_code=status, media_type="application/json")
+
+
+async def built_response(build: Callable[[], Any], *, large: bool) -> Response:
+    """`json_response` of what `build` returns. With `large` it is built in a thread, so that the event loop goes on."""
+    if large:
+        return await asyncio.to_thread(lambda: json_response(build()))
+    return json_response(build())
 
 
 def error_response(error: InvalidRequest) -> Response:

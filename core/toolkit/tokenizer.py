@@ -24,6 +24,11 @@ from pegboard.core.toolkit.hf_files import read_json_object
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+_LONG_IDS = 1024
+# One text after the other: the model needs the cores more, and a fork does not warn of threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 class Tokenizer:
     """Text to token ids and back, special tokens, and the model's chat template (`pegboard.core.interfaces.Tokenizer`).
 
@@ -102,10 +107,12 @@ class Tokenizer:
         """Token ids of `text`; special tokens written in the text are recognised, as transformers does.
 
         `add_special_tokens` adds what the model wants around a plain prompt (a bos token, say). Raises InvalidRequest
-        for text that is not valid Unicode (lone surrogates).
+        for text that is not valid Unicode (lone surrogates). Other threads run meanwhile: `encode_batch_fast` gives
+        back the interpreter's lock, which the library's `encode` keeps, and leaves out offsets, which nobody reads.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            [found] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found.ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(
                 "the text holds lone surrogates, which are not valid Unicode", param="prompt"
@@ -113,6 +120,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids that the tokenizer does not know are left out; invalid UTF-8 becomes U+FFFD."""
+        if len(ids) > _LONG_IDS:
+            # As in `encode`: other threads run meanwhile.
+            return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:

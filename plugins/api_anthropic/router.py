@@ -101,7 +101,7 @@ class AnthropicRouter(ApiRouter):
         check_model(self.client.info, body.model)
         body.check_prompt()
         turn = await self._turn(request, body, body.checked_tools(), None)
-        ids = await asyncio.to_thread(self.client.tokenizer.encode, turn.prompt, add_special_tokens=False)
+        [ids] = await self.client.tokenize([turn.prompt], add_special_tokens=False)
         return json_response({"input_tokens": len(ids)})
 
     async def _turn(self, request: Request, body: PromptBody, tools: Tools, grammar: Grammar | None) -> Turn:

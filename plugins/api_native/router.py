@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,13 +12,13 @@ from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.generation import Answers
+from pegboard.core.toolkit.generation import Answers, are_large
 from pegboard.core.toolkit.http import (
     USER,
     api_router,
+    built_response,
     error_event,
     event,
-    json_response,
     parse_body,
     until_disconnect,
 )
@@ -68,8 +69,12 @@ class NativeRouter(ApiRouter):
         except InvalidRequest as error:
             raise body.named(error) from None
         latency = time.monotonic() - started
-        bodies = [responder.answer(one, answer, latency) for one, answer in zip(requests, done, strict=True)]
-        return json_response(bodies if batch else bodies[0])
+
+        def write() -> list[dict[str, Any]] | dict[str, Any]:
+            bodies = [responder.answer(one, answer, latency) for one, answer in zip(requests, done, strict=True)]
+            return bodies if batch else bodies[0]
+
+        return await built_response(write, large=are_large(done))
 
 
 class _Events(AnswerWriter):

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.generation import MAX_REQUESTS
 from pegboard.core.toolkit.http import RequestModel, json_response, parse_body, until_disconnect
 from pegboard.core.toolkit.rendering import render_chat
 from pegboard.core.toolkit.tool_calls import Tools
@@ -62,11 +63,12 @@ class Tokens:
         self._surface.check_model(body.model)
         texts = await self._texts(request, body)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        encode = self._surface.client.tokenizer.encode
-        found = await _maybe_threaded(
-            sum(map(len, texts)), lambda: [encode(text, add_special_tokens=special) for text in texts]
-        )
-        spelled = [[self._surface.texts.text(token) for token in ids] for ids in found]
+        if len(texts) > MAX_REQUESTS:
+            raise InvalidRequest(f"at most {MAX_REQUESTS} texts, got {len(texts)}", param="prompt")
+        found = await self._surface.client.tokenize(texts, add_special_tokens=special)
+        spelled: list[list[str]] = []
+        if body.return_token_strs:
+            spelled = [[self._surface.texts.text(token) for token in ids] for ids in found]
         many = isinstance(body.prompt, list)
         return json_response(
             {

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http import event, json_response
+from pegboard.core.toolkit.generation import are_large
+from pegboard.core.toolkit.http import built_response, event
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage
 
@@ -92,7 +93,8 @@ class Writer(abc.ABC):
         answers = await self.surface.submit(request, requests, names, self.wanted.session_params)
         if self.wanted.stream:
             return AnswerStream(answers, _Events(self, answers))
-        return json_response(self.body(await self.surface.collect(request, answers, names)))
+        done = await self.surface.collect(request, answers, names)
+        return await built_response(lambda: self.body(done), large=are_large(done))
 
 
 class Template:

@@ -72,6 +72,9 @@ class FakeScheduler:
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
+    def bound_queue(self, requests: int, tokens: int) -> None:
+        """It takes whatever comes."""
+
     def step(self) -> list[TokenOutput]:
         if self.running:
             time.sleep(STEP)

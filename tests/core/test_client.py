@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.client import LONG_TEXT, AsyncEngineClient
+from pegboard.core.client import AsyncEngineClient
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
@@ -27,6 +27,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.redact import redact
 from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.toolkit.encoding import INLINE_CHARS
 from pegboard.core.wire import decode_from_scheduler, encode
 
 END = {"type": "length"}
@@ -126,7 +127,7 @@ def test_bad_requests_never_leave() -> None:
         with pytest.raises(InvalidRequest):
             await client.submit(GenerateRequest(prompt=""))
         with pytest.raises(InvalidRequest):
-            await client.submit(GenerateRequest(prompt="x" * (LONG_TEXT * 2)))
+            await client.submit(GenerateRequest(prompt="x" * (INLINE_CHARS * 4)))
         assert wire.sent == []
 
     play(scene)
@@ -372,7 +373,7 @@ def test_a_batch_is_all_or_nothing() -> None:
         assert caught.value.code == "duplicate_rid"
         assert wire.sent == []
         # Long texts are tokenised elsewhere, and travel together nevertheless.
-        task = asyncio.ensure_future(client.submit_all(batch("a", "b", "c", prompt="x" * (LONG_TEXT // 2))))
+        task = asyncio.ensure_future(client.submit_all(batch("a", "b", "c", prompt="x" * (INLINE_CHARS + 1))))
         while not wire.sent:
             await asyncio.sleep(0.001)
         [message] = wire.sent

@@ -11,8 +11,9 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.answer_stream import AnswerStream
-from pegboard.core.toolkit.generation import salt_of
+from pegboard.core.toolkit.generation import are_large, salt_of
 from pegboard.core.toolkit.http import (
+    built_response,
     error_responses,
     json_answer,
     json_response,
@@ -83,7 +84,7 @@ class Responses:
             return AnswerStream(answers, run, close=close, error=run.failed, done=b"")
         try:
             done = await self._surface.collect(request, answers, names)
-            return json_response(run.collect(done[0]))
+            return await built_response(lambda: run.collect(done[0]), large=are_large(done))
         finally:
             await close()
 

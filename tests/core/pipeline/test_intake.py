@@ -11,8 +11,9 @@ import pytest
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.intake import MAX_CHARS_PER_TOKEN, Intake, pack_ids
+from pegboard.core.pipeline.intake import Intake, pack_ids
 from pegboard.core.testing.fake_client import FakeTokenizer
+from pegboard.core.toolkit.encoding import CHARS_PER_TOKEN
 
 INFO = ModelInfo(
     served_name="m", path="m", architecture="x", max_context_len=20, vocab_size=200, max_total_tokens=100,
@@ -82,7 +83,7 @@ def test_hopeless_text_is_not_tokenised() -> None:
     tokenizer = FakeTokenizer()
     tokenizer.encode = lambda text, add_special_tokens=True: pytest.fail("tokenised")  # type: ignore[method-assign]
     with pytest.raises(InvalidRequest, match="characters"):
-        Intake(INFO, tokenizer).prepare(request("a" * (20 * MAX_CHARS_PER_TOKEN + 1)))
+        Intake(INFO, tokenizer).prepare(request("a" * (20 * CHARS_PER_TOKEN + 1)))
 
 
 @pytest.mark.parametrize("token", [-1, 200, 2**40])

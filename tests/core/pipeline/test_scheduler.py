@@ -166,10 +166,20 @@ def test_limits_running_requests() -> None:
 
 
 def test_queue_limit_answers_503() -> None:
-    harness = Harness(max_queued_requests=2)
-    replies = [harness.submit(f"r{i}", [1], 1) for i in range(3)]
-    assert isinstance(replies[2], Rejected)
-    assert (replies[2].status, replies[2].code) == (503, "queue_full")
+    harness = Harness(max_running_requests=3, max_queued_requests=2)
+    replies = [harness.submit(f"r{i}", [1], 1) for i in range(6)]
+    assert [isinstance(one, Rejected) for one in replies] == [False] * 5 + [True]
+    assert (replies[5].status, replies[5].code) == (503, "queue_full")
+
+
+def test_token_limit_counts_what_memory_does_not_hold() -> None:
+    harness = Harness(max_queued_tokens=100, max_context_len=64)
+    places = (harness.scheduler.memory.total_tokens + 100) // 60
+    replies = [harness.submit(f"r{i}", [1] * 60, 1) for i in range(places + 1)]
+    assert [isinstance(one, Rejected) for one in replies] == [False] * places + [True]
+    assert (replies[-1].status, replies[-1].code) == (503, "queue_full")
+    harness.run()
+    assert not isinstance(harness.submit("later", [1] * 60, 1), Rejected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""Budgets: what a request may cost the API process, reckoned from what it asks for before any of it is built.
+
+Single fields have bounds of their own; what hurts is their products: answers x tokens x log-probabilities, answers x
+stop expressions x states. They are reckoned here in two currencies, bytes of memory and steps of stop automata per
+character of output, and bounded per HTTP request (400: ask for less) and for all in progress (503: try again).
+Ordinary requests cost nothing, so costly ones never keep them waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.toolkit.stop import compiled
+
+ENTRY_BYTES = 320
+"""One log-probability: numbers in a tuple as it arrives, the object it becomes in an answer, and its JSON."""
+NUMBER_BYTES = 64
+"""One number of a hidden state or an embedding, on the same way."""
+PROMPT_BYTES = 12
+"""One token of a prompt on its way to the scheduler."""
+TEXT_BYTES = 24
+"""One character of a text that becomes tokens."""
+REQUEST_BYTES = 8 * 1024
+"""The objects of one answer, whatever it asks for."""
+FREE_BYTES = 256 * 1024
+"""What every HTTP request has for free."""
+FREE_STEPS = 16
+"""What every answer has for free."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """Most that one HTTP request may cost, and all in progress together: bytes, and steps per character."""
+
+    request_bytes: int = 64 * 2**20
+    total_bytes: int = 192 * 2**20
+    request_steps: int = 4096
+    total_steps: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the requests of one HTTP request ask for together, in numbers of things."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    entries: int = 0
+    """Log-probabilities, of prompts and of outputs as long as they may become."""
+    numbers: int = 0
+    """Of hidden states and embeddings."""
+    steps: int = 0
+
+    @classmethod
+    def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
+        """Count; nothing is built but automata, which equal stops share."""
+        prompts = entries = numbers = steps = 0
+        for one in requests:
+            length, longest = len(one.prompt) // 4, one.sampling.max_new_tokens or 0
+            prompts += length
+            if one.logprobs is not None:
+                places = longest + (0 if one.logprob_start is None else length - one.logprob_start)
+                entries += places * _entries_per_token(one)
+            if one.return_hidden_states:
+                numbers += longest * hidden_size
+            if one.embed:
+                numbers += hidden_size
+            if one.sampling.stop or one.sampling.stop_regex:
+                steps += max(0, compiled(one.sampling.stop, one.sampling.stop_regex).steps - FREE_STEPS)
+        return cls(len(requests), prompts, entries, numbers, steps)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that they take beyond what is free."""
+        whole = self.answers * REQUEST_BYTES + self.prompt_tokens * PROMPT_BYTES
+        whole += self.entries * ENTRY_BYTES + self.numbers * NUMBER_BYTES
+        return max(0, whole - FREE_BYTES)
+
+
+@dataclass(eq=False, slots=True)
+class Bill:
+    """What one HTTP request has been charged."""
+
+    refunds: list[Callable[[], None]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Give it back: the answer has left."""
+        refunds, self.refunds = self.refunds, []
+        for refund in refunds:
+            refund()
+
+
+BILL: ContextVar[Bill | None] = ContextVar("bill", default=None)
+"""The bill of the HTTP request that is being served. Outside of one, only the bounds of a single request hold."""
+
+
+class Budget:
+    """The accounts of one API process, for its event loop."""
+
+    def __init__(self, limits: BudgetLimits | None = None) -> None:
+        self.limits = limits or BudgetLimits()
+        self.bytes = 0
+        """Charged now."""
+        self.steps = 0
+
+    def charge_texts(self, texts: Iterable[str]) -> None:
+        """Charge texts before they become tokens, equal ones once. Raises InvalidRequest as `charge` does."""
+        length = sum(map(len, set(texts)))
+        most = self.limits.request_bytes // TEXT_BYTES
+        if length > most:
+            raise _too_costly(f"{length:,} characters of text are more than the {most:,}", "request_bytes", "prompt")
+        self._charge(max(0, length * TEXT_BYTES - FREE_BYTES), 0)
+
+    def fit(self, asked: Sequence[GenerateRequest], prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
+        """Shorten answers whose length the client has left open to what their log-probabilities may cost."""
+        unset = [i for i, one in enumerate(asked) if one.sampling.max_new_tokens is None and one.logprobs is not None]
+        if not unset:
+            return prepared
+        share = self.limits.request_bytes // (ENTRY_BYTES * len(unset))
+        for i in unset:
+            one = prepared[i]
+            room = one.sampling.max_new_tokens or 0
+            longest = min(room, max(1, share // _entries_per_token(one)))
+            least = min(one.sampling.min_new_tokens, longest)
+            sampling = msgspec.structs.replace(one.sampling, max_new_tokens=longest, min_new_tokens=least)
+            prepared[i] = msgspec.structs.replace(one, sampling=sampling)
+        return prepared
+
+    def charge(self, demand: Demand) -> None:
+        """Charge the HTTP request that is being served. Raises InvalidRequest: 400 for more than one request may have,
+        503 where others have it just now.
+        """
+        limits, size, steps = self.limits, demand.bytes, demand.steps
+        if size > limits.request_bytes:
+            what = f"this asks for about {size / 2**20:,.0f} MiB ({_told(demand)}), more than the "
+            what += f"{limits.request_bytes / 2**20:,.0f} MiB"
+            raise _too_costly(what, "request_bytes", "logprobs" if demand.entries else None)
+        if steps > limits.request_steps:
+            what = f"the stop strings and expressions of {demand.answers} answers take {steps} steps per character, "
+            raise _too_costly(f"{what}more than the {limits.request_steps}", "request_steps", "stop")
+        self._charge(size, steps)
+
+    def _charge(self, size: int, steps: int) -> None:
+        limits, bill = self.limits, BILL.get()
+        if bill is None or not (size or steps):
+            return
+        if self.bytes + size > limits.total_bytes or self.steps + steps > limits.total_steps:
+            raise InvalidRequest(
+                "other requests have all that this server keeps for costly ones (server.budget); try again later",
+                code="over_budget",
+                status=503,
+            )
+        self.bytes += size
+        self.steps += steps
+
+        def refund() -> None:
+            self.bytes -= size
+            self.steps -= steps
+
+        bill.refunds.append(refund)
+
+
+def _entries_per_token(request: TokenizedRequest) -> int:
+    return 1 + (request.logprobs or 0) + len(request.token_ids_logprob)
+
+
+def _told(demand: Demand) -> str:
+    counts = {
+        "answers": demand.answers,
+        "prompt tokens": demand.prompt_tokens,
+        "log-probabilities": demand.entries,
+        "numbers of vectors": demand.numbers,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def _too_costly(what: str, key: str, param: str | None) -> InvalidRequest:
+    text = f"{what} that one request may have (server.budget.{key}): ask for fewer or shorter things at a time"
+    return InvalidRequest(text, param=param, code="request_too_costly")

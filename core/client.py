@@ -250,8 +250,7 @@ class AsyncEngineClient(EngineClient):
         """Sent as one message, so that the scheduler can run them in one batch."""
 
         def prepare(packed: Sequence[bytes]) -> list[TokenizedRequest]:
-            found = [self._intake.prepare(one, data) for one, data in zip(requests, packed, strict=True)]
-            return self.budget.fit(requests, found)
+            return self.budget.fit(requests, self._intake.prepare_all(requests, packed))
 
         await self._compile_stops(requests)
         return list[OutputStream](await self._submit(requests, prepare))
@@ -280,7 +279,7 @@ class AsyncEngineClient(EngineClient):
         several = {(one.sampling.stop, one.sampling.stop_regex): one.sampling for one in requests}
         for (strings, patterns), sampling in several.items():
             if patterns or sum(map(len, strings)) > LONG_STOPS:
-                await asyncio.to_thread(self._intake.check_sampling, sampling)
+                await asyncio.to_thread(self._intake.check_collections, sampling)
 
     async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
         """The prompt of each request as it travels; equal ones are made once."""

@@ -65,6 +65,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest, naming the field, for a value that no sampler can honour."""
+        self.validate_numbers()
+        self.validate_collections(vocab_size)
+
+    def validate_numbers(self) -> None:
+        """`validate`, of what is a single number."""
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
@@ -86,6 +91,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}",
                 param="min_new_tokens",
             )
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest("seed must fit in 64 bits", param="seed")
+
+    def validate_collections(self, vocab_size: int | None = None) -> None:
+        """`validate`, of the rest, which answers to one prompt share."""
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", param="stop")
         for text in self.stop:
@@ -110,8 +120,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"logit_bias: the bias of token {token} must be from -100 to 100, got {bias}", param="logit_bias"
                 )
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InvalidRequest("seed must fit in 64 bits", param="seed")
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

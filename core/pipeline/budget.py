@@ -27,6 +27,12 @@ PROMPT_BYTES = 12
 """One token of a prompt on its way to the scheduler."""
 TEXT_BYTES = 24
 """One character of a text that becomes tokens."""
+SETTING_BYTES = 128
+"""One entry of `logit_bias`, in both processes."""
+ID_BYTES = 32
+"""One token id of a parameter."""
+CHAR_BYTES = 4
+"""One character, or byte, of stop strings, grammars and parameters of plugins."""
 REQUEST_BYTES = 8 * 1024
 """The objects of one answer, whatever it asks for."""
 FREE_BYTES = 256 * 1024
@@ -56,11 +62,14 @@ class Demand:
     numbers: int = 0
     """Of hidden states and embeddings."""
     steps: int = 0
+    settings: int = 0
+    """Bytes of sampling parameters and of those of plugins."""
 
     @classmethod
     def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
         """Count; nothing is built but automata, which equal stops share."""
-        prompts = entries = numbers = steps = 0
+        prompts = entries = numbers = steps = settings = 0
+        known: dict[int, int] = {}
         for one in requests:
             length, longest = len(one.prompt) // 4, one.sampling.max_new_tokens or 0
             prompts += length
@@ -73,13 +82,14 @@ class Demand:
                 numbers += hidden_size
             if one.sampling.stop or one.sampling.stop_regex:
                 steps += max(0, compiled(one.sampling.stop, one.sampling.stop_regex).steps - FREE_STEPS)
-        return cls(len(requests), prompts, entries, numbers, steps)
+            settings += _settings_bytes(one, known)
+        return cls(len(requests), prompts, entries, numbers, steps, settings)
 
     @property
     def bytes(self) -> int:
         """Memory that they take beyond what is free."""
         whole = self.answers * REQUEST_BYTES + self.prompt_tokens * PROMPT_BYTES
-        whole += self.entries * ENTRY_BYTES + self.numbers * NUMBER_BYTES
+        whole += self.entries * ENTRY_BYTES + self.numbers * NUMBER_BYTES + self.settings
         return max(0, whole - FREE_BYTES)
 
 
@@ -170,12 +180,29 @@ def _entries_per_token(request: TokenizedRequest) -> int:
     return 1 + (request.logprobs or 0) + len(request.token_ids_logprob)
 
 
+def _settings_bytes(request: TokenizedRequest, known: dict[int, int]) -> int:
+    """Size of a request's parameters. `known` has those of the mappings that several requests share, by their ids."""
+    sampling = request.sampling
+    size = SETTING_BYTES * len(sampling.logit_bias)
+    size += ID_BYTES * (len(sampling.stop_token_ids) + len(request.token_ids_logprob))
+    size += CHAR_BYTES * (sum(map(len, sampling.stop)) + sum(map(len, sampling.stop_regex)))
+    if sampling.grammar is not None:
+        size += CHAR_BYTES * len(sampling.grammar.source)
+    for values in (sampling.extra, request.params):
+        if values:
+            if id(values) not in known:
+                known[id(values)] = len(repr(values))
+            size += CHAR_BYTES * known[id(values)]
+    return size
+
+
 def _told(demand: Demand) -> str:
     counts = {
         "answers": demand.answers,
         "prompt tokens": demand.prompt_tokens,
         "log-probabilities": demand.entries,
         "numbers of vectors": demand.numbers,
+        "bytes of parameters": demand.settings,
     }
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 

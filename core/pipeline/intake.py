@@ -71,8 +71,23 @@ class Intake:
         self._check_prompt(found)
         return pack_ids(found)
 
-    def prepare(self, request: GenerateRequest, packed: bytes | None = None) -> TokenizedRequest:
-        """The request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made it.
+    def prepare_all(self, requests: Sequence[GenerateRequest], packed: Sequence[bytes]) -> list[TokenizedRequest]:
+        """`prepare` of requests that belong together: parameters that several of them share are checked once."""
+        checked: set[tuple[int, ...]] = set()
+        found = []
+        for request, data in zip(requests, packed, strict=True):
+            sampling = request.sampling
+            shared = (sampling.stop, sampling.stop_regex, sampling.stop_token_ids, sampling.logit_bias)
+            key = tuple(map(id, (*shared, sampling.grammar, sampling.extra, request.params)))
+            found.append(self.prepare(request, data, checked=key in checked))
+            checked.add(key)
+        return found
+
+    def prepare(
+        self, request: GenerateRequest, packed: bytes | None = None, *, checked: bool = False
+    ) -> TokenizedRequest:
+        """The request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made it;
+        `checked` says that lists and mappings among its parameters have been checked.
 
         `max_new_tokens` is always set afterwards, and clipped to what the context leaves behind the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
@@ -81,7 +96,10 @@ class Intake:
         _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
         if not -(2**31) <= request.priority < 2**31:
             raise InvalidRequest("priority must fit in 32 bits", param="priority")
-        self.check_sampling(request.sampling)
+        request.sampling.validate_numbers()
+        if not checked:
+            self.check_collections(request.sampling)
+            _check_plain("parameters for plugins", request.params, "params")
         self._check_logprobs(request)
         if request.return_hidden_states:
             self._check_feature("hidden_states", "return_hidden_states", "set model.hidden_states in its config")
@@ -99,7 +117,7 @@ class Intake:
             logprob_start=self._logprob_start(request, length),
             token_ids_logprob=request.token_ids_logprob,
             return_hidden_states=request.return_hidden_states,
-            params=_checked_params(request.params),
+            params=request.params,
         )
 
     def prepare_embed(self, request: EmbedRequest, packed: bytes | None = None) -> TokenizedRequest:
@@ -157,8 +175,10 @@ class Intake:
                 f"{param}: {worst} is no token id of this model (0 to {self._info.vocab_size - 1})", param=param
             )
 
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise InvalidRequest, naming the field, for what this model cannot honour. Stops are compiled on the way."""
+    def check_collections(self, sampling: SamplingParams) -> None:
+        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. Stops
+        are compiled on the way.
+        """
         for name in ("stop_token_ids", "logit_bias"):
             if len(getattr(sampling, name)) > MAX_TOKEN_IDS:
                 raise InvalidRequest(f"{name} may have at most {MAX_TOKEN_IDS} entries", param=name)
@@ -166,7 +186,7 @@ class Intake:
             _check_text("stop", text, sys.maxsize)
         for text in sampling.stop_regex:
             _check_text("stop_regex", text, sys.maxsize)
-        sampling.validate(self._info.vocab_size)
+        sampling.validate_collections(self._info.vocab_size)
         self._check_grammar(sampling.grammar)
         if sampling.stop_regex:
             _check_patterns(sampling.stop, sampling.stop_regex)
@@ -220,11 +240,6 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
-
-
-def _checked_params(params: dict[str, Any]) -> dict[str, Any]:
-    _check_plain("parameters for plugins", params, "params")
-    return params
 
 
 def _check_plain(what: str, values: dict[str, Any], param: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -52,14 +54,13 @@ class SamplingFields(RequestModel):
         *,
         max_new_tokens: int | None,
         min_new_tokens: int,
-        answer: int = 0,
         prefix: str = "",
         processor: Any = "",
         **more: Any,
     ) -> SamplingParams:
-        """For the answer of this number: with a seed, each of several answers gets one of its own. `more` are further
-        fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in
-        for `custom_logit_processor` where a body has it elsewhere.
+        """The engine's parameters; `for_answer` makes those of several answers of them. `more` are further fields (a
+        grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in for
+        `custom_logit_processor` where a body has it elsewhere.
         """
         fields = {
             "temperature": self.temperature,
@@ -81,11 +82,17 @@ class SamplingFields(RequestModel):
             "extra": processors_of(processor or self.custom_logit_processor, self.custom_params, prefix),
             **more,
         }
-        seed = fields["seed"]
-        if seed is not None and -_LARGEST_SEED - 1 <= seed <= _LARGEST_SEED:
-            # Behind the largest seed comes the smallest one.
-            fields["seed"] = (seed + answer + _LARGEST_SEED + 1) % (2 * _LARGEST_SEED + 2) - _LARGEST_SEED - 1
         return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+def for_answer(params: SamplingParams, answer: int) -> SamplingParams:
+    """Parameters for the answer of this number: with a seed, each has one of its own. All else is shared."""
+    seed = params.seed
+    if not answer or seed is None or not -_LARGEST_SEED - 1 <= seed <= _LARGEST_SEED:
+        return params
+    # After the largest seed comes the smallest one.
+    own = (seed + answer + _LARGEST_SEED + 1) % (2 * _LARGEST_SEED + 2) - _LARGEST_SEED - 1
+    return msgspec.structs.replace(params, seed=own)
 
 
 def processors_of(chosen: Any, params: dict[str, Any], prefix: str = "") -> dict[str, Any]:

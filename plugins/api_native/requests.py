@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, processors_of, salt_of
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of, salt_of
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import validate_part
 from pegboard.plugins.api_native.bodies import PromptBody, each, refuse_unsupported
@@ -52,13 +52,12 @@ class SamplingBody(SamplingFields):
         values = {name: getattr(self, name) for name in _GRAMMARS}
         return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})  # type: ignore[misc]
 
-    def params(self, answer: int, grammar: Grammar | None, processors: dict[str, Any] | None) -> SamplingParams:
-        """For the answer of this number. `processors` are those that the body names outside of this."""
+    def params(self, grammar: Grammar | None, processors: dict[str, Any] | None) -> SamplingParams:
+        """The engine's parameters. `processors` are those that the body names outside of this."""
         more = {} if processors is None else {"extra": processors}
         return self.sampling_params(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
-            answer=answer,
             prefix=_PREFIX,
             seed=self.seed if self.seed is not None else self.sampling_seed,
             grammar=grammar,
@@ -171,11 +170,11 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     rids = body.rids([sampling.n for sampling in samplings])
     requests: list[GenerateRequest] = []
     for prompt, sampling, wanted in zip(prompts, samplings, _wanted(body, count), strict=True):
-        grammar, processors = sampling.grammar(), _processors(body, sampling)
+        params = sampling.params(sampling.grammar(), _processors(body, sampling))
         for answer in range(sampling.n):
             request = GenerateRequest(
                 prompt=prompt,
-                sampling=sampling.params(answer, grammar, processors),
+                sampling=for_answer(params, answer),
                 rid=rids[len(requests)],
                 stream=body.stream,
                 priority=body.priority,

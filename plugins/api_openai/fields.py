@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, salt_of
+from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, for_answer, salt_of
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import RequestModel
 
@@ -143,15 +143,11 @@ class CommonBody(SamplingFields):
         if self.prompt_logprobs is not None:
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
+        params = self.sampling_params(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
         return [
             GenerateRequest(
                 prompt=prompt,
-                sampling=self.sampling_params(
-                    max_new_tokens=max_new_tokens,
-                    min_new_tokens=self.min_tokens,
-                    answer=answer,
-                    **sampling,
-                ),
+                sampling=for_answer(params, answer),
                 rid=rid if total == 1 else f"{rid}_{i * self.copies + answer}",
                 stream=self.stream,
                 priority=self.priority,

@@ -21,7 +21,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.checkpoints import VOCAB_SIZE, tiny_checkpoint
 from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities
-from pegboard.core.toolkit.generation import SamplingFields
+from pegboard.core.toolkit.generation import SamplingFields, for_answer
 
 PROCESSORS = ["penalties", "logit_bias", "min_new_tokens", "dry", "bad_words"]
 PROMPT = [10, 40, 70, 10, 41, 99, 200, 10]
@@ -164,7 +164,7 @@ def test_a_seed_gives_the_same_tokens_where_memory_runs_out(
 def test_answers_of_one_request_differ_and_come_again(engine: Engine) -> None:
     body = SamplingFields(seed=11, temperature=1.0, ignore_eos=True)
     answers = [
-        (PROMPT, body.sampling_params(max_new_tokens=12, min_new_tokens=0, answer=number)) for number in range(4)
+        (PROMPT, for_answer(body.sampling_params(max_new_tokens=12, min_new_tokens=0), number)) for number in range(4)
     ]
     first = [output.token_ids for output in run(engine, *answers)]
     assert len({tuple(tokens) for tokens in first}) == 4

@@ -12,7 +12,15 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.toolkit.generation import Answer, Answers, SamplingFields, check_model, processors_of, renamed
+from pegboard.core.toolkit.generation import (
+    Answer,
+    Answers,
+    SamplingFields,
+    check_model,
+    for_answer,
+    processors_of,
+    renamed,
+)
 from pegboard.core.toolkit.http import validate_body
 
 TEXT = "".join(SCRIPT)
@@ -108,9 +116,11 @@ def test_a_text_is_a_list_of_one() -> None:
     assert sampling(b"{}") == SamplingParams(max_new_tokens=5)
 
 
-def test_each_answer_has_a_seed_of_its_own() -> None:
-    assert [sampling(b'{"seed": 7}', answer=i).seed for i in range(3)] == [7, 8, 9]
-    assert sampling(b"{}", answer=2).seed is None
+def test_answers_share_all_but_their_seeds() -> None:
+    params = sampling(b'{"seed": 7, "logit_bias": {"5": 1}}')
+    assert [for_answer(params, i).seed for i in range(3)] == [7, 8, 9]
+    assert for_answer(params, 2).logit_bias is params.logit_bias
+    assert for_answer(sampling(b"{}"), 2).seed is None
 
 
 def test_parameters_of_processors() -> None:
@@ -121,8 +131,8 @@ def test_parameters_of_processors() -> None:
 
 def test_further_fields_take_precedence() -> None:
     grammar = Grammar("regex", "a+")
-    params = sampling(b'{"seed": 1, "temperature": 0.5}', grammar=grammar, seed=3, answer=1)
-    assert (params.grammar, params.seed, params.temperature) == (grammar, 4, 0.5)
+    params = sampling(b'{"seed": 1, "temperature": 0.5}', grammar=grammar, seed=3)
+    assert (params.grammar, params.seed, params.temperature) == (grammar, 3, 0.5)
 
 
 def test_bias_must_name_tokens() -> None:
@@ -193,7 +203,7 @@ def test_logits_processors_that_are_none(chosen: object, params: dict[str, objec
 )
 def test_every_answer_has_a_seed_of_its_own(seed: int, seeds: list[int]) -> None:
     body = SamplingFields(seed=seed)
-    made = [body.sampling_params(max_new_tokens=1, min_new_tokens=0, answer=answer) for answer in range(3)]
+    made = [for_answer(body.sampling_params(max_new_tokens=1, min_new_tokens=0), answer) for answer in range(3)]
     assert [one.seed for one in made] == seeds
     for one in made:
         one.validate()
@@ -201,7 +211,7 @@ def test_every_answer_has_a_seed_of_its_own(seed: int, seeds: list[int]) -> None
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
 def test_seeds_of_more_than_64_bits_are_left_to_be_refused(seed: int) -> None:
-    params = SamplingFields(seed=seed).sampling_params(max_new_tokens=1, min_new_tokens=0, answer=1)
+    params = for_answer(SamplingFields(seed=seed).sampling_params(max_new_tokens=1, min_new_tokens=0), 1)
     with pytest.raises(InvalidRequest, match="64 bits"):
         params.validate()
 

@@ -285,7 +285,7 @@ class AsyncEngineClient(EngineClient):
         """The prompt of each request as it travels; equal ones are made once."""
         for one in requests:
             self._intake.check_text(one.prompt)
-        self.budget.charge_texts(one.prompt for one in requests if isinstance(one.prompt, str))
+        self.budget.check_texts(one.prompt for one in requests if isinstance(one.prompt, str))
         texts = [(one.prompt, one.add_special_tokens) for one in requests if isinstance(one.prompt, str)]
         tokens = await encode_all(self._tokenizer, texts)
         made: dict[Hashable, bytes] = {}

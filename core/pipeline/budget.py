@@ -119,13 +119,19 @@ class Budget:
         """Charged now."""
         self.steps = 0
 
-    def charge_texts(self, texts: Iterable[str]) -> None:
-        """Charge texts before they become tokens, equal ones once. Raises InvalidRequest as `charge` does."""
+    def check_texts(self, texts: Iterable[str]) -> int:
+        """Refuse more text than one request may have, before it becomes tokens; return its size in bytes. Equal texts
+        count once. Raises InvalidRequest (400). Nothing is charged: only one long text at a time becomes tokens.
+        """
         length = sum(map(len, set(texts)))
         most = self.limits.request_bytes // TEXT_BYTES
         if length > most:
             raise _too_costly(f"{length:,} characters of text are more than the {most:,}", "request_bytes", "prompt")
-        self._charge(max(0, length * TEXT_BYTES - FREE_BYTES), 0)
+        return length * TEXT_BYTES
+
+    def charge_texts(self, texts: Iterable[str]) -> None:
+        """Charge texts whose tokens are the answer. Raises InvalidRequest as `charge` does."""
+        self._charge(max(0, self.check_texts(texts) - FREE_BYTES), 0)
 
     def fit(self, asked: Sequence[GenerateRequest], prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
         """Shorten answers whose length the client has left open to what their log-probabilities may cost."""

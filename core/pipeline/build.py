@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
 from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.pipeline.view import SchedulerView
 from pegboard.core.pipeline.worker import Worker
+from pegboard.core.toolkit.model_config import read_model_config
 from pegboard.core.version import __version__
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     family = cast(ModelFamily, family_choice.build(model))
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
-    spec = replace(spec, eos_token_ids=spec.eos_token_ids | prepared.tokenizer.eos_token_ids)
+    spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
     parts = _Parts(resolved, selection, model, spec, prepared.tokenizer)
     with torch.inference_mode():
         runner = parts.load(family)
@@ -146,12 +146,7 @@ def _choices(selection: Selection) -> list[str]:
 
 
 def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
-    try:
-        hf_config = json.loads((directory / "config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{directory} has no config.json, so it is no model directory") from None
-    except ValueError as error:
-        raise ModelError(f"{directory / 'config.json'} is not valid JSON: {error}") from None
+    hf_config = read_model_config(directory)
     device = _device(config.model.device)
     return ModelContext(
         directory=directory,
@@ -182,6 +177,17 @@ def _checked(spec: ModelSpec, family: str) -> ModelSpec:
             "this version serves models with one group of full attention only"
         )
     return spec
+
+
+def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
+    """Those that the model can choose."""
+    found = frozenset(token for token in eos_token_ids if 0 <= token < spec.vocab_size)
+    if found != eos_token_ids:
+        others = ", ".join(map(str, sorted(eos_token_ids - found)))
+        logger.warning(
+            "eos_token_id: %s is not among the model's %d tokens, so it is left out", others, spec.vocab_size
+        )
+    return found
 
 
 class _Parts:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
+from pegboard.core.toolkit.model_config import check_model_config, flag, number, size
 from pegboard.core.toolkit.rope_spec import RopeSpec, rope_from_config
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
@@ -81,6 +82,7 @@ class DecoderSpec:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DecoderSpec:
         """Read a parsed config.json. Raises ModelError naming the key and its value where it is not understood."""
+        check_model_config(config)
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
         if config.get("quantization_config"):
@@ -88,36 +90,38 @@ class DecoderSpec:
             raise ModelError(
                 f"quantised checkpoints (quant_method {method!r}) are not supported; use unquantised weights"
             )
-        heads = _size(config, "num_attention_heads")
-        hidden = _size(config, "hidden_size")
+        heads = size(config, "num_attention_heads")
+        hidden = size(config, "hidden_size")
         kv_default = heads if config.get("num_key_value_heads", 0) is None else family.kv_heads or heads
-        kv_heads = _size(config, "num_key_value_heads", kv_default)
+        kv_heads = size(config, "num_key_value_heads", kv_default)
         if heads % kv_heads:
-            raise ModelError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-        head_dim = _size(config, "head_dim", family.head_dim or hidden // heads)
+            raise ModelError(
+                f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+            )
+        head_dim = size(config, "head_dim", family.head_dim or hidden // heads)
         if head_dim % 2:
-            raise ModelError(f"head_dim must be even for rotary embeddings, found {head_dim}")
-        max_position = _size(config, "max_position_embeddings", family.max_position)
-        layers = _size(config, "num_hidden_layers")
-        bias = family.bias_option and bool(config.get("attention_bias", False))
+            raise ModelError(f"config.json: head_dim must be even for rotary embeddings, found {head_dim}")
+        max_position = size(config, "max_position_embeddings", family.max_position)
+        layers = size(config, "num_hidden_layers")
+        bias = family.bias_option and flag(config, "attention_bias")
         return cls(
             architecture=architecture,
-            vocab_size=_size(config, "vocab_size"),
+            vocab_size=size(config, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_size(config, "intermediate_size"),
+            intermediate_size=size(config, "intermediate_size"),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             rope=rope_from_config(config, head_dim, max_position),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
             hidden_act=_activation(config),
             max_position=max_position,
             windows=_windows(architecture, config, layers),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=flag(config, "tie_word_embeddings"),
             qkv_bias=family.qkv_bias or bias,
             o_bias=bias,
-            mlp_bias=family.mlp_bias_option and bool(config.get("mlp_bias", False)),
+            mlp_bias=family.mlp_bias_option and flag(config, "mlp_bias"),
             qk_norm=family.qk_norm,
         )
 
@@ -168,20 +172,11 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise ModelError(f"architecture {stated} is not one of {', '.join(ARCHITECTURES)}")
 
 
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelError(f"config.json: {key} must be a positive integer, found {value!r:.80}")
-    return value
-
-
 def _activation(config: Mapping[str, Any]) -> str:
     name = config.get("hidden_act", "silu")
-    if name not in ACTIVATIONS:
-        raise ModelError(f"config.json: hidden_act {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return str(name)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ModelError(f"config.json: hidden_act {name!r:.80} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return name
 
 
 def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
@@ -190,16 +185,20 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple
         return (None,) * layers
     if architecture == "MistralForCausalLM":
         value = config.get("sliding_window", 4096)
-        return (None if value is None else _size(config, "sliding_window", 4096),) * layers
-    if not config.get("use_sliding_window", False) or config.get("sliding_window", 4096) is None:
+        return (None if value is None else size(config, "sliding_window", 4096),) * layers
+    if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
         return (None,) * layers
-    window = _size(config, "sliding_window", 4096)
+    window = size(config, "sliding_window", 4096)
     types = config.get("layer_types")
     if types is None:
-        first = int(config.get("max_window_layers", 28))
+        first = config.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise ModelError(f"config.json: max_window_layers must be an integer, found {first!r:.80}")
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        raise ModelError(f"config.json: layer_types must be a list of names, found {types!r:.80}")
     if len(types) != layers:
         raise ModelError(f"config.json: layer_types has {len(types)} entries for {layers} layers")
     if unknown := set(types) - {"sliding_attention", "full_attention"}:
-        raise ModelError(f"config.json: layer types {', '.join(sorted(map(str, unknown)))} are not supported")
+        raise ModelError(f"config.json: layer types {', '.join(sorted(unknown))} are not supported")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

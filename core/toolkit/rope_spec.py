@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.model_config import flag, number, size
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """The rope types that `inverse_frequencies` knows, under transformers' names."""
 
+_PLACE = "config.json: rope parameters"
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "linear_attention"})
 
 
@@ -63,17 +65,18 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ModelError(f"rope parameters must be an object, found {given!r:.80}")
+        raise ModelError(f"{_PLACE} must be an object, found {given!r:.80}")
     if _LAYER_TYPES & given.keys():
         raise ModelError(f"rope parameters per layer type ({', '.join(sorted(given))}) are not supported")
     rope_type = given.get("rope_type") or given.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        raise ModelError(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    partial = _number(given, "partial_rotary_factor", float(config.get("partial_rotary_factor") or 1.0))
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
+        raise ModelError(f"rope type {rope_type!r:.80} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    partial = number(given, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0), file=_PLACE)
     if partial != 1.0:
         raise ModelError(f"partial rotary embeddings (partial_rotary_factor {partial:g}) are not supported")
-    original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    theta = _number(given, "rope_theta", float(config.get("rope_theta") or 10000.0))
+    key = "original_max_position_embeddings"
+    original = next((size(where, key) for where in (config, given) if where.get(key)), None)
+    theta = number(given, "rope_theta", number(config, "rope_theta", 10000.0), file=_PLACE)
     factor = _factor(given, rope_type, max_position, original)
     llama3 = rope_type == "llama3"
     return RopeSpec(
@@ -82,34 +85,25 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int
         max_position=max_position,
         rope_type=rope_type,
         factor=factor,
-        original_max_position=int(original or max_position),
+        original_max_position=original or max_position,
         attention_factor=_optional(given, "attention_factor"),
-        llama3_low_freq_factor=_number(given, "low_freq_factor", None if llama3 else 1.0),
-        llama3_high_freq_factor=_number(given, "high_freq_factor", None if llama3 else 4.0),
+        llama3_low_freq_factor=number(given, "low_freq_factor", None if llama3 else 1.0, file=_PLACE),
+        llama3_high_freq_factor=number(given, "high_freq_factor", None if llama3 else 4.0, file=_PLACE),
         yarn_beta_fast=_optional(given, "beta_fast") or 32.0,
         yarn_beta_slow=_optional(given, "beta_slow") or 1.0,
         yarn_mscale=_optional(given, "mscale"),
         yarn_mscale_all_dim=_optional(given, "mscale_all_dim"),
-        yarn_truncate=bool(given.get("truncate", True)),
+        yarn_truncate=flag(given, "truncate", True, file=_PLACE),
     )
 
 
-def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, original: Any) -> float:
+def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, original: int | None) -> float:
     if rope_type == "default":
         return 1.0
     if rope_type == "yarn" and given.get("factor") is None and original:
-        return max_position / float(original)
-    return _number(given, "factor", None)
+        return max_position / original
+    return number(given, "factor", file=_PLACE)
 
 
 def _optional(given: Mapping[str, Any], key: str) -> float | None:
-    return None if given.get(key) is None else _number(given, key, None)
-
-
-def _number(given: Mapping[str, Any], key: str, default: float | None) -> float:
-    value = given.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ModelError(f"rope parameter {key} must be a positive number, found {value!r:.80}")
-    return float(value)
+    return None if given.get(key) is None else number(given, key, file=_PLACE)

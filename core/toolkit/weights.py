@@ -48,7 +48,7 @@ def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]
     files: dict[Path, list[str]] = {}
     if isinstance(weight_map, dict):
         for name, file in weight_map.items():
-            if Path(file).name != file:
+            if not isinstance(file, str) or Path(file).name != file:
                 raise ModelError(f"{path / _INDEX}: {file!r} is no file name")
             files.setdefault(path / file, []).append(name)
     elif (path / _INDEX).exists():
@@ -88,30 +88,47 @@ def load_weights(
     Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
     file, the tensors and the shapes.
     """
-    loaded: set[str] = set()
+    for file, stored in _matched(directory, targets, ignore).items():
+        with file.open("rb", buffering=0) as stream:
+            for name, tensor in stored.items():
+                _read(stream, tensor, targets[name])
+
+
+def check_weights(
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, Tensor],
+    *,
+    ignore: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Raise what `load_weights` would raise for buffers of these shapes, which may be on the meta device: so that sizes
+    which the config alone asks for are refused before there is memory for them.
+    """
+    _matched(directory, targets, ignore)
+
+
+def _matched(
+    directory: str | os.PathLike[str], targets: Mapping[str, Tensor], ignore: Callable[[str], bool]
+) -> dict[Path, dict[str, StoredTensor]]:
+    """The tensors that `targets` wants by file and name, every one of which is there, in its shape, and wanted."""
+    found: dict[Path, dict[str, StoredTensor]] = {}
     problems: list[str] = []
-    files = checkpoint_files(directory)
-    for file, promised in files.items():
+    for file, promised in checkpoint_files(directory).items():
         stored = read_header(file)
         problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in stored]
-        wanted = {name: tensor for name, tensor in stored.items() if not ignore(name)}
-        for name, tensor in wanted.items():
+        found[file] = {name: tensor for name, tensor in stored.items() if not ignore(name)}
+        for name, tensor in found[file].items():
             shape = list(tensor.shape)
             if name not in targets:
                 problems.append(f"{file}: {name} {shape} has no place in this model")
             elif list(targets[name].shape) != shape:
                 problems.append(f"{file}: {name} has shape {shape}, the config asks for {list(targets[name].shape)}")
-        if not problems:
-            with file.open("rb", buffering=0) as stream:
-                for name, tensor in wanted.items():
-                    _read(stream, tensor, targets[name])
-            loaded |= wanted.keys()
     if not problems:
-        absent = [name for name in targets if name not in loaded]
-        problems = [f"{directory} lacks {name} {list(targets[name].shape)}" for name in absent]
+        names = {name for stored in found.values() for name in stored}
+        problems = [f"{directory} lacks {name} {list(targets[name].shape)}" for name in targets if name not in names]
     if problems:
         more = f" (and {len(problems) - _SHOWN} more problems)" if len(problems) > _SHOWN else ""
         raise ModelError(f"the checkpoint does not fit its config: {'; '.join(problems[:_SHOWN])}{more}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.toolkit.rope import RotaryEmbedding
-from pegboard.core.toolkit.weights import load_weights
+from pegboard.core.toolkit.weights import check_weights, load_weights
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ class NativeModel:
     """
 
     def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int, weights: str) -> None:
+        tied = spec.tied_embeddings
+
+        def ignore(name: str) -> bool:
+            return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+        with torch.device("meta"):
+            check_weights(directory, _targets(spec), ignore=ignore)
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
@@ -53,12 +60,7 @@ class NativeModel:
         self._handle = library.pb_create(ctypes.byref(shape))
         self._check(0 if self._handle else 1)
         targets = _targets(spec)
-        tied = spec.tied_embeddings
-        load_weights(
-            directory,
-            targets,
-            ignore=lambda name: name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"),
-        )
+        load_weights(directory, targets, ignore=ignore)
         self._embedding = targets["model.embed_tokens.weight"]
         for index in range(spec.num_layers):
             layer = _layer(targets, index, spec)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.core.toolkit.decoder_spec import DecoderSpec
@@ -44,17 +46,20 @@ class DenseFamily(ModelFamily):
         """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
         ConfigError where packing is insisted on and cannot be done.
         """
-        from pegboard.core.toolkit.weights import load_weights
+        from pegboard.core.toolkit.weights import check_weights, load_weights
         from pegboard.plugins.model_dense.network import DenseNetwork
 
-        network = DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=self.ctx.device)
-        tied = self._decoder.tied_embeddings
-        load_weights(
-            self.ctx.directory,
-            network.targets(),
+        def network_on(device: torch.device) -> DenseNetwork:
+            return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
+
+        def ignore(name: str) -> bool:
             # Old checkpoints carry the rope's buffer, and tied ones sometimes a copy of the embeddings.
-            ignore=lambda name: name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"),
-        )
+            tied = self._decoder.tied_embeddings
+            return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+        check_weights(self.ctx.directory, network_on(torch.device("meta")).targets(), ignore=ignore)
+        network = network_on(self.ctx.device)
+        load_weights(self.ctx.directory, network.targets(), ignore=ignore)
         if self._packs():
             network.pack()
         return network.eval()

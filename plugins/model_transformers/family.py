@@ -68,7 +68,7 @@ class TransformersFamily(ModelFamily):
         return self._spec
 
     def load(self) -> Network:
-        return TransformersNetwork(load_model(self.ctx), self._trace)
+        return TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace)
 
     def probe(self, network: Network, run: ProbeRun) -> None:
         """Two requests of different lengths in one batch against the model's own attention on each alone."""

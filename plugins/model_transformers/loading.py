@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.weights import StoredTensor, checkpoint_files, read_header
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
 
@@ -21,18 +22,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+
+_Files = Mapping[Path, Mapping[str, StoredTensor]]
+"""What each file of a checkpoint holds."""
 
 
-def load_model(ctx: ModelContext) -> Any:
+def load_model(ctx: ModelContext, parameters: int) -> Any:
     """The causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
+
+    `parameters` are the numbers in all weights that its config asks for. A checkpoint with less than half of them is
+    refused before there is memory for them; one that lacks single tensors is refused by their names, once the others
+    are read.
 
     Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
     """
     from transformers import AutoModelForCausalLM
 
-    files = weight_files(ctx.directory)
+    files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
+    stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
+    if parameters > 2 * stored:
+        raise ModelError(
+            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, and "
+            f"the *.safetensors beside it hold {stored}"
+        )
     bridge.register()
     try:
         with _quiet():
@@ -69,37 +81,7 @@ def _quiet() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint, each readable.
-
-    Raises ModelError where there are none, where one that the index names is missing, or where one is damaged.
-    """
-    index = directory / _INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as err:
-            raise ModelError(f"{index}: not the index of a sharded checkpoint: {err!r}") from err
-    else:
-        names = [_SINGLE]
-    files = tuple(directory / name for name in names)
-    for file in files:
-        if not file.exists():
-            hint = "" if index.exists() else "; only safetensors are read (convert pickled weights first)"
-            raise ModelError(f"{file}: the file is missing{hint}")
-        _names_in(file)
-    return files
-
-
-def _names_in(file: Path) -> frozenset[str]:
-    try:
-        with safe_open(str(file), framework="pt") as tensors:
-            return frozenset(tensors.keys())
-    except SafetensorError as err:
-        raise ModelError(f"{file}: damaged, or no safetensors file: {err}") from err
-
-
-def _check_loaded(ctx: ModelContext, files: tuple[Path, ...], info: dict[str, Any]) -> None:
+def _check_loaded(ctx: ModelContext, files: _Files, info: dict[str, Any]) -> None:
     mismatched = sorted((tuple(entry) for entry in info.get("mismatched_keys") or ()), key=str)
     problems = [
         f"{_file_of(name, files)}: tensor {name} has shape {list(found)}, config.json asks for {list(wanted)}"
@@ -121,9 +103,9 @@ def _messages(errors: Any) -> list[str]:
     return [errors] if isinstance(errors, str) and errors else [str(error) for error in errors or ()]
 
 
-def _file_of(name: str, files: tuple[Path, ...]) -> Path:
+def _file_of(name: str, files: _Files) -> Path:
     """The file that holds a tensor, under its name or, where transformers renamed it, the first one."""
-    for file in files:
-        if any(found == name or name.endswith(f".{found}") or found.endswith(f".{name}") for found in _names_in(file)):
+    for file, tensors in files.items():
+        if any(found == name or name.endswith(f".{found}") or found.endswith(f".{name}") for found in tensors):
             return file
-    return files[0]
+    return next(iter(files))

@@ -47,6 +47,8 @@ class Trace:
     body_output: type
     vocab_size: int
     hidden_size: int
+    parameters: int
+    """Numbers in all weights, tied ones counted once."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ def _trace(config_json: str, max_context_len: int) -> Trace:
             body_output=tuple if isinstance(body.output, tuple) else type(body.output),
             vocab_size=int(logits.shape[-1]),
             hidden_size=int(hidden.shape[-1]),
+            parameters=sum(weight.numel() for weight in model.parameters()),
         )
         _check_head(model, found, hidden[0], recorder)
     return found
@@ -144,7 +147,7 @@ def config_of(hf_config: Mapping[str, Any]) -> Any:
     try:
         return CONFIG_MAPPING[model_type].from_dict(dict(hf_config))
     except Exception as err:  # config classes validate with exceptions of many kinds
-        raise NotServable(f"has a config.json that transformers refuses: {err}") from err
+        raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
 
 
 def _build(hf_config: Mapping[str, Any]) -> Any:
@@ -162,7 +165,7 @@ def _build(hf_config: Mapping[str, Any]) -> Any:
                 trust_remote_code=False,
             )
     except Exception as err:  # whatever a wrong size raises in a constructor
-        raise NotServable(f"cannot be built from its config.json: {err}") from err
+        raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
     return model.eval()
 
 

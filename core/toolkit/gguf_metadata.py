@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.model_config import check_model_config
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ ARCHITECTURES = {
 class _Reader(gguf.GGUFReader):
     """The library's reader on a plain view of its memory map. It slices that once for every string of a vocabulary, and
     a slice of `np.memmap` costs five times what one of an array costs: a second or more of a first start.
+
+    Nothing is read beyond the file's end, where the library would go on with nothing for as long as a count says.
     """
 
     @property  # type: ignore[override]
@@ -38,6 +41,11 @@ class _Reader(gguf.GGUFReader):
     @data.setter
     def data(self, value: NDArray[Any]) -> None:
         self._bytes = value.view(np.ndarray)
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > self._bytes.size:
+            raise ValueError(f"it ends at byte {self._bytes.size}, before what its header promises")
+        return super()._get(offset, dtype, count, override_order)
 
 
 class GGUFFile:
@@ -50,8 +58,10 @@ class GGUFFile:
         self.path = Path(path)
         try:
             self._reader = _Reader(self.path)
-        except (ValueError, IndexError, KeyError, OSError) as error:
-            raise ModelError(f"{self.path} is not a readable GGUF file: {error}") from error
+        except RecursionError:
+            raise ModelError(f"{self.path} is not a readable GGUF file: its metadata are nested too deeply") from None
+        except (ValueError, LookupError, ArithmeticError, OSError) as error:
+            raise ModelError(f"{self.path} is not a readable GGUF file: {error}; fetch it again") from error
         self.tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = self.need("general.architecture", str)
         if self.architecture not in ARCHITECTURES:
@@ -85,8 +95,9 @@ class GGUFFile:
             value = value[0]
         if isinstance(value, list):
             raise ModelError(f"{self.path}: {self.architecture}.{key} differs between layers, which is not supported")
-        if not isinstance(value, int):
-            raise ModelError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
+        if not isinstance(value, int) or value <= 0:
+            stated = "is missing" if value is None else f"must be a positive integer, found {value!r:.80}"
+            raise ModelError(f"{self.path}: metadata key {self.architecture}.{key} {stated}")
         return value
 
     def dequantized(self, name: str) -> NDArray[np.float32]:
@@ -113,6 +124,8 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     rotary = file.arch("rope.dimension_count")
     if rotary not in (None, head_dim):
         raise ModelError(f"{file.path}: partial rotary embeddings ({rotary} of {head_dim} dims) are not supported")
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path} lacks the tensor token_embd.weight, so it is no language model")
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
@@ -140,6 +153,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         token_id = file.get(f"tokenizer.ggml.{name}_token_id")
         if token_id is not None:
             config["pad_token_id" if name == "padding" else f"{name}_token_id"] = int(token_id)
+    check_model_config(config, str(file.path))
     return config
 
 

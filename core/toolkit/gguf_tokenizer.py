@@ -42,7 +42,7 @@ def write_tokenizer(file: GGUFFile, directory: Path) -> None:
         raise ModelError(f"{file.path}: GGUF tokenizer {kind!r} is not supported; supported: gpt2, llama")
     _add_special(tokenizer, tokens, file.get("tokenizer.ggml.token_type") or [])
     _add_post_processor(file, tokenizer, tokens, default_bos=kind == "llama")
-    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     text = json.dumps(_tokenizer_config(file, tokens), indent=2, ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 

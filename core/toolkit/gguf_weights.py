@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.gguf_metadata import GGUFFile
@@ -41,12 +41,14 @@ def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) ->
 
     Raises ModelError for a tensor without a counterpart, and for a file that lacks tensors its metadata promises.
     """
+    _check_complete(file, config)
     shards: list[list[str]] = []
     pending: dict[str, NDArray[np.float32]] = {}
     total = held = 0
 
     def close_shard() -> None:
-        save_file(pending, directory / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+        # Not by the library's save_file: it has an error of its own for a full disk.
+        (directory / f"part-{len(shards)}.safetensors").write_bytes(save(pending, metadata={"format": "pt"}))
         shards.append(list(pending))
         pending.clear()
 
@@ -58,7 +60,6 @@ def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) ->
         held += values.nbytes
         total += values.nbytes
     close_shard()
-    _check_complete(file, config, {name for shard in shards for name in shard})
     _write_index(directory, shards, total)
 
 
@@ -113,7 +114,8 @@ def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def _check_complete(file: GGUFFile, config: Mapping[str, Any], names: set[str]) -> None:
+def _check_complete(file: GGUFFile, config: Mapping[str, Any]) -> None:
+    names = {hf_name(name) for name in file.tensors}
     needed = {"model.embed_tokens.weight", "model.norm.weight"}
     parts = [part for part in _BLOCK.values() if not part.endswith(("q_norm", "k_norm"))]
     needed |= {f"model.layers.{i}.{part}.weight" for i in range(config["num_hidden_layers"]) for part in parts}

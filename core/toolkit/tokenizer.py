@@ -91,16 +91,26 @@ class Tokenizer:
             backend = _Backend.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
-        _add_declared_tokens(backend, config)
-        named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+        eos_token_ids = model_eos_token_ids(path)
+        try:
+            _add_declared_tokens(backend, config)
+            named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+            extra, templates = _extra_special(config), _read_templates(path, config)
+        except OSError as error:
+            raise ModelError(f"{error.filename}: a chat template cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise ModelError(
+                f"{path / 'tokenizer_config.json'} does not describe a tokenizer: its added_tokens_decoder, special "
+                f"tokens or chat_template hold values of another type ({type(error).__name__}: {error})"
+            ) from error
         length = config.get("model_max_length")
         return cls(
             backend,
             named_tokens=named,
-            extra_special_tokens=_extra_special(config),
-            eos_token_ids=model_eos_token_ids(path),
-            templates=_read_templates(path, config),
-            model_max_length=int(length) if isinstance(length, (int, float)) and length < 1e12 else None,
+            extra_special_tokens=extra,
+            eos_token_ids=eos_token_ids,
+            templates=templates,
+            model_max_length=int(length) if isinstance(length, int | float) and 0 < length < 1e12 else None,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

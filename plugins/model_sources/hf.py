@@ -65,6 +65,11 @@ class HFSource(DirectorySource):
             raise ModelError(self._unreachable(offline)) from error
         except (HfHubHTTPError, HFValidationError) as error:
             raise ModelError(f"model.path: the hub refused {reference!r}: {error}") from error
+        except OSError as error:
+            raise ModelError(
+                f"model.path: {reference!r} cannot be fetched into the hub's cache: {error}. Set HF_HOME to a folder "
+                f"with free space that this user may write"
+            ) from error
         return Path(found)
 
     def _unreachable(self, offline: bool) -> str:

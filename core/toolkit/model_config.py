@@ -39,7 +39,7 @@ LARGEST: Mapping[str, int] = {
 }
 """The largest value of a size. Positions are 32-bit numbers."""
 
-# Keys that mean the same in every architecture. The other sizes are lists, or 0 for none, in some.
+# Keys that mean the same in every architecture.
 _SIZES_EVERYWHERE = (
     *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "hidden_size", "d_model", "n_embd"),
     *("num_attention_heads", "n_heads", "n_head", "vocab_size", "max_position_embeddings", "n_positions"),
@@ -71,6 +71,10 @@ def check_model_config(config: Mapping[str, Any], file: str = "config.json") -> 
         if not isinstance(config.get(key), Mapping | None):
             raise ModelError(f"{file}: {key} must be an object, found {config[key]!r:.80}")
     for part in (config, config.get("text_config") or {}):
+        for key in LARGEST:
+            # Some of them are lists, or 0 for none, in some architectures.
+            if isinstance(value := part.get(key), int) and value > 0:
+                size(part, key, file=file)
         for key in _SIZES_EVERYWHERE:
             if part.get(key) is not None:
                 size(part, key, file=file)

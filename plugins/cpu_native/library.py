@@ -7,6 +7,7 @@ Pegboard's cache directory under a hash of source, flags and compiler.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import logging
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "csrc" / "engine.cpp"
 COMPILE_SECONDS = 300
+COMPILE_BYTES = 16 * 2**20
+"""Free space that compiling asks for. The library has about 1 MB, what the compiler writes meanwhile some more."""
 _SHOWN = 2000
 """Characters of a compiler's complaint."""
 
@@ -145,11 +148,13 @@ def _built(
     if cxx is None:
         return next(iter(sorted(directory.glob(f"{name}-*.so"))), None)
     target = directory / f"{name}-{_digest(*(word.encode() for word in cxx), _version(cxx))}.so"
-    if target.is_file():
-        return target
-    logger.info("compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx))
     try:
+        if target.is_file():
+            return target
         directory.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(directory).free < COMPILE_BYTES:
+            raise OSError(errno.ENOSPC, f"less than {COMPILE_BYTES >> 20} MiB are free")
+        logger.info("compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx))
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             # Under its own name only when it is whole: another process may be compiling the same.
             made = Path(scratch) / target.name

@@ -68,7 +68,7 @@ def _context_length(ctx: ModelContext, config: Any) -> int:
 def _check_rope(config: Any, length: int) -> None:
     for rope in _rope_parameters(getattr(config, "rope_parameters", None)):
         kind = rope.get("rope_type", rope.get("type"))
-        if kind not in _CHANGES_WITH_LENGTH:
+        if not isinstance(kind, str) or kind not in _CHANGES_WITH_LENGTH:
             continue
         original = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None

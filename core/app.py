@@ -24,6 +24,7 @@ from pegboard.core.version import __version__
 from pegboard.core.web.billing import Billing
 from pegboard.core.web.documents import Documents, document
 from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
+from pegboard.core.web.hosts import Hosts
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.limits import BodyLimit
 from pegboard.core.web.routes import Routes, allowed
@@ -37,10 +38,14 @@ def build_app(
     *,
     max_body_bytes: int,
     keys: Keys | None = None,
+    hosts: Hosts | None = None,
     cors: CorsSection | None = None,
     access_log: bool = False,
 ) -> FastAPI:
-    """The application of named routers, in this order. Raises ConfigError where two claim the same path and method."""
+    """The application of named routers, in this order. Raises ConfigError where two claim the same path and method.
+
+    `hosts` are the names under which it may be asked where there are no keys; without them, under any.
+    """
     app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
     owners: dict[tuple[str, str], str] = {}
     formats = app.state.errors = ErrorFormats()
@@ -55,7 +60,7 @@ def build_app(
     # The last one added is the first to see a request.
     app.add_middleware(Billing)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(Front, Routes(), keys or Keys(), origins=cors.allow_origins, log=access_log)
+    app.add_middleware(Front, Routes(), keys or Keys(), hosts=hosts, origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:
         app.add_middleware(
             CORSMiddleware,

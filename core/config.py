@@ -18,7 +18,10 @@ PositiveInt = Annotated[int, Field(gt=0)]
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
-KeyList = Annotated[tuple[Key, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
+HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?)$")]
+"""A name or an address, without a port."""
 
 
 class Section(BaseModel):
@@ -117,6 +120,9 @@ class ServerSection(Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """Port to listen on; 0 picks a free one."""
+    allowed_hosts: Annotated[tuple[HostName, ...], ONE_OR_SEVERAL] = ()
+    """Further names under which clients without a key may address the server (their Host header, without a port), such
+    as the public name of a proxy in front of it; `*` is any. A server with keys does not look at them."""
     api_key: Annotated[KeyList, Field(repr=False)] = ()
     """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
     of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
@@ -136,11 +142,13 @@ class ServerSection(Section):
     shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
     """Seconds that running requests get to finish when the server is asked to stop."""
     request_timeout: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408."""
+    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408. One that
+    reads nothing of its answer for as long is cut off."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body that is read, in bytes; a larger one is answered with 413."""
     max_connections: PositiveInt = 4096
-    """Most connections at once, and thereby HTTP requests; one more is answered with 503."""
+    """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
+    503; health probes have places of their own."""
     budget: BudgetSection = BudgetSection()
     """What requests may cost beyond what is ordinary."""
     sessions: SessionsSection = SessionsSection()

@@ -1,24 +1,30 @@
 """uvicorn's HTTP protocol with bounds: on what comes before a body, whose parser collects headers without one, on the
-time that a request takes to arrive, and on connections.
+time that a request takes to arrive and an answer waits to be read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pegboard.core.connections import SLOW_GRACE, SPARE_SECONDS
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.logs import LimitedLog, quoted
 from pegboard.core.toolkit.answer_stream import BODY_WRITER
 from pegboard.core.toolkit.http import answer_error
+from pegboard.core.web.front import SPARE
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from uvicorn.server import ServerState
+
+    from pegboard.core.connections import Place
 
 logger = logging.getLogger(__name__)
 
@@ -28,24 +34,15 @@ MAX_HEADERS = 128
 MAX_OVERHEAD = 16
 """Bytes on the wire per byte of a body, beside those of the head: chunks of a single byte take six, and trailers, which
 the parser collects without a bound as well, must fit in."""
-REFUSED_PATIENCE = 2.0
-"""Seconds that a connection over the limit may take for its request and its answer."""
-_SAY_EVERY = 60.0
+
+_malformed = LimitedLog(logger, most=10, seconds=60.0)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses requests whose line and headers are too large (431) or that take too long to arrive (408), and answers
-    connections over `max_connections` with 503. All of these connections are closed.
-
-    Make a class of it with `bounded_protocol`, for one server.
+    """Refuses requests whose line and headers are too large (431) or that take too long to arrive (408), and ends
+    connections whose client does not read its answer. What comes to a spare place is marked so for the application.
     """
 
-    max_connections: int
-    request_timeout: float
-    inside = 0
-    said_at = float("-inf")
-
-    _admitted = False
     _in_head = True
     _head_bytes = 0
     _arrived = 0
@@ -53,52 +50,57 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _begun = False
     """Whether a request has begun and not ended yet."""
     _deadline: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
-    """Cuts off a client that takes nothing of its answer."""
     _refusal: InvalidRequest | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+    _unread = 0.0
+    """Bytes of answers that the client had not read when it was last looked at; infinite where it has gone on since."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        place: Place,
+        request_timeout: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        self._request_timeout = request_timeout
 
     # ---- connections ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        kind = type(self)
-        self._admitted = kind.inside < self.max_connections
-        if self._admitted:
-            kind.inside += 1
+        self._place.end = self._make_room
+        if self._place.spare:
+            self.loop.call_later(SPARE_SECONDS, transport.close)
+        else:
             self._watch()
-            return
-        if time.monotonic() - kind.said_at > _SAY_EVERY:
-            kind.said_at = time.monotonic()
-            logger.warning("there are %d connections (server.max_connections): more get 503", self.max_connections)
-        self.app = _full
-        self.loop.call_later(REFUSED_PATIENCE, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
-        self._unstuck()
-        if self._admitted:
-            self._admitted = False
-            type(self).inside -= 1
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._place.leave()
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        # A client that takes nothing at all would keep what is written for it, and what it was charged, for ever.
-        self._stuck = self.loop.call_later(self.request_timeout, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self._unstuck()
-        super().resume_writing()
-
-    def _unstuck(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+    def _make_room(self, at_once: bool) -> bool:
+        """End because another connection needs the place. False, with nothing done, where the client has yet to read an
+        answer, unless it is to be at once.
+        """
+        if self._begun and not self._in_head and not self._is_quiet():
+            self._too_late(SLOW_GRACE, ", which is all that one gets while connections are short")
+        elif at_once or not self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            return False
+        return True
 
     # ---- time -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._deadline = self.loop.call_later(self.request_timeout, self._too_slow)
+        self._deadline = self.loop.call_later(self._request_timeout, self._too_slow)
 
     def _rest(self) -> None:
         if self._deadline is not None:
@@ -111,18 +113,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         answering = not self._is_quiet()
         if self._begun and not self._in_head and not self.flow.read_paused:
-            self._too_late()
+            self._too_late(self._request_timeout)
         elif self.flow.read_paused or answering:
             # It is us who do not read; or an answer is under way that the next request must not cut off.
             self._watch()
         elif self._begun:
-            self._too_late()
+            self._too_late(self._request_timeout)
         else:
             self.transport.close()
 
-    def _too_late(self) -> None:
-        message = f"the request did not arrive within {self.request_timeout:g} s"
+    def _too_late(self, seconds: float, why: str = "") -> None:
+        message = f"the request did not arrive within {seconds:g} s{why}"
         self._refuse(InvalidRequest(message, status=408, code="too_slow"))
+
+    # An answer of which nothing is read for as long as a request may take to arrive is read by nobody any more.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._unread = float("inf")
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._watch_reader()
+        super().timeout_keep_alive_handler()
+
+    def _watch_reader(self) -> None:
+        if self._unread_timer is None:
+            self._unread = self.transport.get_write_buffer_size()
+            self._unread_timer = self.loop.call_later(self._request_timeout, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        self._unread_timer = None
+        left = self.transport.get_write_buffer_size()
+        if left >= self._unread:
+            self.transport.abort()
+        elif left:
+            self._watch_reader()
 
     # ---- what the parser finds ------------------------------------------------------------------------------------
 
@@ -130,19 +159,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._arrived += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._not_http(error)
+        except httptools.HttpParserUpgrade:
+            # The request is answered as if it had asked for no other protocol, which a server may do.
+            pass
         if self._begun:
             # A header that does not end is no header for the parser yet.
             if self._arrived > 2 * MAX_HEAD_BYTES + MAX_OVERHEAD * self._body_bytes:
                 self._refuse(_too_large("the request's headers do not end"))
-        elif self._deadline is None and self._admitted and self._is_quiet():
+        elif self._deadline is None and not self._place.spare and self._is_quiet():
             # Empty lines between two requests, which have stopped the timer that uvicorn has for such connections.
             self._watch()
 
     def on_message_begin(self) -> None:
         self._in_head = self._begun = True
         self._head_bytes = self._arrived = self._body_bytes = 0
-        if self._deadline is None and self._admitted:
+        if self._deadline is None and not self._place.spare:
             self._watch()
         super().on_message_begin()
 
@@ -162,7 +198,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._place.spare:
+            self.scope["state"][SPARE] = True
+        if self._is_quiet():
+            self._place.is_slow()
         super().on_headers_complete()
+        if self._place.spare:
+            self.cycle.keep_alive = False
         if self.scope["method"] != "HEAD":
             extensions: dict[str, Any] = {BODY_WRITER: _BodyWriter(self.cycle)}
             self.scope["extensions"] = extensions
@@ -170,6 +212,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._begun = False
         self._rest()
+        if not self._is_quiet():
+            self._place.is_busy()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -177,6 +221,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle is not None and cycle.response_complete:
             cycle.scope.pop("extensions", None)
+        if not self.pipeline:
+            self._place.is_idle()
         super().on_response_complete()
 
     def _count(self, size: int) -> None:
@@ -186,13 +232,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _give_up(self, message: str) -> None:
         self._refusal = _too_large(message)
-        # The parser gives up, and uvicorn calls send_400_response.
+        # The parser gives up, and raises.
         raise ValueError(message)
 
-    # ---- answers of its own ---------------------------------------------------------------------------------------
+    def _not_http(self, error: httptools.HttpParserError) -> None:
+        refusal = self._refusal or InvalidRequest("Invalid HTTP request received.", code="malformed_request")
+        where = f"{self.client[0]}:{self.client[1]}" if self.client else "unknown"
+        why = self._refusal.message if self._refusal is not None else str(error)
+        _malformed.log(logging.WARNING, "a request from %s was refused unread: %s", where, quoted(why))
+        self._refuse(refusal)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or InvalidRequest(msg, code="malformed_request"))
+    # ---- answers of its own ---------------------------------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
         """Whether no answer is under way."""
@@ -234,17 +284,3 @@ class _BodyWriter:
 
 def _too_large(message: str) -> InvalidRequest:
     return InvalidRequest(message, status=431, code="headers_too_large")
-
-
-def bounded_protocol(max_connections: int, request_timeout: float) -> type[BoundedHttpProtocol]:
-    """The protocol of one server, which counts its connections."""
-    bounds = {"max_connections": max_connections, "request_timeout": request_timeout}
-    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), bounds)
-
-
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application for who comes when everything is taken."""
-    error = InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
-    response = answer_error(error)
-    response.headers["connection"] = "close"
-    await response(scope, receive, send)

@@ -6,7 +6,6 @@ Imports neither torch nor transformers. The scheduler process is a child that li
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import ipaddress
@@ -19,16 +18,14 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
-
-import uvicorn
 
 from pegboard.core.app import build_app, sample_request
 from pegboard.core.client import AsyncEngineClient
 from pegboard.core.hooks import Hooks
-from pegboard.core.http_protocol import bounded_protocol
+from pegboard.core.http_server import LAST_ANSWERS, HttpServer
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
@@ -42,6 +39,7 @@ from pegboard.core.sessions import Sessions
 from pegboard.core.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.core.toolkit import rendering
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
+from pegboard.core.web.hosts import Hosts
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.tls import tls_context
 
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAST_ANSWERS = 5
-"""Seconds that connections get to read what was written for them, after the last request has ended."""
-KEEP_ALIVE = 60
 PATIENCE = 10.0
 """Seconds beyond all time-outs after which a process that was told to stop, and does not, ends hard."""
 
@@ -156,7 +151,8 @@ class _Server:
         self._hear_signals(asyncio.get_running_loop())
         self._hooks.call.configure(config=self._resolved.engine)
         try:
-            async with WaitingRoom(self._listener, self._tls):
+            most = self._resolved.engine.server.max_connections
+            async with WaitingRoom(self._listener, self._tls, most):
                 client = await self._start_engine()
             if client is not None:
                 await self._serve(client)
@@ -202,29 +198,22 @@ class _Server:
         return client
 
     async def _serve(self, client: AsyncEngineClient) -> None:
-        app, routers = build_api(self._resolved, client, self._keys)
+        settings = self._resolved.engine.server
+        hosts = Hosts.of(settings, self._listener)
+        app, routers = build_api(self._resolved, client, self._keys, hosts)
         if client.tokenizer.has_chat_template:
             rendering.warm_up()
         self._hooks.call.register_routes(app=app)
-        settings = self._resolved.engine.server
-        server = _QuietServer(
-            _Config(
-                app,
-                tls=self._tls,
-                http=bounded_protocol(settings.max_connections, settings.request_timeout),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=LAST_ANSWERS,
-                backlog=BACKLOG,
-            )
+        server = HttpServer(
+            app,
+            self._listener,
+            max_connections=settings.max_connections,
+            request_timeout=settings.request_timeout,
+            tls=self._tls,
         )
         gc.collect()
         gc.freeze()
-        serving = asyncio.ensure_future(server.serve(sockets=[self._listener]))
+        serving = asyncio.ensure_future(server.serve())
         watching = asyncio.ensure_future(self._supervisor.watch(client))
         try:
             await server.listening(serving)
@@ -263,8 +252,12 @@ class _Server:
             _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json'{key} -d '{data}'")
 
 
-def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None) -> tuple[FastAPI, NamedRouters]:
-    """The application with the config's APIs, in its order. `keys` are the config's, where they are read already."""
+def build_api(
+    resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None, hosts: Hosts | None = None
+) -> tuple[FastAPI, NamedRouters]:
+    """The application with the config's APIs, in its order. `keys` are the config's, where they are read already;
+    `hosts` the names under which a server offers it, if one does.
+    """
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
     ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes, sessions=Sessions(server.sessions))
@@ -273,7 +266,12 @@ def build_api(resolved: ResolvedConfig, client: EngineClient, keys: Keys | None 
     choices = selection.choose_all("api", ctx)
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
     app = build_app(
-        routers, max_body_bytes=ctx.max_body_bytes, keys=keys, cors=server.cors, access_log=server.access_log
+        routers,
+        max_body_bytes=ctx.max_body_bytes,
+        keys=keys,
+        hosts=hosts,
+        cors=server.cors,
+        access_log=server.access_log,
     )
     return app, routers
 
@@ -290,50 +288,6 @@ def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
         reasoning_parser=reasoning.build(about),
         providers={**ctx.providers, "tool_parser": [tools.name], "reasoning_parser": [reasoning.name]},
     )
-
-
-class _Config(uvicorn.Config):
-    """uvicorn's, with a TLS context that has been made and checked before."""
-
-    def __init__(self, app: FastAPI, *, tls: ssl.SSLContext | None, **options: Any) -> None:
-        super().__init__(app, **options)
-        self._tls = tls
-
-    def load(self) -> None:
-        super().load()
-        self.ssl = self._tls
-
-
-class _QuietServer(uvicorn.Server):
-    """uvicorn's server without its signal handling, which would cut running requests off. It wakes up once per second
-    for the date, and not ten times to see whether it is to end.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._leaving = asyncio.Event()
-
-    def leave(self) -> None:
-        """End, once running answers have."""
-        self.should_exit = True
-        self._leaving.set()
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), 1.0)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def listening(self, serving: asyncio.Future[None]) -> None:
-        """Return once connections are accepted. Raises PegboardError where that fails."""
-        while not self.started:
-            if serving.done():
-                error = serving.exception()
-                raise PegboardError(f"cannot listen: {error or 'the HTTP server ended'}") from None
-            await asyncio.sleep(0.01)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -9,6 +9,7 @@ from types import TracebackType
 
 import msgspec
 
+from pegboard.core.connections import Acceptor, Place, Places
 from pegboard.core.toolkit.http import error_body
 
 PATIENCE = 5.0
@@ -27,23 +28,35 @@ _ANSWER = (
 class WaitingRoom:
     """Answers a listening socket's connections inside ``async with``; afterwards they wait for whoever accepts next."""
 
-    def __init__(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, listener: socket.socket, tls: ssl.SSLContext | None = None, max_connections: int = 1024) -> None:
         self._listener = listener
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._places = Places(max_connections)
+        self._acceptor: Acceptor | None = None
 
     async def __aenter__(self) -> None:
-        # A second descriptor, because closing the server closes its socket; what listens is one.
-        patience = PATIENCE if self._tls is not None else None
-        self._server = await asyncio.start_server(
-            _turn_away, sock=self._listener.dup(), backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=patience
-        )
+        self._acceptor = Acceptor(self._listener, self._places, _protocol, tls=self._tls, handshake_seconds=PATIENCE)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        assert self._acceptor is not None
+        self._acceptor.close()
+
+
+def _protocol(place: Place) -> asyncio.StreamReaderProtocol:
+    async def turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def end(at_once: bool) -> bool:
+            writer.transport.abort()
+            return True
+
+        place.end = end
+        try:
+            await _turn_away(reader, writer)
+        finally:
+            place.leave()
+
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(), turn_away)
 
 
 async def _turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

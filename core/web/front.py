@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
+from pegboard.core.web.hosts import Hosts, is_own_origin
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.routes import Entry, Routes
 
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_WANTED = frozenset({b"authorization", b"x-api-key", REQUEST_ID, b"origin", b"sec-fetch-site"})
+SPARE = "pegboard.spare"
+"""In a scope's state: the request came in a spare place, which is for health probes."""
+_WANTED = frozenset({b"authorization", b"x-api-key", REQUEST_ID, b"host", b"origin", b"sec-fetch-site"})
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LONGEST_PATH = 200
 
@@ -34,16 +37,25 @@ class Front:
 
     Every answer carries an `x-request-id`: the client's, if it is a plain word, or a new one, which routes find as
     ``request.state.request_id``. What has no key where one is needed is refused, in the error format of the API that
-    the path belongs to, before anything of its body is read. An exception that nobody answered becomes a 500 here, so
+    the path belongs to, before anything of its body is read; so is what a web page of elsewhere may have sent, and,
+    where all places are taken, what is not public. An exception that nobody answered becomes a 500 here, so
     that it has these headers too; it is raised again, for the log.
     """
 
     def __init__(
-        self, app: ASGIApp, routes: Routes, keys: Keys, *, origins: Collection[str] = (), log: bool = False
+        self,
+        app: ASGIApp,
+        routes: Routes,
+        keys: Keys,
+        *,
+        hosts: Hosts | None = None,
+        origins: Collection[str] = (),
+        log: bool = False,
     ) -> None:
         self._app = app
         self._routes = routes
         self._keys = keys
+        self._hosts = hosts
         self._origins = frozenset(origins)
         self._log = log
 
@@ -69,7 +81,7 @@ class Front:
             await send(message)
 
         try:
-            error = self._refusal(entry, scope["method"], headers)
+            error = _no_place(entry, scope) or self._refusal(entry, scope["method"], headers)
             if error is None:
                 await self._app(scope, receive, sending)
             else:
@@ -86,16 +98,36 @@ class Front:
                 _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
 
     def _refusal(self, entry: Entry, method: str, headers: dict[bytes, bytes]) -> InvalidRequest | None:
-        if headers.get(b"sec-fetch-site") == b"cross-site" and method not in _HARMLESS:
-            origin = headers.get(b"origin", b"").decode("latin-1")
-            if origin not in self._origins and "*" not in self._origins:
-                # Browsers let any page send such a request, and only keep the answer from it.
-                return InvalidRequest(
-                    "pages of other origins may not use this server, unless server.cors.allow_origins names them",
-                    status=403,
-                    code="cross_site",
-                )
+        if not self._keys and self._hosts is not None and (error := self._hosts.refusal(headers.get(b"host"))):
+            return error
+        if self._is_foreign(method, headers) and not self._is_named(headers.get(b"origin", b"")):
+            return InvalidRequest(
+                "pages of other origins may not use this server, unless server.cors.allow_origins names them",
+                status=403,
+                code="cross_site",
+            )
         return self._keys.refusal(entry.level, headers)
+
+    def _is_foreign(self, method: str, headers: dict[bytes, bytes]) -> bool:
+        """Whether a page of another origin sent this: browsers let any page send some requests, and only keep the
+        answer from it. They say so in Sec-Fetch-Site, but not to other machines without TLS, and older browsers never
+        do; there the Origin must tell. With keys it need not: such a page knows none.
+        """
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if site is not None:
+            return site == b"cross-site" and method not in _HARMLESS
+        if origin is None or self._keys or method == "OPTIONS":
+            return False
+        return not is_own_origin(origin, headers.get(b"host"))
+
+    def _is_named(self, origin: bytes) -> bool:
+        return "*" in self._origins or origin.decode("latin-1") in self._origins
+
+
+def _no_place(entry: Entry, scope: Scope) -> InvalidRequest | None:
+    if entry.level == "public" or SPARE not in scope["state"]:
+        return None
+    return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
 
 
 def write_error(scope: Scope, error: InvalidRequest) -> Response:

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS, bounded_protocol
+from pegboard.core.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from pegboard.core.http_server import HttpServer
 
 PATIENCE = 30.0
 SOON = 0.2
@@ -53,11 +53,9 @@ class App:
 @contextlib.asynccontextmanager
 async def listening(app: App, timeout: float) -> AsyncIterator[Dial]:
     listener = socket.create_server(("127.0.0.1", 0))
-    protocol = bounded_protocol(100, timeout)
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are pytest's
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = HttpServer(app, listener, max_connections=100, request_timeout=timeout)
+    serving = asyncio.create_task(server.serve())
+    await server.listening(serving)
     writers: list[asyncio.StreamWriter] = []
 
     async def dial() -> Streams:
@@ -69,10 +67,10 @@ async def listening(app: App, timeout: float) -> AsyncIterator[Dial]:
         yield dial
         for writer in writers:
             writer.close()
-        while protocol.inside:
+        while server.places.taken:
             await asyncio.sleep(0.01)
     finally:
-        server.should_exit = True
+        server.leave()
         await serving
 
 

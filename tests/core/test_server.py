@@ -127,7 +127,7 @@ def test_leaving_aborts(server: Server, stream: bool) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"text": "hi", "stream": stream, "sampling_params": LONG}).encode()
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
-        head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         if stream:
             assert b"200 OK" in connection.recv(1000)
@@ -283,7 +283,7 @@ def test_connections_are_bounded(model: Path, tmp_path: Path) -> None:
         taken = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE)) for _ in range(2)]
         for connection in taken:
             # The answer shows that the server knows of this one.
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b"200 OK" in connection.recv(1000)
         refused = server.generate()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")

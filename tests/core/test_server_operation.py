@@ -128,7 +128,7 @@ def test_silent_connections_are_closed(guarded: Guarded) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE) as plain,
         trust.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
-        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\n")
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: localhost\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Response
 
 from pegboard.core.config import ServerSection
-from pegboard.core.http_protocol import bounded_protocol
+from pegboard.core.http_server import HttpServer
 from pegboard.core.server import listen
 from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.core.testing.fake_client import FakeEngineClient
@@ -40,18 +39,14 @@ def every_api() -> FastAPI:
 def listening(make: Callable[[], FastAPI]) -> Iterator[str]:
     """The address of an HTTP server in a thread."""
     listener = listen(ServerSection(port=0))
-    running: list[tuple[asyncio.AbstractEventLoop, uvicorn.Server]] = []
+    running: list[tuple[asyncio.AbstractEventLoop, HttpServer]] = []
     started = threading.Event()
 
     async def serve() -> None:
-        config = uvicorn.Config(
-            make(), http=bounded_protocol(100, PATIENCE), ws="none", lifespan="off", log_config=None
-        )
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # not in a thread
+        server = HttpServer(make(), listener, max_connections=100, request_timeout=PATIENCE)
         running.append((asyncio.get_running_loop(), server))
         started.set()
-        await server.serve(sockets=[listener])
+        await server.serve()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
@@ -60,7 +55,7 @@ def listening(make: Callable[[], FastAPI]) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         loop, server = running[0]
-        loop.call_soon_threadsafe(setattr, server, "should_exit", True)
+        loop.call_soon_threadsafe(server.leave)
         thread.join(PATIENCE)
         listener.close()
 

@@ -242,7 +242,7 @@ def connect(server: Served, receive_buffer: int | None = None) -> socket.socket:
 def ask(connection: socket.socket, body: dict[str, Any], *, held_back: int = 0) -> None:
     """Send a request, but for the last bytes of its body."""
     data = json.dumps(body).encode()
-    head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data[: len(data) - held_back])
 
 
@@ -260,7 +260,7 @@ def test_clients_that_stall_before_the_end_of_their_request(shared: Served) -> N
         for connection in stalled:
             ask(connection, body, held_back=1)
         for _ in range(50):
-            stack.enter_context(connect(shared)).sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\n")
+            stack.enter_context(connect(shared)).sendall(b"POST /generate HTTP/1.1\r\nhost: localhost\r\n")
         works(shared)
         assert busy(shared, 0, 0)
         # One that goes on is answered; the others just leave.

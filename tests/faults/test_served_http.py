@@ -136,7 +136,7 @@ def test_34894_35255_who_leaves_is_aborted(client: httpx.Client, server: Served,
     body = json.dumps({**LONG[path], "stream": stream}).encode()
     host, port = server.address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_for(lambda: state(client)["running_requests"])
     wait_for(lambda: state(client)["running_requests"] + state(client)["waiting_requests"] == 0)

@@ -39,6 +39,7 @@ from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.options import Options
 from pegboard.core.lock import PluginLock
 from pegboard.core.records import MissingExtra, ProviderRecord
+from pegboard.core.redact import is_secret
 from pegboard.core.registry import Registry
 
 
@@ -67,10 +68,15 @@ class ResolvedConfig:
         """The options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
         return record.options_model().model_validate(_option_values(self.values, record))
 
-    def to_json(self) -> str:
-        """What another process needs to compose the same; see `from_json`."""
+    def to_json(self, *, keys: bool = True) -> str:
+        """What another process needs to compose the same; see `from_json`. Without `keys`, those of the server are left
+        out, which only the process that speaks HTTP needs.
+        """
+        values = dict(self.values)
+        if not keys and "server" in values:
+            values["server"] = {name: value for name, value in values["server"].items() if not is_secret(name)}
         return json.dumps(
-            {"values": self.values, "origins": dict(self.origins), "lock": self.lock.to_dict()}, sort_keys=True
+            {"values": values, "origins": dict(self.origins), "lock": self.lock.to_dict()}, sort_keys=True
         )
 
     @classmethod

@@ -6,6 +6,7 @@ Imports neither torch nor transformers. The scheduler process is a child that li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import ipaddress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegboard.core.composition.sources import ENV_PREFIX
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import FromScheduler, Ready, Shutdown, StartFailed
+from pegboard.core.redact import is_secret
 from pegboard.core.scheduler_process import BUILDER, Orders
 from pegboard.core.wire import ApiWire, Endpoint
 
@@ -62,7 +65,11 @@ class SchedulerProcess:
         orders = Orders(address=self._endpoint.address, config=config, builder=builder)
         self._spawning = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pegboard.core.scheduler_process", stdin=asyncio.subprocess.PIPE
+                sys.executable,
+                "-m",
+                "pegboard.core.scheduler_process",
+                stdin=asyncio.subprocess.PIPE,
+                env=_environment(),
             )
         )
         try:
@@ -167,7 +174,7 @@ class Supervisor:
     """Keeps one scheduler process running behind a client."""
 
     def __init__(self, resolved: ResolvedConfig, *, builder: str = BUILDER, backoff: Backoff | None = None) -> None:
-        self._config = resolved.to_json()
+        self._config = resolved.to_json(keys=False)
         self._builder = builder
         self._backoff = backoff or Backoff()
         self._silence = Silence(resolved.engine.scheduler.watchdog_timeout)
@@ -241,6 +248,15 @@ class Supervisor:
             # Forgotten only afterwards: where this is cancelled, the next call goes on with it.
             await current.stop()
             self._current = None
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without its config: that comes through the pipe, and keys not at all."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ENV_PREFIX) and not (name.startswith("PEGBOARD_") and is_secret(name))
+    }
 
 
 def describe_exit(code: int) -> str:

@@ -17,7 +17,8 @@ class Message(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
 
 class TokenizedRequest(Message):
     """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
-    `embed` asks for the prompt's embedding, and nothing is generated.
+    `embed` asks for the prompt's embedding, and nothing is generated. `rid` is unique; `name` is what its client calls
+    it, where that is something else.
     """
 
     rid: str
@@ -31,6 +32,7 @@ class TokenizedRequest(Message):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     embed: bool = False
+    name: str = ""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 

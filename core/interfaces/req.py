@@ -177,6 +177,7 @@ class ReqTiming:
 class Req:
     """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
 
+    `name` is what its client calls it, which for another key's client may be something else; `rid` is unique.
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `flags` are the pipeline's own notes. With `pooling`
@@ -191,6 +192,7 @@ class Req:
         "kv",
         "logprobs",
         "memo",
+        "name",
         "namespace",
         "output",
         "params",
@@ -220,9 +222,11 @@ class Req:
         logprobs: ReqLogprobs | None = None,
         pooling: ReqPooling | None = None,
         params: Mapping[str, Any] | None = None,
+        name: str = "",
         arrived: float | None = None,
     ) -> None:
         self.rid = rid
+        self.name = name or rid
         self.tokens = TokenBuffer(prompt_ids)
         self.input_len = int(prompt_ids.shape[0])
         self.sampling = sampling

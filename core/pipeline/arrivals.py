@@ -28,6 +28,7 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         logprobs=logprobs,
         pooling=ReqPooling() if message.embed else None,
         params=message.params,
+        name=message.name,
         arrived=now,
     )
     if message.return_hidden_states:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.logs import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGate
@@ -183,7 +184,7 @@ class GateKeeper:
         try:
             return _checked(post.gate.enter(req))
         except Exception as error:
-            return self._raised(post, "enter", error, req.rid)
+            return self._raised(post, "enter", error, req.name)
 
     def _block(self, req: Req, post: _Post, visit: _Visit) -> None:
         if req.status is not ReqStatus.BLOCKED:
@@ -225,7 +226,7 @@ class GateKeeper:
         try:
             return _checked(verdict)
         except Exception as error:
-            return self._raised(post, "poll", error, req.rid)
+            return self._raised(post, "poll", error, req.name)
 
     def _pass(self, req: Req, post: _Post, visit: _Visit, news: GateNews) -> None:
         del post.blocked[req.rid]
@@ -268,13 +269,13 @@ class GateKeeper:
         try:
             return call(req), None
         except Exception as error:
-            return None, self._raised(post, what, error, req.rid)
+            return None, self._raised(post, what, error, req.name)
 
-    def _raised(self, post: _Post, what: str, error: Exception, rid: str = "") -> Verdict:
+    def _raised(self, post: _Post, what: str, error: Exception, name: str = "") -> Verdict:
         post.failures += 1
         trace = None if what in post.known else error
         post.known.add(what)
-        whose = f" of {rid}" if rid else ""
+        whose = f" of {quoted(name)}" if name else ""
         told = f"{type(error).__name__}: {error}"
         logger.error("the gate %r failed in %s%s: %s", post.name, what, whose, told, exc_info=trace)
         return Verdict.failed(f"the gate {post.name!r} failed: {told}", status=500, code="gate_failed")

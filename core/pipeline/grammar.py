@@ -14,6 +14,7 @@ from pegboard.core.interfaces.batch import TokenMask
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.logs import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +114,7 @@ def forced(req: Req) -> list[int]:
     try:
         return [int(token) for token in state.matcher.forced()]
     except Exception as error:
-        logger.error("the grammar of %s failed to say what it forces", req.rid, exc_info=error)
+        logger.error("the grammar of %s failed to say what it forces", quoted(req.name), exc_info=error)
         return []
 
 
@@ -131,7 +132,7 @@ def failure_of(req: Req, error: Exception) -> FinishReason:
     if isinstance(error, InvalidRequest):
         status, code = error.status, error.code
     else:
-        logger.error("the grammar of %s failed", req.rid, exc_info=error)
+        logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
         status, code = 500, "grammar_failed"
     return FinishReason(FinishType.ABORT, message=f"the grammar failed: {error}", status=status, code=code)
 

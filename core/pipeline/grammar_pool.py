@@ -17,6 +17,7 @@ import msgspec
 
 from pegboard.core.grammar_worker import Frames, Reply, Start, Work
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.environment import helper_environment
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend
@@ -192,7 +193,7 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=helper_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
             )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -29,7 +29,7 @@ class OutputState:
 
     def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
-        self.rid = request.rid
+        self.rid = request.name or request.rid
         self._trim = not sampling.no_stop_trim
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -60,7 +60,7 @@ class OutputState:
         self._counters = (prompt, completion, cached, retractions)
         hidden = _rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None
         return OutputChunk(
-            output.rid,
+            self.rid,
             self._text(output),
             output.token_ids,
             output.finish_reason,

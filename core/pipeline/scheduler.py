@@ -24,6 +24,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.logs import quoted
 from pegboard.core.pipeline.arrivals import bad_length, new_req, refusal
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.executor import InlineExecutor
@@ -237,7 +238,7 @@ class Scheduler:
         except InvalidRequest as error:
             return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
-            logger.exception("a logits processor failed on the parameters of %s", req.rid)
+            logger.exception("a logits processor failed on the parameters of %s", quoted(req.name))
             text = f"a logits processor failed on the sampling parameters: {type(error).__name__}: {error}"
             return refusal(message, 500, "plugin_failed", text)
         if req.pooling is not None:

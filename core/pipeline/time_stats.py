@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pegboard.core.logs import quoted
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
 
@@ -23,7 +25,7 @@ def time_stats(req: Req) -> dict[str, Any]:
     times, out = req.timing, req.output
     ready = times.ready or times.arrived
     stats: dict[str, Any] = {
-        "rid": req.rid,
+        "rid": req.name,
         "prompt_tokens": req.input_len,
         "output_tokens": req.output_len,
         "cached_tokens": out.cached_tokens,
@@ -52,5 +54,6 @@ def log_finished(reqs: Sequence[Req]) -> None:
         return
     for req in reqs:
         stats = time_stats(req)
-        text = " ".join(f"{name}={value}" for name, value in stats.items())
+        shown = {**stats, "rid": quoted(req.name)}
+        text = " ".join(f"{name}={value}" for name, value in shown.items())
         logger.info("Finished. %s", text, extra={"event": "request", **stats})

@@ -27,6 +27,7 @@ import msgspec
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat_template import ChatTemplateError, select_source
+from pegboard.core.toolkit.environment import helper_environment
 from pegboard.core.toolkit.render_process import Rendered, frame, read_frame
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ HELPERS = max(1, min(4, os.cpu_count() or 1))
 """Most helper processes. They start when they are needed, and stay."""
 MAX_WAITING = 1024
 """Most conversations that wait for a helper; one more is refused with 503."""
-
-_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 async def render_chat(
@@ -246,9 +245,8 @@ class _Helper:
         self._seconds = seconds
         self._socket, other = socket.socketpair()
         command = [sys.executable, "-P", "-m", "pegboard.core.toolkit.render_process", str(seconds), str(memory)]
-        # No more of the environment than Python needs: it may hold tokens. A session of its own: a Ctrl-C in the
-        # terminal is not for it.
-        env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        # A session of its own: a Ctrl-C in the terminal is not for it.
+        env = helper_environment()
         with other:
             try:
                 self._process = subprocess.Popen(

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from pegboard.core.asker import ASKER
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
 from pegboard.core.web.hosts import Hosts, is_own_origin
@@ -71,6 +72,7 @@ class Front:
         rid = _request_id(headers.get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = rid
         named = (REQUEST_ID, rid.encode())
+        ASKER.set(self._keys.asker(headers))
         status = 0
 
         async def sending(message: Message) -> None:

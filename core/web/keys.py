@@ -57,6 +57,18 @@ class Keys:
         user = _is_among(digest, self._user)
         return "admin" if admin else "user" if user else "public"
 
+    def asker(self, headers: Mapping[bytes, bytes]) -> str:
+        """A name for the key that a request brings, for ASKER: its number among all keys, or "0" where it brings none
+        of them; "" where there are no keys.
+        """
+        key = key_of(headers)
+        digest = b"" if key is None else _digest(key)
+        number = 0
+        for i, one in enumerate([*self._user, *self._admin], 1):
+            if hmac.compare_digest(digest, one):
+                number = i
+        return str(number) if self else ""
+
     def refusal(self, needed: Level, headers: Mapping[bytes, bytes]) -> InvalidRequest | None:
         """Why a request may not have what needs this level; None where it may."""
         if needed == "public" or not self:

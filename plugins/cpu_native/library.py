@@ -307,7 +307,8 @@ def load(instructions: str) -> ctypes.CDLL:
 def first_that_loads(wanted: str, *, quiet: bool = False) -> tuple[str, ctypes.CDLL]:
     """The best instruction set that works here, with its library. Raises NativeError with what was wrong with the best.
 
-    Logs one warning with a compiler's words where there are any, and where another set has to do, unless `quiet`.
+    Logs one warning where another set has to do, or where something is missing that could be there (a compiler), with
+    a compiler's words where there are any; unless `quiet`.
     """
     names = available(cpu_flags()) if wanted == "auto" else (choose(wanted),)
     first: NativeError | None = None
@@ -321,6 +322,6 @@ def first_that_loads(wanted: str, *, quiet: bool = False) -> tuple[str, ctypes.C
             logger.warning("%s; %s is used instead, which is slower%s", first, name, first.said)
         return name, library
     assert first is not None
-    if first.said and not quiet:
-        logger.warning("%s%s", first, first.said)
+    if not quiet:
+        logger.warning("the native code, the fastest way to run on a CPU, cannot be used: %s%s", first, first.said)
     raise first

@@ -214,7 +214,7 @@ def test_what_is_logged_changes_at_run_time(ask: Asker) -> None:
     ask.post("/configure_logging", {"log_requests": False})
     ask.generate(2, input_ids=[1, 2], rid="quiet-again")
     lines = [line for line in ask.server.log().splitlines() if "Finished." in line]
-    assert [line.partition("rid=")[2].split()[0] for line in lines] == ["loud"]
+    assert [line.partition("rid=")[2].split()[0] for line in lines] == ["'loud'"]
     assert ask.post("/freeze_gc")["objects"] > 1000
 
 

@@ -135,6 +135,6 @@ def test_one_line_per_finished_request(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO):
         log_finished([finished_req(), finished_req()])
     assert len(caplog.records) == 2
-    assert "rid=r1" in caplog.records[0].getMessage()
+    assert "rid='r1'" in caplog.records[0].getMessage()
     fields: dict[str, Any] = vars(caplog.records[0])
     assert (fields["event"], fields["rid"], fields["ttft_s"]) == ("request", "r1", 5.5)

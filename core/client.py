@@ -10,6 +10,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from pegboard.core.asker import ASKER
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -34,6 +37,7 @@ from pegboard.core.interfaces.messages import (
     TokenOutputs,
     ToScheduler,
 )
+from pegboard.core.logs import quoted
 from pegboard.core.pipeline.budget import Budget, Demand
 from pegboard.core.pipeline.intake import Intake
 from pegboard.core.pipeline.outputs import OutputState, finish_embedding, merge
@@ -63,7 +67,8 @@ class _Stream(OutputStream):
     live = True
 
     def __init__(self, client: AsyncEngineClient, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
-        self.rid = request.rid
+        self.rid = request.name or request.rid
+        self.wire_id = request.rid
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
         self._state = OutputState(request, tokenizer)
@@ -309,12 +314,12 @@ class AsyncEngineClient(EngineClient):
         the messages, from the packed prompts.
         """
         self._check_ready()
-        prepared = prepare(await self._packed(requests))
+        prepared = [_of_asker(ASKER.get(), one) for one in prepare(await self._packed(requests))]
         self._check_ready()
         self._check_ids(prepared)
         self.budget.charge(Demand.of(prepared, self._info.hidden_size))
         streams = [_Stream(self, one, self._tokenizer) for one in prepared]
-        self._streams.update((stream.rid, stream) for stream in streams)
+        self._streams.update((stream.wire_id, stream) for stream in streams)
         for one in prepared:
             self._send(one)
         if streams:
@@ -328,13 +333,15 @@ class AsyncEngineClient(EngineClient):
         return streams
 
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
-        """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``."""
+        """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``. Where
+        several keys have a request of this id, all of them are meant.
+        """
         if all_requests:
             self._send(AbortRequest(all_requests=True))
             return
         part = re.compile(re.escape(rid) + r"_\d+")
-        for known in self._streams:
-            if known == rid or part.fullmatch(known):
+        for known, stream in self._streams.items():
+            if stream.rid == rid or part.fullmatch(stream.rid):
                 self._send(AbortRequest(rid=known))
 
     async def flush_cache(self) -> bool:
@@ -358,10 +365,10 @@ class AsyncEngineClient(EngineClient):
 
     def forget(self, stream: _Stream) -> None:
         """Abort a request that nobody reads any more. Nothing happens where it has ended; its id may be another's."""
-        if self._streams.get(stream.rid) is stream:
-            del self._streams[stream.rid]
-            self._aborted.add(stream.rid)
-            self._send(AbortRequest(rid=stream.rid))
+        if self._streams.get(stream.wire_id) is stream:
+            del self._streams[stream.wire_id]
+            self._aborted.add(stream.wire_id)
+            self._send(AbortRequest(rid=stream.wire_id))
             self._note_end()
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -371,7 +378,7 @@ class AsyncEngineClient(EngineClient):
         for one in prepared:
             if one.rid in self._streams or one.rid in self._aborted or one.rid in taken:
                 raise InvalidRequest(
-                    f"a request with the id {one.rid!r} is still running", param="rid", code="duplicate_rid"
+                    f"a request with the id {one.name or one.rid!r} is still running", param="rid", code="duplicate_rid"
                 )
             taken.add(one.rid)
 
@@ -464,13 +471,20 @@ class AsyncEngineClient(EngineClient):
             stream.deliver(output)
         except Exception as error:
             # One request's outputs do not fit together; the others' are as good as ever.
-            logger.exception("the output of %s cannot be delivered", output.rid)
+            logger.exception("the output of %s cannot be delivered", quoted(stream.rid))
             stream.fail(InvalidRequest(f"internal error: {type(error).__name__}", code="internal_error", status=500))
             self.forget(stream)
 
     def _note_end(self) -> None:
         if not self._streams:
             self._empty.set()
+
+
+def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
+    """The request with an id on the wire that no other key's can have."""
+    if not asker:
+        return request
+    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid)
 
 
 def _batched(messages: list[ToScheduler]) -> list[ToScheduler]:

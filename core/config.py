@@ -20,7 +20,7 @@ Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pa
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
-HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?)$")]
+HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
 """A name or an address, without a port."""
 
 

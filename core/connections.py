@@ -167,7 +167,7 @@ class Acceptor:
         self._tls = tls
         self._handshake_seconds = handshake_seconds
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], socket.socket] = {}
         self._again: asyncio.TimerHandle | None = None
         self._log = LimitedLog(logger, most=1, seconds=60.0)
         listener.setblocking(False)
@@ -181,8 +181,8 @@ class Acceptor:
 
     def cut_off(self) -> None:
         """End what is not connected yet."""
-        for task in self._opening:
-            task.cancel()
+        for connection in self._opening.values():
+            _hang_up(connection)
 
     def _listen(self) -> None:
         self._again = None
@@ -206,10 +206,10 @@ class Acceptor:
 
     def _open(self, connection: socket.socket) -> None:
         place = self._places.take()
+        place.end = lambda at_once: _hang_up(connection)
         task = self._loop.create_task(self._connect(connection, place))
-        place.end = lambda at_once: task.cancel()
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = connection
+        task.add_done_callback(self._opening.pop)
 
     async def _connect(self, connection: socket.socket, place: Place) -> None:
         limits = {}
@@ -227,3 +227,10 @@ class Acceptor:
         finally:
             if not connected:
                 place.leave()
+
+
+def _hang_up(connection: socket.socket) -> bool:
+    """End a connection that a transport may have already, which then notices that nothing comes any more."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    return True

@@ -391,7 +391,7 @@ def test_the_log_has_the_first_traceback_of_a_call_and_a_line_of_each(caplog: py
         for name in ("r", "s", "t"):
             gates.arrive(name)
     assert [record.exc_info is not None for record in caplog.records] == [True, False, False]
-    assert "the gate 'a' failed in enter of t: RuntimeError: boo" in caplog.text
+    assert "the gate 'a' failed in enter of 't': RuntimeError: boo" in caplog.text
     assert gates.keeper.failures == 3
 
 

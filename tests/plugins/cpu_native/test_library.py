@@ -183,6 +183,19 @@ def test_one_reason_where_nothing_compiles(
     assert warning.endswith("\none\ntwo error")
 
 
+def test_a_missing_compiler_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another runner takes over, several times as slow, and nothing else would say why."""
+    monkeypatch.setattr(library, "cpu_flags", lambda: cpu_flags(SAPPHIRE))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for quiet in (True, False):
+        with pytest.raises(NativeError):
+            library.first_that_loads("auto", quiet=quiet)
+    (warning,) = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "cannot be used: no C++ compiler (no-such-compiler) is installed" in warning
+
+
 def test_a_failed_compile_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

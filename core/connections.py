@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import ssl
@@ -32,7 +31,6 @@ SPARE_SECONDS = 2.0
 """What a connection in a spare place may take for its handshake, and then for its request and the answer."""
 _AT_ONCE = 64
 """Most connections that are accepted in one turn of the loop."""
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Place:
@@ -195,9 +193,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _OUT_OF_FILES:
-                    raise
-                # The socket stays readable, and asking again at once would help nobody.
+                # No file is left, most likely. The socket stays readable: asking again at once would only burn time.
                 self._log.log(logging.ERROR, "connections cannot be accepted: %s", error)
                 self._loop.remove_reader(self._listener)
                 self._again = self._loop.call_later(1.0, self._listen)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pegboard.core.asker import ASKER
 from pegboard.core.client import AsyncEngineClient
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -219,6 +220,33 @@ def test_an_id_is_free_when_its_last_output_has_come() -> None:
             await client.submit(GenerateRequest(prompt="Hi", rid="r"))
         await wire.say(tokens("r", "late", {"type": "abort"}))
         await submit(client, wire, "r")
+
+    play(scene)
+
+
+def test_every_key_has_its_own_ids() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        streams = []
+        for asker in ("1", "2"):
+            ASKER.set(asker)
+            task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", rid="r")))
+            await settle()
+            await wire.say(Accepted(rid=f"{asker}:r"))
+            streams.append(await task)
+            with pytest.raises(InvalidRequest, match="'r' is still running"):
+                await client.submit(GenerateRequest(prompt="Hi", rid="r"))
+        assert [(one.rid, one.name) for one in wire.sent] == [("1:r", "r"), ("2:r", "r")]
+        await wire.say(tokens("2:r", "two"))
+        chunk = streams[1].take()
+        assert (streams[1].rid, chunk and chunk.rid, chunk and chunk.text) == ("r", "r", "two")
+        assert streams[0].take() is None
+        await streams[0].aclose()
+        await settle()
+        assert wire.sent[2:] == [AbortRequest(rid="1:r")]
+        del wire.sent[:]
+        await client.abort("r")
+        await settle()
+        assert wire.sent == [AbortRequest(rid="2:r")]
 
     play(scene)
 

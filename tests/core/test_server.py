@@ -281,9 +281,11 @@ def test_connections_are_bounded(model: Path, tmp_path: Path) -> None:
         server.started()
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         taken = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE)) for _ in range(2)]
+        body = json.dumps({"text": "hi", "stream": True, "sampling_params": LONG}).encode()
+        head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         for connection in taken:
-            # The answer shows that the server knows of this one.
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            # Idle ones would make room.
+            connection.sendall(head.encode() + body)
             assert b"200 OK" in connection.recv(1000)
         refused = server.generate()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")

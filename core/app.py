@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from pegboard.core.config import CorsSection
+from pegboard.core.config import CorsSection, ServerSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.toolkit.http import (
     CLIENT_CLOSED_REQUEST,
@@ -26,17 +26,22 @@ from pegboard.core.web.documents import Documents, document
 from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
 from pegboard.core.web.hosts import Hosts
 from pegboard.core.web.keys import Keys
-from pegboard.core.web.limits import BodyLimit
+from pegboard.core.web.limits import BodyBounds, BodyLimit
 from pegboard.core.web.routes import Routes, allowed
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiRouter
 
 
+_SERVER = ServerSection()
+
+
 def build_app(
     routers: Iterable[tuple[str, ApiRouter]],
     *,
-    max_body_bytes: int,
+    max_body_bytes: int = _SERVER.max_body_bytes,
+    max_body_values: int = _SERVER.max_body_values,
+    max_bodies_bytes: int = _SERVER.max_bodies_bytes,
     keys: Keys | None = None,
     hosts: Hosts | None = None,
     cors: CorsSection | None = None,
@@ -58,9 +63,10 @@ def build_app(
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     cors = cors or CorsSection()
     # The last one added is the first to see a request.
+    table = Routes()
     app.add_middleware(Billing)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(Front, Routes(), keys or Keys(), hosts=hosts, origins=cors.allow_origins, log=access_log)
+    app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes))
+    app.add_middleware(Front, table, keys or Keys(), hosts=hosts, origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -145,7 +145,14 @@ class ServerSection(Section):
     """Seconds that a client may take to send a request, headers and body together; a slower one gets 408. One that
     reads nothing of its answer for as long is cut off."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Largest request body that is read, in bytes; a larger one is answered with 413."""
+    """Largest request body that is read, in bytes; a larger one is answered with 413. Routes that take no prompts read
+    1 MiB at most."""
+    max_body_values: PositiveInt = 1024 * 1024
+    """Most values in a request body: an item of a list counts one; a list, an object or a name in an object eight. More
+    are answered with 413, before they are parsed: it is they that cost time and memory, and not the bytes."""
+    max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
+    """Bytes that the bodies of all requests under way may take together, where they are larger than 64 KiB. Without
+    room, more of a body is not read; after 10 s it is answered with 503."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
     503; health probes have places of their own."""

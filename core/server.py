@@ -42,6 +42,7 @@ from pegboard.core.toolkit import rendering
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
 from pegboard.core.web.hosts import Hosts
 from pegboard.core.web.keys import Keys
+from pegboard.core.web.memory import bound_kept_memory
 from pegboard.core.web.tls import tls_context
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     configure_logging("api", engine.log_level, engine.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    bound_kept_memory()
     _allow_connections(engine.server.max_connections)
     keys = Keys.of(engine.server)
     tls = tls_context(engine.server.tls)
@@ -268,7 +270,9 @@ def build_api(
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
     app = build_app(
         routers,
-        max_body_bytes=ctx.max_body_bytes,
+        max_body_bytes=server.max_body_bytes,
+        max_body_values=server.max_body_values,
+        max_bodies_bytes=server.max_bodies_bytes,
         keys=keys,
         hosts=hosts,
         cors=server.cors,

@@ -42,8 +42,11 @@ M = TypeVar("M", bound="RequestModel")
 CLIENT_CLOSED_REQUEST = 499
 """The status, nginx's, of an answer that nobody is there to read."""
 
-LARGE_BODY = 256 * 1024
-"""Bytes from which on a body is parsed in a thread."""
+SMALL_BODY = 64 * 1024
+"""Most bytes of a body that is parsed at once and needs no room in the server's budget; a larger one waits its turn."""
+
+PARSE_TURN = "pegboard.parse_turn"
+"""The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn."""
 
 _PIECE = 64 * 1024
 
@@ -213,17 +216,23 @@ class RequestModel(BaseModel):
 async def parse_body(request: Request, model: type[M]) -> M:
     """The request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is wrong, and
     ClientDisconnected where the client leaves before it has sent all of it.
+
+    The bytes are gone afterwards: ``request.body()`` would keep them for as long as the request runs.
     """
+    data = bytearray()
     try:
-        data = await request.body()
+        async for piece in request.stream():
+            data += piece
     except ClientDisconnect:
         raise ClientDisconnected from None
-    if len(data) > LARGE_BODY:
+    if len(data) <= SMALL_BODY:
+        return validate_body(data, model)
+    turn = request.scope.get("extensions", {}).get(PARSE_TURN, contextlib.nullcontext)
+    async with turn():
         return await asyncio.to_thread(validate_body, data, model)
-    return validate_body(data, model)
 
 
-def validate_body(data: bytes, model: type[M]) -> M:
+def validate_body(data: bytes | bytearray, model: type[M]) -> M:
     """`parse_body` of bytes."""
     try:
         return model.model_validate_json(data)
@@ -375,7 +384,11 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     await race(task, disconnect(request.receive))
     if task.cancelled():
         raise ClientDisconnected
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        # Its exception knows this frame and all above, and so would keep itself and a whole request alive.
+        del task
 
 
 async def race(main: asyncio.Future[Any], other: Coroutine[Any, Any, None]) -> None:
@@ -415,10 +428,23 @@ that say nothing themselves (the last one counts). The server enforces them; a r
 _LEVELS: dict[Any, Level] = {_public: "public", _user: "user", _admin: "admin"}
 
 
+async def _large() -> None:
+    """Marks a route that takes large bodies."""
+
+
+LARGE = Depends(_large)
+"""Declares, like a level, that a route takes bodies up to `server.max_body_bytes`: prompts. Others take 1 MiB."""
+
+
 def level_of(route: object) -> Level | None:
     """The level that a route declares; None where it declares none."""
     found = [_LEVELS.get(one.dependency) for one in getattr(route, "dependencies", None) or ()]
     return next((level for level in reversed(found) if level is not None), None)
+
+
+def takes_large(route: object) -> bool:
+    """Whether a route declares LARGE."""
+    return any(one.dependency is _large for one in getattr(route, "dependencies", None) or ())
 
 
 DONE = b"data: [DONE]\n\n"

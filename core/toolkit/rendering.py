@@ -194,6 +194,8 @@ class RenderPool:
                         helper = None
                 with self._lock:
                     self._unfinished -= 1
+                # Else it would keep this conversation until the next one comes.
+                del item, prompt, future
         finally:
             if helper is not None:
                 self._end(helper)

@@ -1,42 +1,113 @@
-"""How large a request body may be."""
+"""How large request bodies may be: each by its route, in bytes and in what a parser makes of them; and all together."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import PARSE_TURN, SMALL_BODY
+from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns, budget_full
 from pegboard.core.web.front import write_error
+from pegboard.core.web.memory import MemoryReturn
+from pegboard.core.toolkit.json_weight import JsonWeight
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from pegboard.core.web.routes import Routes
+
+PLAIN_BODY = 1024 * 1024
+"""Most bytes of a body at a route that does not declare LARGE."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """The bounds of a server: most bytes of a body at a route that declares LARGE, most values of any, and most bytes
+    of all that are under way.
+    """
+
+    each: int
+    values: int
+    together: int
+
 
 class BodyLimit:
-    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives."""
+    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives, and those
+    with more values than a parser should make. Lets no more arrive than there is room for in the budget of all.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Small bodies need no room: whatever large ones are under way, they get through.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Routes, bounds: BodyBounds) -> None:
         self._app = app
-        self._max = max_bytes
+        self._routes = routes
+        self._bounds = bounds
+        self._small = min(SMALL_BODY, bounds.each)
+        self._budget = BodyBudget(bounds.together)
+        self._turns = ParseTurns()
+        self._memory = MemoryReturn()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if not announced.isdigit() or int(announced) > self._max:
-            await write_error(scope, self._error())(scope, receive, send)
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), None)
+        if announced is not None and announced.isdigit() and int(announced) <= self._small:
+            await self._app(scope, receive, send)
             return
-        arrived = 0
+        most = self._bounds.each if self._routes.find(scope).large else min(PLAIN_BODY, self._bounds.each)
+        if announced is not None and (not announced.isdigit() or int(announced) > most):
+            await write_error(scope, _too_large(most))(scope, receive, send)
+            return
+        scope.setdefault("extensions", {})[PARSE_TURN] = self._turns.turn
+        arriving = _Arriving(receive, most, self._bounds.values, self._budget)
+        try:
+            await self._app(scope, arriving.receive, send)
+        finally:
+            if arriving.share.held:
+                self._budget.give(arriving.share)
+                self._memory.soon()
 
-        async def limited() -> Message:
-            nonlocal arrived
-            message = await receive()
-            arrived += len(message.get("body", b""))
-            if arrived > self._max:
-                raise self._error()
-            return message
 
-        await self._app(scope, limited, send)
+class _Arriving:
+    """A body on its way in."""
 
-    def _error(self) -> InvalidRequest:
-        return InvalidRequest(f"the body exceeds {self._max} bytes", status=413, code="body_too_large")
+    def __init__(self, receive: Receive, most: int, values: int, budget: BodyBudget) -> None:
+        self._receive = receive
+        self._most = most
+        self._values = values
+        self._budget = budget
+        self._size = 0
+        self._weight = JsonWeight()
+        self.share = BodyShare()
+
+    async def receive(self) -> Message:
+        """The next message. Raises InvalidRequest where a bound is passed."""
+        try:
+            async with asyncio.timeout_at(self.share.deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise budget_full() from None
+        body = message.get("body", b"")
+        if body:
+            await self._add(body)
+        if self.share.held and not message.get("more_body", False):
+            self._budget.arrived(self.share)
+        return message
+
+    async def _add(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._most:
+            raise _too_large(self._most)
+        self._weight.add(body)
+        if self._weight.total > self._values:
+            message = f"the body has more values than the {self._values} that are taken (server.max_body_values)"
+            raise InvalidRequest(message, status=413, code="too_many_values")
+        if self._size > SMALL_BODY:
+            await self._budget.take(self.share, len(body))
+
+
+def _too_large(most: int) -> InvalidRequest:
+    return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Match
 
-from pegboard.core.toolkit.http import Level, level_of
+from pegboard.core.toolkit.http import Level, level_of, takes_large
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -20,10 +20,13 @@ UNDECLARED: Level = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A route as the server sees it: its level, and its own path with the names of parameters ("" for none)."""
+    """A route as the server sees it: its level, its own path with the names of parameters ("" for none), and whether it
+    takes large bodies.
+    """
 
     level: Level
     template: str
+    large: bool = False
 
 
 UNKNOWN = Entry(UNDECLARED, "")
@@ -109,7 +112,7 @@ def _is_fixed(route: Any) -> bool:
 
 
 def _entry(route: Any) -> Entry:
-    return Entry(level_of(route) or UNDECLARED, str(getattr(route, "path", "")))
+    return Entry(level_of(route) or UNDECLARED, str(getattr(route, "path", "")), takes_large(route))
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> Entry | None:

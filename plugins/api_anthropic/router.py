@@ -13,6 +13,7 @@ from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import Answers, check_model, renamed
 from pegboard.core.toolkit.http import (
+    LARGE,
     USER,
     EventStream,
     api_router,
@@ -49,7 +50,7 @@ class AnthropicRouter(ApiRouter):
     options: AnthropicOptions
 
     def routes(self) -> APIRouter:
-        router = api_router(errors=write_error, tags=["anthropic"], dependencies=[USER])
+        router = api_router(errors=write_error, tags=["anthropic"], dependencies=[USER, LARGE])
         conversation = {
             "model": self.client.info.served_name,
             "messages": [{"role": "user", "content": "What is the capital of France?"}],

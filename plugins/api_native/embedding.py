@@ -13,7 +13,7 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import MAX_REQUESTS, salt_of
-from pegboard.core.toolkit.http import json_response, parse_body, until_disconnect
+from pegboard.core.toolkit.http import LARGE, json_response, parse_body, until_disconnect
 from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, refuse_unsupported, takes
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 
@@ -111,9 +111,10 @@ class Embedding:
         self._client = ctx.client
 
     def add_to(self, router: APIRouter) -> None:
-        docs = {**takes(EncodeBody, {"text": "The capital of France"}), **answers(EncodedAnswer, 429, 504)}
+        large: dict[str, Any] = {"dependencies": [LARGE]}
+        docs = {**takes(EncodeBody, {"text": "The capital of France"}), **answers(EncodedAnswer, 429, 504), **large}
         router.post("/encode", summary="Vectors of texts or token ids", **docs)(self.encode)
-        docs = {**takes(EncodeBody), **answers(EncodedAnswer)}
+        docs = {**takes(EncodeBody), **answers(EncodedAnswer), **large}
         router.post("/classify", summary="Classes of texts, by models with a head for it", **docs)(self.classify)
 
     async def encode(self, request: Request) -> Response:

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
 from pegboard.core.toolkit.generation import Answers, are_large
 from pegboard.core.toolkit.http import (
+    LARGE,
     USER,
     api_router,
     built_response,
@@ -47,7 +48,7 @@ class NativeRouter(ApiRouter):
         events = "Answers as they grow, then [DONE]."
         docs = {**takes(GenerateBody, _EXAMPLE), **answers(GeneratedAnswer, 404, 409, 429, 504, events=events)}
         # The first route with an example is what a new server suggests to try.
-        router.post("/generate", summary="Generate from text or token ids", **docs)(self.generate)
+        router.post("/generate", summary="Generate from text or token ids", dependencies=[LARGE], **docs)(self.generate)
         ctx = self.ctx
         information = Information(ctx, self.options.health_timeout)
         for part in (Conversations(ctx), Embedding(ctx), Parsing(ctx), information, Administration(ctx)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import GrammarKind
 from pegboard.core.toolkit.generation import Answer, Answers, check_model, renamed
-from pegboard.core.toolkit.http import body_docs, error_responses, json_answer, until_disconnect
+from pegboard.core.toolkit.http import LARGE, body_docs, error_responses, json_answer, until_disconnect
 from pegboard.core.toolkit.token_text import TokenTexts
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def new_id(prefix: str, rid: str = "") -> str:
 def documented(
     body: type[BaseModel], answer: type[BaseModel], example: Mapping[str, Any], *errors: int, events: str = ""
 ) -> dict[str, Any]:
-    """Arguments of a route that say what it takes and what it answers; `events` describes its stream, if it has one."""
+    """Arguments of a route that takes prompts, which say what it takes and what it answers; `events` describes its
+    stream, if it has one.
+    """
     responses = {**json_answer(answer, events=events), **error_responses(404, 429, *errors)}
-    return {"openapi_extra": body_docs(body, example), "responses": responses}
+    return {"openapi_extra": body_docs(body, example), "responses": responses, "dependencies": [LARGE]}

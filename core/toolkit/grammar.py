@@ -8,6 +8,7 @@ from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
+from pegboard.core.toolkit.json_weight import JsonTexts
 
 MAX_STRUCTURES = 1024
 """Most structures of a structural tag, and most triggers."""
@@ -54,28 +55,29 @@ def grammar_of(
         fields = " and ".join(dict.fromkeys(called[kind] for kind in given))
         raise InvalidRequest(f"one grammar per request: {fields} exclude each other", param=called[given[1]])
     kind = given[0]
-    name, value = called[kind], values[kind]
+    name, value, texts = called[kind], values[kind], JsonTexts()
     if kind == "json_object":
         return Grammar("json_object")
     if kind == "json_schema":
-        schema = _parsed(value, name)
+        schema = _parsed(value, name, texts)
         if not isinstance(schema, (dict, bool)):
             raise InvalidRequest(f"{name} must be a JSON schema: an object, or true", param=name)
         if schema is False:
             raise InvalidRequest(f"{name}: the schema false allows no answer at all", param=name)
         return Grammar(kind, _text_of(schema, name))
     if kind == "structural_tag":
-        return Grammar(kind, _text_of(structural_tag_of(_parsed(value, name), name), name))
+        return Grammar(kind, _text_of(structural_tag_of(_parsed(value, name, texts), name, texts), name))
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{name} must be a string that is not empty", param=name)
     _encodable(value, name)
     return Grammar(kind, value)
 
 
-def structural_tag_of(value: Any, name: str = "structural_tag") -> dict[str, Any]:
+def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts | None = None) -> dict[str, Any]:
     """A structural tag in the form of `Grammar`, from that form or from one of those that others use (see
-    `grammar_of`). Raises InvalidRequest, naming the place below `name`.
+    `grammar_of`). Raises InvalidRequest, naming the place below `name`. `texts` are those of the request so far.
     """
+    texts = texts or JsonTexts()
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", param=name)
     if "format" in value:
@@ -83,7 +85,9 @@ def structural_tag_of(value: Any, name: str = "structural_tag") -> dict[str, Any
     unknown = sorted(value.keys() - {"type", "structures", "triggers", *_TAG_FLAGS})
     if unknown:
         raise InvalidRequest(f"{name}: unknown key {unknown[0]!r}", param=f"{name}.{unknown[0]}")
-    structures = [_structure(f"{name}.structures.{i}", one) for i, one in enumerate(_list(value, "structures", name))]
+    structures = [
+        _structure(f"{name}.structures.{i}", one, texts) for i, one in enumerate(_list(value, "structures", name))
+    ]
     triggers = _list(value, "triggers", name)
     for i, trigger in enumerate(triggers):
         if not isinstance(trigger, str) or not trigger:
@@ -103,7 +107,7 @@ def structural_tag_of(value: Any, name: str = "structural_tag") -> dict[str, Any
     return tag
 
 
-def _structure(name: str, value: Any) -> dict[str, Any]:
+def _structure(name: str, value: Any, texts: JsonTexts) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", param=name)
     begin, end, schema = value.get("begin"), value.get("end"), value.get("schema", True)
@@ -115,7 +119,7 @@ def _structure(name: str, value: Any) -> dict[str, Any]:
         if len(text) > MAX_TAG:
             where = f"{name}.{key}"
             raise InvalidRequest(f"{where} may have at most {MAX_TAG} characters, got {len(text)}", param=where)
-    schema = _parsed(schema, f"{name}.schema")
+    schema = _parsed(schema, f"{name}.schema", texts)
     if not isinstance(schema, (dict, bool)) or schema is False:
         raise InvalidRequest(f"{name}.schema must be a JSON schema: an object, or true", param=f"{name}.schema")
     return {"begin": begin, "schema": schema, "end": end}
@@ -149,12 +153,12 @@ def _list(value: Mapping[str, Any], key: str, name: str) -> list[Any]:
     return items
 
 
-def _parsed(value: Any, name: str) -> Any:
+def _parsed(value: Any, name: str, texts: JsonTexts) -> Any:
     """What JSON text says; anything else is that already."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, parse_constant=_no_constant)
+        return texts.parse(value, name, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON: {_why(error)}", param=name) from None
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from pegboard.core.interfaces.errors import InvalidRequest
+
 OF_CONTAINER, OF_NAME, OF_STRING = 8, 4, 4
 """What a list or an object weighs, a name in an object beyond its string, and a string, where a comma weighs one: about
 the ratios of the time and memory that it takes to parse, check and free them."""
+MAX_TEXTS = 1024 * 1024
+"""What the JSON texts inside of one request may weigh together."""
+_BEYOND_BMP = bytes(range(0xF0, 0xF5))
+_SURROGATES = (b"\\ud", b"\\uD")
 
 
 class JsonWeight:
@@ -16,13 +25,17 @@ class JsonWeight:
 
     def __init__(self) -> None:
         self.total = 0
+        self.wide = False
+        """Whether a character needs four bytes in memory, as each of the same string does then."""
         self._in_string = False
         self._escaped = False
+        self._end = b""
 
     def add(self, data: bytes) -> None:
         """Weigh one more piece."""
         if not data:
             return
+        self.wide = self.wide or self._has_wide(data)
         data = data[self._escaped :]
         self._escaped = False
         if b"\\" in data:
@@ -36,3 +49,27 @@ class JsonWeight:
         self.total += outside.count(b",") + OF_CONTAINER * containers + OF_NAME * outside.count(b":")
         # Of each pair of quotes the second one tells.
         self.total += OF_STRING * ((len(parts) - self._in_string) // 2)
+
+    def _has_wide(self, data: bytes) -> bool:
+        if not data.isascii() and len(data.translate(None, _BEYOND_BMP)) < len(data):
+            return True
+        seam, self._end = self._end + data[:2], data[-2:]
+        return any(one in data or one in seam for one in _SURROGATES)
+
+
+class JsonTexts:
+    """Parses the JSON texts inside of one request, whose values nothing else has counted."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TEXTS
+
+    def parse(self, text: str, param: str, **options: Any) -> Any:
+        """What `json.loads` makes of a text, with its `options`, and raises. Raises InvalidRequest, naming `param`,
+        where all texts together weigh more than MAX_TEXTS.
+        """
+        weight = JsonWeight()
+        weight.add(text.encode("utf-8", "surrogatepass"))
+        self._left -= weight.total
+        if self._left < 0:
+            raise InvalidRequest(f"{param}: its JSON text has too many values", param=param, code="too_many_values")
+        return json.loads(text, **options)

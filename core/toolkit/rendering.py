@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import json
 import os
 import queue
 import signal
@@ -28,6 +27,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat_template import ChatTemplateError, select_source
 from pegboard.core.toolkit.environment import helper_environment
+from pegboard.core.toolkit.json_weight import JsonTexts
 from pegboard.core.toolkit.render_process import Rendered, frame, read_frame
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ async def render_chat(
     sources = client.tokenizer.chat_templates
     active = tools if tools is not None and tools.active else None
     source = select_source(sources, name=template, with_tools=active is not None)
-    chat = [_message(i, one) for i, one in enumerate(messages)]
+    texts = JsonTexts()
+    chat = [_message(i, one, texts) for i, one in enumerate(messages)]
     prompt = ChatPrompt(
         source=source,
         messages=chat,
@@ -97,7 +98,7 @@ def warm_up() -> None:
     _pool().submit(ChatPrompt(source="", messages=[]))
 
 
-def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(index: int, message: Mapping[str, Any], texts: JsonTexts) -> dict[str, Any]:
     """As templates expect it: calls have objects for arguments, and nothing is there that is empty."""
     found = dict(message)
     calls = found.get("tool_calls")
@@ -108,11 +109,11 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     where = f"messages.{index}.tool_calls"
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where}: must be a list", param=where)
-    found["tool_calls"] = [_call(f"{where}.{i}", call) for i, call in enumerate(calls)]
+    found["tool_calls"] = [_call(f"{where}.{i}", call, texts) for i, call in enumerate(calls)]
     return found
 
 
-def _call(where: str, call: Any) -> dict[str, Any]:
+def _call(where: str, call: Any, texts: JsonTexts) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise InvalidRequest(f"{where}.function: must be an object", param=f"{where}.function")
@@ -122,7 +123,7 @@ def _call(where: str, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         # What is no JSON stays text: a model may have written it so, and been told.
         with contextlib.suppress(ValueError, RecursionError):
-            parsed = json.loads(arguments) if arguments.strip() else {}
+            parsed = texts.parse(arguments, f"{where}.function.arguments") if arguments.strip() else {}
             arguments = parsed if isinstance(parsed, dict) else arguments
     elif arguments is None:
         arguments = {}

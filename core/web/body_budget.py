@@ -21,8 +21,9 @@ class BodyBudget:
     beyond keeps them from waiting for each other.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, patience: float = PATIENCE) -> None:
         self._most = most
+        self._patience = patience
         self._held = 0
         self._beyond: BodyShare | None = None
         self._waiting: collections.deque[tuple[BodyShare, int, asyncio.Future[None]]] = collections.deque()
@@ -33,13 +34,13 @@ class BodyBudget:
         return self._held
 
     async def take(self, share: BodyShare, size: int) -> None:
-        """Have `share` hold `size` bytes more. Raises InvalidRequest (503) where there is no room within PATIENCE."""
+        """Have `share` hold `size` bytes more. Raises InvalidRequest (503) where there is no room in time."""
         if (share is self._beyond or not self._waiting) and self._grant(share, size):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((share, size, granted))
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 await granted
         except TimeoutError:
             raise budget_full() from None
@@ -73,7 +74,7 @@ class BodyBudget:
             if self._beyond is not None or self._held > self._most:
                 return False
             self._beyond = share
-            share.deadline = asyncio.get_running_loop().time() + PATIENCE
+            share.deadline = asyncio.get_running_loop().time() + self._patience
         self._held += size
         share.held += size
         return True

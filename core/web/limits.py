@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import PARSE_TURN, SMALL_BODY
+from pegboard.core.toolkit.json_weight import JsonWeight
 from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns, budget_full
 from pegboard.core.web.front import write_error
 from pegboard.core.web.memory import MemoryReturn
-from pegboard.core.toolkit.json_weight import JsonWeight
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 PLAIN_BODY = 1024 * 1024
 """Most bytes of a body at a route that does not declare LARGE."""
+
+WIDE = 4
+"""Bytes that a byte of a text takes in memory where one of its characters lies beyond Unicode's first plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ class _Arriving:
             message = f"the body has more values than the {self._values} that are taken (server.max_body_values)"
             raise InvalidRequest(message, status=413, code="too_many_values")
         if self._size > SMALL_BODY:
-            await self._budget.take(self.share, len(body))
+            needed = self._size * (WIDE if self._weight.wide else 1)
+            await self._budget.take(self.share, needed - self.share.held)
 
 
 def _too_large(most: int) -> InvalidRequest:

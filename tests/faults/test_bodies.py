@@ -1,0 +1,284 @@
+"""What request bodies may cost everybody else: time, memory and room.
+
+The budget and the weight by themselves: tests/core/web/test_body_budget.py, tests/core/toolkit/test_json_weight.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import threading
+import time
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.testing.asgi import Exchange
+from pegboard.core.testing.checkpoints import write_tiny_tokenizer
+from pegboard.core.toolkit.http import until_disconnect
+from pegboard.core.web.limits import PLAIN_BODY
+from tests.core.api_server import Server, running, wait_for
+from tests.faults.whole_api import questions, whole_app
+
+MIB = 2**20
+LARGEST = 16 * MIB
+SENDERS = 4
+TAKES_PROMPTS = {
+    "/generate", "/encode", "/classify",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
+    "/v1/messages/count_tokens", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/score", "/v1/score",
+    "/rerank", "/v1/rerank",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tiny_tokenizer(directory)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(model, tmp_path_factory.mktemp("server"), max_body_bytes=LARGEST) as one:
+        one.started()
+        one.generate(sampling_params={"max_new_tokens": 1})
+        yield one
+        assert "Traceback" not in one.log, one.log
+
+
+def memory(server: Server) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+class Probe:
+    """Asks a server for its health while a block runs: the slowest answer, in seconds, and the most memory."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.slowest, self.memory = 0.0, 0
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._server.url, timeout=60) as client:
+            while not self._stop.is_set():
+                began = time.perf_counter()
+                assert client.get("/health").status_code == 200
+                self.slowest = max(self.slowest, time.perf_counter() - began)
+                self.memory = max(self.memory, memory(self._server))
+
+
+def send_all(server: Server, path: str, body: bytes) -> list[httpx.Response]:
+    """The answers to SENDERS that send it at once."""
+
+    def send(_: int) -> httpx.Response:
+        return httpx.post(server.url + path, content=body, timeout=60)
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        return list(pool.map(send, range(SENDERS)))
+
+
+def code(answer: httpx.Response | Exchange) -> str:
+    return str(answer.json()["error"]["code"])
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+EMPTY = b'{"messages": [' + b"{}," * (LARGEST // 3 - 10) + b"{}]}"
+"""The most values in the fewest bytes."""
+
+
+def test_four_senders_of_empty_objects_disturb_nobody(server: Server) -> None:
+    """Before, this took 1.7 GB and froze everything for seven seconds."""
+    with Probe(server) as probe:
+        answers = send_all(server, "/v1/chat/completions", EMPTY)
+    assert [(one.status_code, code(one)) for one in answers] == [(413, "too_many_values")] * SENDERS
+    assert probe.memory < 200 * MIB
+    assert probe.slowest < 0.6
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"prompt": [' + b"54321," * 1_000_000 + b"1]}"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "' + b"word " * 3_000_000 + b'"}, 5]}'),
+    ],
+    ids=["values", "bytes"],
+)
+def test_the_heaviest_bodies_are_parsed_in_turn_and_their_memory_returns(
+    server: Server, path: str, body: bytes
+) -> None:
+    before = memory(server)
+    with Probe(server) as probe:
+        answers = send_all(server, path, body)
+    assert {one.status_code for one in answers} == {400}
+    assert probe.memory < 400 * MIB
+    assert probe.slowest < 2.5
+    wait_for(lambda: memory(server) < before + 30 * MIB)
+
+
+def post(body: bytes, path: str = "/v1/chat/completions", **bounds: int) -> Exchange:
+    async def scene() -> Exchange:
+        return await Exchange(whole_app(**bounds), "POST", path, body).end()
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/generate"])
+def test_values_are_counted_before_they_are_made(path: str) -> None:
+    body = b'{"x": [' + b'{"a":[]},' * 200_000 + b"{}]}"
+
+    async def scene() -> tuple[Exchange, int]:
+        app = whole_app()
+        tracemalloc.start()
+        try:
+            return await Exchange(app, "POST", path, body).end(), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    answer, peak = asyncio.run(scene())
+    assert answer.status == 413
+    assert "max_body_values" in answer.body.decode()
+    # The pieces of one body that comes all at once; its values would take 100 MiB.
+    assert peak < 30 * MIB
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_bound_is_the_configs(exact: bool) -> None:
+    # Two lists, nine commas, and an object with a name.
+    body = json.dumps({"x": [[0] * 10], "pad": "[,{:" * 20_000}).encode()
+    weight = 2 * 8 + 9 + 8 + 1 + 2 * (4 + 4) + 4
+    assert post(body, max_body_values=weight - (not exact)).status == (400 if exact else 413)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [5] * 131_072, "max_tokens": 1},
+        {"prompt": [[5] * 1000] * 500, "max_tokens": 1},
+        {"prompt": "1,2,{3}:[4] " * 80_000, "max_tokens": 1},
+        {"prompt": 'an "escaped\\" {text}, of: [things] ' * 50_000, "max_tokens": 1},
+    ],
+    ids=["ids", "batch", "figures", "quotes"],
+)
+def test_honest_bodies_pass(body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    assert len(data) > 256 * 1024
+    assert post(data, "/v1/completions").status == 200
+
+
+def test_json_inside_of_strings_is_counted_too() -> None:
+    arguments = '{"a": [' + "{}," * 1_000_000 + "{}]}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    answer = post(json.dumps({"messages": messages}).encode())
+    assert (answer.status, code(answer)) == (400, "too_many_values")
+    answer = post(json.dumps({"text": "hi", "sampling_params": {"json_schema": arguments}}).encode(), "/generate")
+    assert (answer.status, code(answer)) == (400, "too_many_values")
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_deep_nesting_is_malformed(opening: bytes) -> None:
+    for depth in (201, 5000, 60_000):
+        answer = post(b'{"messages":' + opening * depth)
+        assert (answer.status, code(answer)) == (400, "malformed_json")
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_routes_that_take_no_prompts_take_small_bodies() -> None:
+    async def scene() -> dict[str, int | None]:
+        app = whole_app()
+        body = b" " * (PLAIN_BODY + 1)
+        return {
+            path: (await Exchange(app, "POST", path, body).end()).status
+            for method, path, _ in questions(app)
+            if method == "POST"
+        }
+
+    statuses = asyncio.run(scene())
+    assert set(statuses) > TAKES_PROMPTS
+    assert {path for path, status in statuses.items() if status != 413} == TAKES_PROMPTS
+
+
+def announce(server: Server, path: str, size: int, sent: int) -> socket.socket:
+    """A connection on which this much of a request's body has been sent."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode())
+    connection.sendall(b'{"text": "' + b"x" * (sent - 10))
+    return connection
+
+
+def test_bodies_that_never_end_leave_room_for_others(model: Path, tmp_path: Path) -> None:
+    """They have filled the room together; small bodies need none, and a large one at a time goes beyond."""
+    with running(model, tmp_path, max_body_bytes=LARGEST, max_bodies_bytes=MIB) as server:
+        server.started()
+        before = memory(server)
+        endless = [announce(server, "/generate", LARGEST, 500_000) for _ in range(2)]
+        more = [announce(server, "/generate", LARGEST, 40_000) for _ in range(20)]
+        assert server.generate(sampling_params={"max_new_tokens": 1}).status_code == 200
+        large = {"input_ids": [5] * 90_000, "x" * 500_000: 1, "sampling_params": {"max_new_tokens": 1}}
+        answers = send_all(server, "/generate", json.dumps(large).encode())
+        assert [one.status_code for one in answers] == [200] * SENDERS
+        assert memory(server) < before + 40 * MIB
+        for connection in [*endless, *more]:
+            connection.close()
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_engine_refuses_is_forgotten_at_once() -> None:
+    """An exception that knew its own frame would keep the whole request until the garbage collector comes."""
+
+    class Body:
+        """What a route has read."""
+
+    async def refuses() -> None:
+        raise InvalidRequest("the prompt is too long")
+
+    class Request:
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            return {}
+
+    async def route(kept: list[weakref.ref[Body]]) -> None:
+        body = Body()
+        kept.append(weakref.ref(body))
+        await until_disconnect(Request(), refuses())  # type: ignore[arg-type]
+
+    async def scene() -> None:
+        kept: list[weakref.ref[Body]] = []
+        with pytest.raises(InvalidRequest):
+            await route(kept)
+        await asyncio.sleep(0)
+        assert kept[0]() is None
+
+    gc.disable()
+    try:
+        asyncio.run(scene())
+    finally:
+        gc.enable()

@@ -148,11 +148,11 @@ class ServerSection(Section):
     """Largest request body that is read, in bytes; a larger one is answered with 413. Routes that take no prompts read
     1 MiB at most."""
     max_body_values: PositiveInt = 1024 * 1024
-    """Most values in a request body: an item of a list counts one, a string four, a list or an object eight, a name in an
-    object eight as well. More are answered with 413, before they are parsed."""
+    """Most values in a request body: an item of a list counts one, a string four, a list, an object or a name in an
+    object eight. More are answered with 413, before they are parsed."""
     max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes that bodies larger than 64 KiB may hold together, of all requests under way. Without room, more of a body is
-    not read; after 10 s it is answered with 503."""
+    """Bytes that bodies larger than 64 KiB may hold together, of all requests under way. Without room, more of a body
+    is not read; after 10 s it is answered with 503."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
     503; health probes have places of their own."""

@@ -35,8 +35,8 @@ class ApiContext:
 class ApiRouter(abc.ABC):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
-    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http`; and LARGE, where it takes
-    prompts: others get bodies of 1 MiB at most.
+    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http`; and LARGE, where it
+    takes prompts: others get bodies of 1 MiB at most.
     """
 
     def __init__(self, options: Any, ctx: ApiContext) -> None:

@@ -48,6 +48,8 @@ SMALL_BODY = 64 * 1024
 PARSE_TURN = "pegboard.parse_turn"
 """The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn."""
 
+LARGE_ANSWER = 256 * 1024
+"""Bytes from which on an answer is sent in pieces."""
 _PIECE = 64 * 1024
 
 _RETRY_AFTER = {"not_ready": "5", "shutting_down": "5"}
@@ -79,7 +81,7 @@ class _LargeResponse(Response):
 def json_response(data: Any, status: int = 200) -> Response:
     """`data` as JSON. Numbers that JSON does not know (a log-probability of minus infinity) become null."""
     body = msgspec.json.encode(data)
-    kind = _LargeResponse if len(body) > LARGE_BODY else Response
+    kind = _LargeResponse if len(body) > LARGE_ANSWER else Response
     return kind(body, status_code=status, media_type="application/json")
 
 

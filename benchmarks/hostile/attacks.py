@@ -1,0 +1,135 @@
+"""The attacks: each a few lines that say what its clients send, by the item of issue 13 that it belongs to."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.hostile import payloads
+from benchmarks.hostile.payloads import Ask
+
+CONTEXT = 8192
+"""Of the demo model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What one client of an attack does until its time is over: sends `asks`, one behind the other, again and again."""
+
+    name: str
+    item: int
+    """Of the issue."""
+    what: str
+    asks: Callable[[random.Random], Iterable[Ask]] = lambda rng: ()
+    at_once: int = 1
+    """Requests that a client has under way."""
+    leave_after: float | None = None
+    """Seconds after which it closes a connection in the middle of the answer; None: it reads to the end."""
+    idle: int = 0
+    """Connections that it opens, uses once and leaves idle."""
+    pause: float = 0.1
+    """Seconds that it waits after a request that was refused: it is not the number of requests that attacks."""
+    tail: float = 5.0
+    """Seconds for which the others are watched when the attack is over."""
+    beside: str = ""
+    """A further honest client."""
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def endless(self, rng: random.Random) -> Iterator[Ask]:
+        """What a client sends."""
+        return itertools.cycle(list(self.asks(rng)))
+
+
+def _long_text(rng: random.Random) -> list[Ask]:
+    texts = payloads.long_texts(rng)
+    paths = ("/v1/completions", "/tokenize", "/generate")
+    asks = [payloads.read_text(path, text) for text in texts.values() for path in paths]
+    rng.shuffle(asks)
+    return asks
+
+
+def _bodies(rng: random.Random) -> list[Ask]:
+    asks = list(payloads.bodies().values())
+    rng.shuffle(asks)
+    return asks
+
+
+ATTACKS = {
+    one.name: one
+    for one in (
+        Attack(
+            "big_message",
+            1,
+            "n 64, 165 tokens, top 128 and 4,096 token ids: one message of the scheduler's over 512 MiB",
+            lambda rng: [payloads.big_message()],
+        ),
+        Attack(
+            "logprob_streams",
+            2,
+            "streams with top 128 and 4,096 token ids at each token, whose clients leave after ten seconds",
+            lambda rng: [payloads.logprobs(payloads.prose(rng, 20), tokens=4000, top=128, ids=4096, stream=True)],
+            leave_after=10.0,
+            tail=20.0,
+        ),
+        Attack(
+            "long_text", 3, "2 million characters to tokenise: words, one character, spaces; three routes", _long_text
+        ),
+        Attack("stops", 4, "64 KiB of stop strings and expressions, n 1,024", lambda rng: [payloads.stops(rng)]),
+        Attack("bodies", 5, "16 MiB of `{}`, `[` and `1,`", _bodies, pause=0.5),
+        Attack(
+            "logprobs",
+            6,
+            "1,000 tokens with 4,096 token ids each, not streamed",
+            lambda rng: [payloads.logprobs(payloads.prose(rng, 20), tokens=1000, ids=4096)],
+        ),
+        Attack(
+            "prompt_logprobs",
+            6,
+            "top 128 and 4,096 token ids at each of 8,000 tokens of a prompt",
+            lambda rng: [
+                payloads.logprobs(payloads.some_ids(rng, 8000), tokens=1, top=128, ids=4096, of_prompt=True)
+                for _ in range(20)
+            ],
+        ),
+        Attack(
+            "queue",
+            7,
+            "500 small requests at once",
+            lambda rng: [payloads.small_request(rng) for _ in range(500)],
+            at_once=125,
+            pause=5.0,
+        ),
+        Attack(
+            "queue_ids",
+            7,
+            "2,000 prompts of 4,000 token ids at once",
+            lambda rng: [payloads.long_ids(rng, 4000) for _ in range(500)],
+            at_once=500,
+            pause=20.0,
+        ),
+        Attack(
+            "queue_batches",
+            7,
+            "batches of 512 prompts of 8,000 token ids, in bodies of 16 MiB",
+            lambda rng: [payloads.long_ids(rng, 8000, prompts=512)],
+            pause=0.5,
+        ),
+        Attack(
+            "grammar_ambiguous",
+            8,
+            "an ambiguous grammar with n 32",
+            lambda rng: [payloads.ambiguous()],
+        ),
+        Attack(
+            "grammar_slow",
+            8,
+            "24 grammars that take ten seconds to compile, beside a client with quick ones",
+            lambda rng: [payloads.slow_grammar(rng.randrange(10**9)) for _ in range(200)],
+            at_once=6,
+            beside="grammars",
+        ),
+        Attack("idle", 10, "4,400 idle connections, of 4,096 that there may be", idle=1100),
+    )
+}

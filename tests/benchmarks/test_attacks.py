@@ -1,0 +1,133 @@
+"""What benchmarks/attacks.py counts as lost, and how its figures are said."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.hostile import clients, measure, payloads, report
+from benchmarks.hostile.attacks import ATTACKS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def stream(*events: dict[str, Any], done: bool = True, status: int = 200) -> clients._Stream:
+    found = clients._Stream(clients.Streams(clients.Address.parse("127.0.0.1:1"), 1))
+    found.head(status, {})
+    for number, event in enumerate([*events, *(["[DONE]"] if done else [])]):
+        data = event if isinstance(event, str) else json.dumps(event)
+        found.body(f"data: {data}\n\n".encode(), found.touched + number)
+    return found
+
+
+def native(sent: int, counted: int, reason: str | None = "length") -> dict[str, Any]:
+    meta = {"completion_tokens": counted, "finish_reason": {"type": reason} if reason else None}
+    return {"text": "a" * sent, "output_ids": [5] * sent, "meta_info": meta}
+
+
+def test_a_token_that_is_counted_and_not_sent_is_lost() -> None:
+    ended = [
+        clients._end_of(stream(native(1, 1, None), native(2, 2)), native=True),
+        clients._end_of(stream(native(1, 1, None), native(224, 225)), native=True),
+    ]
+    assert [one["outcome"] for one in ended] == ["200", "200"]
+    found = measure._ends({"ended": ended})
+    assert (found["lost_tokens"], found["counted_tokens"]) == (1, 227)
+
+
+def test_streams_without_a_proper_end() -> None:
+    broken: list[clients._Stream] = [
+        stream(native(2, 2, None), done=False),
+        stream(native(2, 2, None), {"error": {"code": "engine_failed"}}),
+        stream(native(2, 2, "abort")),
+    ]
+    outcomes = [clients._end_of(one, native=True)["outcome"] for one in broken]
+    assert outcomes[:2] == ["no end", "error engine_failed"]
+    assert outcomes[2].startswith("ended: ")
+    assert clients._end_of(stream({"choices": []}), native=False)["outcome"] == "no end"
+
+
+def test_a_refusal_is_said_by_its_code() -> None:
+    answer = clients.Answer()
+    answer.head(503, {})
+    answer.body(b'{"error": {"code": "queue_full", "message": "..."}}', 0.0)
+    assert answer.outcome == "503 queue_full"
+
+
+def test_figures_of_a_time() -> None:
+    seen = {
+        "health": {"asked": [(0.5, 9.0, 200), (1.0, 0.25, 200), (1.5, 0.5, 503), (2.0, 1.0, clients.OPEN)]},
+        "streams": {"gaps": [(0.5, 9.0), (1.5, 0.125)], "firsts": [(1.5, 2.0)], "silent": [1.5], "waiting": [2.5]},
+    }
+    found = measure._honest(seen, 1.0, 3.0, last=True)
+    assert found["health_s"] == {"p50": 0.5, "p99": 0.5, "max": 1.0}
+    assert (found["health_failed"], found["health_open"]) == (1, 1)
+    assert found["gap_s"]["max"] == 0.125
+    assert found["silence_s"] == 1.5, "a stream that has been silent until the end"
+    assert found["first_s"]["max"] == 2.5, "one that has had nothing by then"
+    assert measure._honest(seen, 1.0, 2.0)["silence_s"] == 0.125
+
+
+def record(subject: str, p99: float) -> dict[str, Any]:
+    honest = {
+        "health_s": {"p50": 0.001, "p99": p99, "max": p99},
+        "health_failed": 0,
+        "health_open": 0,
+        "gap_s": {"p50": 0.01, "p99": 0.02, "max": 0.03},
+        "first_s": {},
+        "silence_s": 0.03,
+        "events_per_s": 9.0,
+        "streams": {"200": 8},
+        "lost_tokens": 1,
+        "counted_tokens": 100,
+    }
+    return {
+        "attack_name": "stops",
+        "subject": subject,
+        "quiet": honest,
+        "attacked": honest,
+        "attack": {"sent": 4, "outcomes": {"400 too_much": 4}, "unanswered": 0, "slowest_s": 0.1},
+        "memory": {"quiet": {}, "peak": {"api": 2**27, "scheduler": 2**30}},
+        "restarts": 0,
+        "scheduler": {},
+        "lag_s": 0.0,
+        "stop": {"seconds": 1.0, "code": 0, "in_time": True},
+    }
+
+
+def test_before_and_after_stand_in_one_row() -> None:
+    said = report.table([record("before", 12.5), record("after", 0.004)])
+    (row,) = [line for line in said.splitlines() if line.startswith("| stops")]
+    assert "1 / 12,500 / 12,500 → 1 / 4 / 4" in row
+    assert "128 → 128" in row
+    assert "4 of 4 → 4 of 4" in row
+    assert "400 too_much: 4" in "\n".join(report.details(record("after", 1.0)))
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - {"bodies", "long_text", "queue_ids", "queue_batches"}))
+def test_what_attacks_send(name: str) -> None:
+    """Of those that are built soon."""
+    asks = list(ATTACKS[name].asks(random.Random(1)))
+    assert bool(asks) != bool(ATTACKS[name].idle)
+    for one in asks:
+        assert one.path.startswith("/")
+        json.loads(one.body)
+
+
+def test_bodies_are_as_large_as_they_are_asked_to_be() -> None:
+    for one in payloads.bodies(4096).values():
+        assert 4090 <= len(one.body) <= 4096
+    for name, text in payloads.long_texts(random.Random(1), 5000).items():
+        assert len(text) == 5000, name
+
+
+def test_it_runs_by_its_path() -> None:
+    command = [sys.executable, "benchmarks/attacks.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--against" in done.stdout

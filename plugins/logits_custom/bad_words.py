@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -41,6 +42,11 @@ class BadWords(LogitsProcessor):
     space; it may still come about from other tokens.
     """
 
+    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+        super().__init__(options, ctx)
+        # The answers to one prompt share them: to tokenise the words of each would take seconds.
+        self._tables = lru_cache(maxsize=64)(self._make_tables)
+
     def wants(self, params: SamplingParams) -> bool:
         own = read_params(params, NAME, BadWordsParams)
         return own is not None and bool(own.words)
@@ -67,18 +73,21 @@ class BadWords(LogitsProcessor):
         forbidden: NDArray[np.int64] = words.lasts[found]
         return forbidden
 
-    def _words_of(self, row: SamplingRow) -> list[_Words]:
-        """The token sequences of a request's words, by length; made once per request."""
-        words: list[_Words] | None = row.memo.get(self)
+    def _words_of(self, row: SamplingRow) -> tuple[_Words, ...]:
+        """The token sequences of a request's words, by length; looked up once per request."""
+        words: tuple[_Words, ...] | None = row.memo.get(self)
         if words is None:
             own = read_params(row.params, NAME, BadWordsParams) or BadWordsParams()
-            sequences = {ids for word in own.words for ids in self._spellings(word)}
-            words = []
-            for length in sorted({len(ids) for ids in sequences}):
-                table = np.array(sorted(ids for ids in sequences if len(ids) == length), dtype=np.int64)
-                words.append(_Words(table[:, :-1], table[:, -1]))
-            row.memo[self] = words
+            words = row.memo[self] = self._tables(own.words)
         return words
+
+    def _make_tables(self, words: tuple[str, ...]) -> tuple[_Words, ...]:
+        sequences = {ids for word in words for ids in self._spellings(word)}
+        found = []
+        for length in sorted({len(ids) for ids in sequences}):
+            table = np.array(sorted(ids for ids in sequences if len(ids) == length), dtype=np.int64)
+            found.append(_Words(table[:, :-1], table[:, -1]))
+        return tuple(found)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that a word is looked for as."""

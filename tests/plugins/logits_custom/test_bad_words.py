@@ -105,3 +105,23 @@ def test_refused(words: Any) -> None:
 
 def test_no_words_take_no_part() -> None:
     assert not make().wants(SamplingParams(extra={"bad_words": {}}))
+
+
+def test_answers_with_the_same_words_share_their_tokens() -> None:
+    class Counting(FakeTokenizer):
+        encoded = 0
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            self.encoded += 1
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    tokenizer = Counting()
+    processor = make(tokenizer)
+    assert forbidden(processor, ["abc", "de"], "ab") == "c"
+    once = tokenizer.encoded
+    for _ in range(10):
+        # A new request each time.
+        assert forbidden(processor, ["abc", "de"], "d") == "e"
+    assert tokenizer.encoded == once
+    assert forbidden(processor, ["dx"], "d") == "x"
+    assert tokenizer.encoded > once

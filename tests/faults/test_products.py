@@ -1,0 +1,146 @@
+"""Products of fields: each alone is within its bound, and two of them together must not be worth more than one request.
+
+Every pair of size-like fields of every generating route, both at their bounds, is answered or refused by name. The API
+process stays small, and /health, asked all the while from a process of its own, answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.hostile.measure import Client, Memory
+from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.testing.servers import Served, serving
+from tests.faults.products import CONTEXT, MANY, MAX_BODY, ROUTES
+
+logger = logging.getLogger(__name__)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE = 60.0
+API_BYTES = 400 * 10**6
+HEALTH_S = 1.0
+STREAM_ENDS = ("message_stop", "response.completed", "response.incomplete", "response.failed", "error")
+LONG = 2.0
+"""Seconds after which the client of many long answers leaves."""
+ASKS = 10
+"""Answers of /health that are looked at together."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
+    config = {
+        "model": {"path": str(model), "dtype": "float32", "context_length": CONTEXT, "served_name": "tiny"},
+        "memory": {"max_total_tokens": 65536},
+        "attention": {"use": "torch"},
+        "logits_processors": ["penalties", "logit_bias", "min_new_tokens", "bad_words"],
+        "server": {"max_body_bytes": MAX_BODY},
+    }
+    with serving(config, env={**os.environ, "OMP_NUM_THREADS": "1"}) as one:
+        yield one
+        assert "Traceback" not in one.log(), one.log()[-5000:]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One pair, when it was asked, and what is wrong with its answer."""
+
+    name: str
+    start: float
+    end: float
+    wrong: str
+
+
+def judge(answer: httpx.Response) -> str:
+    """What is wrong with an answer; "" where nothing is."""
+    said = answer.text[:300]
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        return judge_stream(answer.text)
+    if answer.status_code == 200:
+        return "" if "error" not in answer.json() else f"200 with an error: {said}"
+    if answer.status_code not in (400, 413, 429, 503):
+        return f"{answer.status_code}: {said}"
+    error = answer.json()["error"]
+    named = error.get("code") or error.get("type")
+    return "" if named and error["message"] else f"{answer.status_code} without a code or a message: {said}"
+
+
+def judge_stream(said: str) -> str:
+    """The same of a stream: it has an end, or an error with a name."""
+    events = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: ")]
+    last = events[-1] if events else ""
+    if last != "[DONE]" and not any(f'"type":"{end}"' in last for end in STREAM_ENDS):
+        return f"a stream without an end: {said[-300:]}"
+    errors = [error for one in events[-2:] if one != "[DONE]" and (error := json.loads(one).get("error"))]
+    named = all((error.get("code") or error.get("type")) and error["message"] for error in errors)
+    return "" if named else f"a stream with an error without a name: {said[-300:]}"
+
+
+def ask(client: httpx.Client, path: str, names: Sequence[str], body: dict[str, Any]) -> Asked:
+    """Many answers of many tokens are an honest request: it is enough that they are under way."""
+    content = json.dumps(body, separators=(",", ":")).encode()
+    long = "tokens" in names and not MANY.isdisjoint({*names} - {"tokens"})
+    start = time.perf_counter()
+    try:
+        headers = {"content-type": "application/json"}
+        wrong = judge(client.post(path, content=content, headers=headers, timeout=LONG if long else PATIENCE))
+    except httpx.ReadTimeout:
+        state = client.get("/server_info").json()["scheduler"]
+        wrong = "" if long and state["running_requests"] else "no answer"
+    except httpx.HTTPError as error:
+        wrong = f"no answer: {error!r}"
+    end = time.perf_counter()
+    logger.info("%s %s: %.2f s %s", path, names, end - start, wrong)
+    return Asked(f"{path} {' x '.join(names)}", start, end, wrong)
+
+
+def test_pairs_of_fields_at_their_bounds(server: Served) -> None:
+    check(server, list(ROUTES), quick=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ROUTES)
+def test_every_pair_of_fields_at_its_bounds(server: Served, name: str) -> None:
+    check(server, [name], quick=False)
+
+
+def check(server: Served, names: list[str], *, quick: bool) -> None:
+    """Ask for the pairs of these routes, beside /health, and judge."""
+    with (
+        Client("health", server.address) as health,
+        Memory(psutil.Process(server.process.pid)) as memory,
+        httpx.Client(base_url=server.address, timeout=PATIENCE) as client,
+    ):
+        health.wait_ready()
+        health.tell()
+        routes = [ROUTES[name] for name in names]
+        asked = [ask(client, one.path, pair, body) for one in routes for pair, body in one.pairs(quick=quick)]
+        seen = health.result()["asked"]
+        largest = memory.peaks()["api"]
+        state = client.get("/server_info").json()["scheduler"]
+    problems = [f"{one.name}: {one.wrong}" for one in asked if one.wrong]
+    for one in asked:
+        if (delay := health_beside(seen, one)) > HEALTH_S:
+            problems.append(f"{one.name}: /health took {delay:.1f} s, the median of {ASKS}")
+    if largest > API_BYTES:
+        problems.append(f"the API process had {largest / 1e6:.0f} MB")
+    problems += [f"{name}: {state[name]}" for name in ("book_errors", "failed_batches") if state[name]]
+    assert not problems, "\n".join(problems)
+
+
+def health_beside(seen: list[tuple[float, float, int]], one: Asked) -> float:
+    """The median of what /health took that was asked while a pair was: the slowest ten of these, or all."""
+    beside = sorted((seconds for at, seconds, _ in seen if one.start <= at <= one.end), reverse=True)
+    return statistics.median(beside[:ASKS]) if len(beside) >= ASKS else 0.0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from benchmarks.hostile import payloads
 from benchmarks.hostile.payloads import Ask
-
-CONTEXT = 8192
-"""Of the demo model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,6 @@ class Attack:
     """Seconds for which the others are watched when the attack is over."""
     beside: str = ""
     """A further honest client."""
-    config: Mapping[str, object] = field(default_factory=dict)
 
     def endless(self, rng: random.Random) -> Iterator[Ask]:
         """What a client sends."""

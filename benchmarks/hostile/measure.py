@@ -76,8 +76,7 @@ def measure(attack: Attack, subject: Subject, times: Times, logs: Path, say: Cal
     """The figures of one attack on one subject. Raises ServerError where no server comes up."""
     port = free_port()
     config = logs / f"{attack.name}-{subject.name}.json"
-    server_section = {**CONFIG["server"], "port": port}
-    config.write_text(json.dumps({**CONFIG, "server": server_section, **attack.config}), "utf-8")
+    config.write_text(json.dumps({**CONFIG, "server": {**CONFIG["server"], "port": port}}), "utf-8")
     command = [str(subject.python), "-m", "pegboard.core.cli", "serve", str(config)]
     log = config.with_suffix(".log")
     with running(subject.name, command, f"http://127.0.0.1:{port}", log) as server:

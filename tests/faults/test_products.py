@@ -69,7 +69,8 @@ def judge(answer: httpx.Response) -> str:
     if answer.headers["content-type"].startswith("text/event-stream"):
         return judge_stream(answer.text)
     if answer.status_code == 200:
-        return "" if "error" not in answer.json() else f"200 with an error: {said}"
+        body = answer.json()
+        return f"200 with an error: {said}" if isinstance(body, dict) and body.get("error") else ""
     if answer.status_code not in (400, 413, 429, 503):
         return f"{answer.status_code}: {said}"
     error = answer.json()["error"]

@@ -17,7 +17,7 @@ from pegboard.core.logs import LimitedLog
 
 logger = logging.getLogger(__name__)
 
-SPARE_PLACES = 32
+SPARE_PLACES = 64
 """Connections beyond the limit, for health probes; everything else is refused there."""
 IDLE_GRACE = 1.0
 """Seconds that a connection may be idle while others wait for its place."""
@@ -29,8 +29,9 @@ CLOSING_SECONDS = 2.0
 """What the other side may take to say goodbye in TLS."""
 SPARE_SECONDS = 2.0
 """What a connection in a spare place may take for its handshake, and then for its request and the answer."""
-_AT_ONCE = 64
-"""Most connections that are accepted in one turn of the loop."""
+_AT_ONCE = 8
+"""Most connections that are accepted in one turn of the loop: far fewer than spare places, so that the first of a crowd
+can be read from before the last takes its place."""
 
 
 class Place:

@@ -136,6 +136,13 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
         library.build("avx2")
 
 
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """It is told before the compiler, whose linker would fail without a reason that a user can act on."""
+    monkeypatch.setattr(library, "COMPILE_BYTES", 2**62)
+    with pytest.raises(NativeError, match=r"cannot be written: .*MiB are free; set PEGBOARD_CACHE"):
+        library.build("avx2")
+
+
 def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
     damaged = tmp_path / "engine.so"
     damaged.write_bytes(b"not a library")

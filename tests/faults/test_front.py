@@ -65,7 +65,7 @@ def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "admin_key": ADMIN,
         "headers": {"x-api-key": ADMIN},
         "max_connections": PLACES + 2,
-        "request_timeout": 3.0,
+        "request_timeout": 2.0,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PEGBOARD__SERVER__ADMIN_KEY", SECRET)

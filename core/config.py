@@ -244,6 +244,9 @@ class GrammarSection(UseSection):
     """Most helper processes that compile grammars. They start with the first grammar."""
     compile_timeout: Annotated[float, Field(gt=0)] = 10.0
     """Seconds that one grammar may take to compile; its request fails with 400 then."""
+    first_slice: Annotated[float, Field(gt=0)] = 1.0
+    """Seconds after which a grammar that is not compiled yet gives way to new ones that wait for a helper. It
+    starts again behind them, and then has all of `compile_timeout`."""
     queue_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that a grammar may wait for a helper; its request fails with 503 then."""
     max_queued: PositiveInt = 256

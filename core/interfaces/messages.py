@@ -19,6 +19,8 @@ class TokenizedRequest(Message):
     """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
     `embed` asks for the prompt's embedding, and nothing is generated. `rid` is unique; `name` is what its client calls
     it, where that is something else.
+    `embed` asks for the prompt's embedding, and nothing is generated. `owner` tells clients apart where they take
+    turns: a tag of the API key, "" without one.
     """
 
     rid: str
@@ -34,6 +36,7 @@ class TokenizedRequest(Message):
     embed: bool = False
     name: str = ""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
+    owner: str = ""
 
 
 class TokenizedBatch(Message):

@@ -180,8 +180,9 @@ class Req:
     `name` is what its client calls it, which for another key's client may be something else; `rid` is unique.
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
-    the request says to plugins, by the name of the provider meant. `flags` are the pipeline's own notes. With `pooling`
-    its embedding is wanted and no token.
+    the request says to plugins, by the name of the provider meant. `owner` is a
+    tag of the client's key, "" without one. `flags` are the pipeline's own notes. With `pooling` its embedding is
+    wanted and no token.
     """
 
     __slots__ = (
@@ -195,6 +196,7 @@ class Req:
         "name",
         "namespace",
         "output",
+        "owner",
         "params",
         "pooling",
         "priority",
@@ -224,6 +226,7 @@ class Req:
         params: Mapping[str, Any] | None = None,
         name: str = "",
         arrived: float | None = None,
+        owner: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -239,6 +242,7 @@ class Req:
         self.pooling = pooling
         self.output = ReqOutput()
         self.kv = ReqKV()
+        self.owner = owner
         self.params: Mapping[str, Any] = params or {}
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING

@@ -155,7 +155,7 @@ class GrammarGate(AdmissionGate):
             if self.pool.full:
                 text = f"{grammar.kind}: {self.pool.open} grammars wait to be compiled, try again later"
                 return Verdict.failed(text, status=503, code="grammar_queue_full", param=grammar.kind)
-            job = self._jobs[grammar] = _Job(self.pool.submit(grammar))
+            job = self._jobs[grammar] = _Job(self.pool.submit(grammar, req.owner))
         job.waiting.add(req.rid)
         return Verdict.blocked("its grammar is being compiled")
 
@@ -245,7 +245,9 @@ def make_grammar_gate(
         eos_token_ids=sorted(ctx.eos_token_ids),
         memory=config.worker_memory_bytes,
     )
-    limits = PoolLimits(config.workers, config.compile_timeout, config.queue_timeout, config.max_queued)
+    limits = PoolLimits(
+        config.workers, config.compile_timeout, config.queue_timeout, config.max_queued, config.first_slice
+    )
     return GrammarGate(
         GrammarGate.make_options(),
         gate_ctx,

@@ -2,68 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
-import select
-import subprocess
-import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from pegboard.core.grammar_worker import Frames, Reply, Start, Work
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.environment import helper_environment
+from pegboard.core.pipeline.grammar_process import GrammarProcess, WorkerFailed
+from pegboard.core.pipeline.grammar_queue import GrammarJob, GrammarQueue
+from pegboard.core.toolkit.helper_process import HelperLost
 
 if TYPE_CHECKING:
+    from pegboard.core.grammar_worker import Reply, Start
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 120.0
-"""What a worker gets for importing its libraries and reading the tokenizer."""
-GRACE_SECONDS = 3.0
-"""After the time limit a worker is killed; this much later it would have ended by itself."""
-MAX_REPLY = 512 * 2**20
-
-
-class WorkerFailed(Exception):
-    """A worker died, hung or could not start. `code` as of an InvalidRequest; `status` likewise."""
-
-    def __init__(self, message: str, code: str, status: int) -> None:
-        super().__init__(message)
-        self.code = code
-        self.status = status
+ATTEMPTS = 2
+"""A grammar whose worker is lost through no fault of its own gets a fresh one, once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Seconds for one compilation and for the wait before it, and how many may wait."""
+    """Seconds for one compilation, of which it has `first_slice` whoever waits, and for the wait before it; how many
+    may wait.
+    """
 
     workers: int = 1
     compile_timeout: float = 10.0
     queue_timeout: float = 60.0
     max_queued: int = 64
+    first_slice: float = 1.0
+
+
+class _GivesWay(Exception):
+    """A compilation ends here, since a new grammar wants its worker."""
+
+
+class _Unwanted(Exception):
+    """A compilation ends here, since no request waits for it any more."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A thread's worker."""
+
+    worker: GrammarProcess | None = None
 
 
 class GrammarPool:
     """Compiles grammars off the loop. Processes start when the first grammar comes, and again after one was killed.
 
-    Never blocks but in `close`. The result is loaded in the pool's thread as well: the loop only takes it.
+    Never blocks but in `close`. The result is loaded in the pool's threads as well, and `prepare` is called with it
+    there: the loop only takes it.
     """
 
-    def __init__(self, start: Start, backend: GrammarBackend, limits: PoolLimits) -> None:
+    def __init__(
+        self,
+        start: Start,
+        backend: GrammarBackend,
+        limits: PoolLimits,
+        prepare: Callable[[CompiledGrammar], object] | None = None,
+    ) -> None:
         self._start = start
         self._backend = backend
         self._limits = limits
-        self._threads = ThreadPoolExecutor(limits.workers, thread_name_prefix="grammar")
+        self._prepare = prepare
+        self._queue = GrammarQueue(limits.workers)
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: set[GrammarProcess] = set()
         self._open = 0
         self._closed = False
         self.killed = 0
@@ -79,28 +91,36 @@ class GrammarPool:
         """Grammars that are being compiled or wait for it."""
         return self._open
 
-    def submit(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """Compile it some time. The future raises InvalidRequest; cancelling it before its turn saves the work."""
+    def submit(self, grammar: Grammar, owner: str = "") -> Future[CompiledGrammar]:
+        """Compile it some time; owners take turns. The future raises InvalidRequest; cancelling it saves the work."""
+        job = GrammarJob(grammar, owner)
         with self._lock:
             self._open += 1
-        future = self._threads.submit(self._compile, grammar, time.monotonic())
-        future.add_done_callback(self._done)
-        return future
+        job.future.add_done_callback(self._done)
+        useful = self._queue.put(job)
+        with self._lock:
+            if self._closed:
+                job.future.cancel()
+            elif len(self._threads) < min(useful, self._limits.workers):
+                name = f"grammar-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self._threads[-1].start()
+        return job.future
 
     def close(self) -> None:
         """End all workers and wait for the threads. May be called twice."""
         with self._lock:
             self._closed = True
-            workers, self._workers = self._workers, []
-            self._idle = []
+            workers = list(self._workers)
+        for job in self._queue.close():
+            job.future.cancel()
         for worker in workers:
             worker.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in workers:
-            worker.dispose()
+        for thread in self._threads:
+            thread.join()
 
     def pids(self) -> list[int]:
-        """Of the workers that are there, for tests and whoever wonders."""
+        """Of the workers that are there."""
         with self._lock:
             return [worker.pid for worker in self._workers if worker.pid]
 
@@ -108,162 +128,93 @@ class GrammarPool:
         with self._lock:
             self._open -= 1
 
-    def _compile(self, grammar: Grammar, since: float) -> CompiledGrammar:
-        waited = time.monotonic() - since
+    # ---- in the pool's threads ------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """What a thread does: one job after the other, with one worker for as long as it lives."""
+        seat = _Seat()
+        while (job := self._queue.take()) is not None:
+            try:
+                result: CompiledGrammar | Exception = self._compile(job, seat)
+            except _GivesWay:
+                self._queue.put_back(job)
+                continue
+            except Exception as error:
+                result = error
+            self._queue.done(job)
+            # Cancelled meanwhile: it is not wanted any more.
+            with contextlib.suppress(InvalidStateError):
+                if isinstance(result, Exception):
+                    job.future.set_exception(result)
+                else:
+                    job.future.set_result(result)
+        self._end(seat)
+
+    def _compile(self, job: GrammarJob, seat: _Seat) -> CompiledGrammar:
+        grammar = job.grammar
+        waited = time.monotonic() - job.since
         if waited > self._limits.queue_timeout:
             text = f"{grammar.kind}: no worker was free for {waited:.0f} s, try again later"
             raise InvalidRequest(text, param=grammar.kind, code="grammar_queue_full", status=503)
         try:
-            reply = self._ask(grammar)
+            reply = self._ask_twice(job, seat)
         except WorkerFailed as error:
             text = f"{grammar.kind}: {error}"
             raise InvalidRequest(text, param=grammar.kind, code=error.code, status=error.status) from None
         if reply.status:
             raise InvalidRequest(reply.error, param=reply.param, code=reply.code, status=reply.status)
-        return self._backend.load(grammar, reply.compiled)
+        compiled = self._backend.load(grammar, reply.compiled)
+        if self._prepare is not None:
+            self._prepare(compiled)
+        return compiled
 
-    def _ask(self, grammar: Grammar) -> Reply:
-        worker = self._take()
+    def _ask_twice(self, job: GrammarJob, seat: _Seat) -> Reply:
+        """The worker's reply; where one is lost by accident, that of a fresh one."""
+        why = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._ask(job, seat)
+            except HelperLost as error:
+                why = str(error)
+                logger.warning("a process that compiles grammars was lost: %s", why)
+        text = f"the process that compiles grammars was lost twice ({why}), through no fault of the grammar; try again"
+        raise WorkerFailed(text, "grammar_worker_lost", 503)
+
+    def _ask(self, job: GrammarJob, seat: _Seat) -> Reply:
+        def look(seconds: float) -> None:
+            if job.future.cancelled():
+                raise _Unwanted
+            if seconds >= self._limits.first_slice and self._queue.gives_way(job):
+                raise _GivesWay
+
+        worker = self._worker_of(seat)
         try:
-            return worker.compile(grammar, self._limits.compile_timeout)
+            return worker.compile(job.grammar, self._limits.compile_timeout, look)
         except BaseException:
-            worker.kill()
+            self._end(seat)
             self.killed += 1
             raise
-        finally:
-            self._give(worker)
 
-    def _take(self) -> _Worker:
-        """An idle worker, or a new one: there are never more than threads."""
+    def _worker_of(self, seat: _Seat) -> GrammarProcess:
+        """The thread's worker, or a new one."""
+        if seat.worker is not None and seat.worker.alive:
+            return seat.worker
+        self._end(seat)
+        worker = seat.worker = GrammarProcess()
         with self._lock:
             if self._closed:
                 raise WorkerFailed("the engine is closing", "shutting_down", 503)
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.alive:
-                    return worker
-                self._workers.remove(worker)
-                worker.dispose()
-            worker = _Worker()
-            self._workers.append(worker)
+            self._workers.add(worker)
         try:
             worker.start(self._start)
         except BaseException:
-            worker.kill()
-            self._give(worker)
+            self._end(seat)
             raise
         return worker
 
-    def _give(self, worker: _Worker) -> None:
-        with self._lock:
-            if worker not in self._workers:
-                return  # closed meanwhile
-            if worker.alive:
-                self._idle.append(worker)
-                return
-            self._workers.remove(worker)
-        worker.dispose()
-
-
-class _Worker:
-    """One process. Used by one thread at a time; `kill` may come from another."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._frames: Frames | None = None
-        self._deadline = 0.0
-        self._lock = threading.Lock()
-        self._killed = False
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and not self._killed and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        return 0 if self._process is None else self._process.pid
-
-    def start(self, start: Start) -> None:
-        """Raises WorkerFailed where it does not get ready."""
-        with self._lock:
-            if self._killed:
-                raise WorkerFailed("the engine is closing", "shutting_down", 503)
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "pegboard.core.grammar_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env=helper_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
-            )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        os.set_blocking(process.stdout.fileno(), False)
-        self._frames = Frames(self._read, self._write)
-        try:
-            reply = self._exchange(start, START_SECONDS)
-        except TimeoutError:
-            raise WorkerFailed("the grammar worker did not get ready", "grammar_worker_failed", 500) from None
-        if reply.error:
-            raise WorkerFailed(f"the grammar worker cannot start: {reply.error}", "grammar_worker_failed", 500)
-
-    def compile(self, grammar: Grammar, seconds: float) -> Reply:
-        """Raises WorkerFailed where time is up or the process dies."""
-        try:
-            return self._exchange(Work(grammar, seconds + GRACE_SECONDS), seconds)
-        except TimeoutError:
-            text = f"compiling this grammar takes longer than the {seconds:g} s that it may; make it simpler"
-            raise WorkerFailed(text, "grammar_timeout", 400) from None
-        except (EOFError, OSError):
-            raise WorkerFailed("compiling this grammar ended the process that did it", "grammar_failed", 400) from None
-
-    def kill(self) -> None:
-        """End it at once. Whoever waits for its answer learns of it by the end of the pipe."""
-        with self._lock:
-            self._killed = True
-            if self._process is not None:
-                self._process.kill()
-
-    def dispose(self) -> None:
-        """Kill it, take its exit status and close the pipes; nobody may be using them."""
-        self.kill()
-        if self._process is not None:
-            with self._process:
-                pass
-
-    def _exchange(self, message: Start | Work, seconds: float) -> Reply:
-        assert self._frames is not None
-        self._deadline = time.monotonic() + seconds
-        self._frames.send(message)
-        data = self._frames.receive()
-        if not data:
-            raise EOFError
-        return msgspec.msgpack.decode(data, type=Reply)
-
-    def _read(self, count: int) -> bytes:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        if count > MAX_REPLY:
-            raise EOFError
-        file = self._process.stdout.fileno()
-        self._wait(file, select.POLLIN)
-        return os.read(file, min(count, 1 << 20))
-
-    def _write(self, data: bytes) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        file = self._process.stdin.fileno()
-        view = memoryview(data)
-        while view:
-            self._wait(file, select.POLLOUT)
-            try:
-                view = view[os.write(file, view) :]
-            except BlockingIOError:
-                continue
-
-    def _wait(self, file: int, event: int) -> None:
-        left = self._deadline - time.monotonic()
-        poll = select.poll()
-        poll.register(file, event)
-        if left <= 0 or not poll.poll(left * 1000):
-            raise TimeoutError
+    def _end(self, seat: _Seat) -> None:
+        if seat.worker is not None:
+            seat.worker.dispose()
+            with self._lock:
+                self._workers.discard(seat.worker)
+            seat.worker = None

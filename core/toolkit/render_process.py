@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -39,16 +39,16 @@ def frame(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def read_frame(connection: socket.socket) -> bytes | None:
-    """The next frame, or None where the other side has gone."""
-    head = _read(connection, 4)
-    return None if head is None else _read(connection, int.from_bytes(head, "little"))
+def read_frame(receive: Callable[[int], bytes]) -> bytes | None:
+    """The next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
+    head = _read(receive, 4)
+    return None if head is None else _read(receive, int.from_bytes(head, "little"))
 
 
-def _read(connection: socket.socket, size: int) -> bytes | None:
+def _read(receive: Callable[[int], bytes], size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
-        piece = connection.recv(min(size - len(data), 1 << 20))
+        piece = receive(min(size - len(data), 1 << 20))
         if not piece:
             return None
         data += piece
@@ -107,7 +107,7 @@ def main() -> None:
     _limit(memory)
     templates = _Templates()
     with socket.socket(fileno=0) as connection:
-        while (data := read_frame(connection)) is not None:
+        while (data := read_frame(connection.recv)) is not None:
             with _timed(seconds):
                 answer = msgspec.msgpack.encode(_render(data, templates))
             connection.sendall(frame(answer))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat_template import ChatTemplateError, select_source
 from pegboard.core.toolkit.environment import helper_environment
+from pegboard.core.toolkit.helper_process import HelperLost, Watch, ended_itself
 from pegboard.core.toolkit.json_weight import JsonTexts
 from pegboard.core.toolkit.render_process import Rendered, frame, read_frame
 
@@ -39,10 +42,15 @@ RENDER_SECONDS = 5.0
 """Computing time that one conversation may take; the clock on the wall allows three times as much."""
 RENDER_BYTES = 2 << 30
 """Memory that a helper process may have."""
+ATTEMPTS = 2
+"""A conversation whose helper is killed or stopped from outside gets a fresh one, once."""
 HELPERS = max(1, min(4, os.cpu_count() or 1))
 """Most helper processes. They start when they are needed, and stay."""
 MAX_WAITING = 1024
 """Most conversations that wait for a helper; one more is refused with 503."""
+
+
+logger = logging.getLogger(__name__)
 
 
 async def render_chat(
@@ -68,7 +76,8 @@ async def render_chat(
     one of several templates.
 
     Raises InvalidRequest, with the field's name, for whatever the template refuses, for values of the wrong shape, for
-    a template that takes too long or too much memory (400), and where too many wait (503). Being cancelled is fine.
+    a template that takes too long or too much memory (400), and where too many wait or helpers are killed from outside
+    (503). Being cancelled is fine.
     """
     sources = client.tokenizer.chat_templates
     active = tools if tools is not None and tools.active else None
@@ -188,11 +197,7 @@ class RenderPool:
             while (item := self._waiting.get()) is not None:
                 prompt, future = item
                 if future.set_running_or_notify_cancel():
-                    if helper is None:
-                        helper = self._start(future)
-                    if helper is not None and not _settle(helper, prompt, future):
-                        self._end(helper)
-                        helper = None
+                    helper = self._settle(helper, prompt, future)
                 with self._lock:
                     self._unfinished -= 1
                 # Else it would keep this conversation until the next one comes.
@@ -201,13 +206,34 @@ class RenderPool:
             if helper is not None:
                 self._end(helper)
 
-    def _start(self, future: Future[str]) -> _Helper | None:
+    def _settle(self, helper: _Helper | None, prompt: ChatPrompt, future: Future[str]) -> _Helper | None:
+        """Have it rendered; the helper for the next one, if this one, or the one that took its place, is still good."""
+        why = ""
+        for _ in range(ATTEMPTS):
+            try:
+                helper = helper or self._start()
+                _ask(helper, prompt, future)
+                return helper
+            except HelperLost as lost:
+                why = str(lost)
+                logger.warning("a process for chat templates was lost: %s", lost)
+            except InvalidRequest as error:
+                future.set_exception(error)
+            if helper is not None:
+                self._end(helper)
+                helper = None
+            if future.done():
+                return None
+        message = f"the process for chat templates was lost twice ({why}), through no fault of the messages; try again"
+        future.set_exception(InvalidRequest(message, code="template_helper_lost", status=503))
+        return None
+
+    def _start(self) -> _Helper:
         try:
             helper = _Helper(self._seconds, self._memory)
         except OSError as error:
             message = f"no process for chat templates can be started: {error}"
-            future.set_exception(InvalidRequest(message, code="internal_error", status=500))
-            return None
+            raise InvalidRequest(message, code="internal_error", status=500) from None
         with self._lock:
             self._helpers.add(helper)
             if self._closed:
@@ -220,25 +246,18 @@ class RenderPool:
             self._helpers.discard(helper)
 
 
-def _settle(helper: _Helper, prompt: ChatPrompt, future: Future[str]) -> bool:
-    """Have the helper render it. False where the helper is of no use any more."""
+def _ask(helper: _Helper, prompt: ChatPrompt, future: Future[str]) -> None:
+    """Have the helper render it. Raises ChatTemplateError or HelperLost where the helper is of no use any more."""
     try:
-        answer = helper.ask(msgspec.msgpack.encode(prompt))
-    except _Lost as lost:
-        future.set_exception(ChatTemplateError(str(lost)))
-        return False
+        data = msgspec.msgpack.encode(prompt)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         future.set_exception(ChatTemplateError(f"the messages cannot be passed to the chat template: {error}"))
-        return True
+        return
+    answer = helper.ask(data)
     if answer.error:
         future.set_exception(InvalidRequest(answer.error, param=answer.param, code=answer.code or "chat_template"))
     else:
         future.set_result(answer.text)
-    return True
-
-
-class _Lost(Exception):
-    """A helper that did not answer."""
 
 
 class _Helper:
@@ -246,7 +265,9 @@ class _Helper:
 
     def __init__(self, seconds: float, memory: int) -> None:
         self._seconds = seconds
+        self._killed = False
         self._socket, other = socket.socketpair()
+        self._socket.setblocking(False)
         command = [sys.executable, "-P", "-m", "pegboard.core.toolkit.render_process", str(seconds), str(memory)]
         # A session of its own: a Ctrl-C in the terminal is not for it.
         env = helper_environment()
@@ -260,20 +281,35 @@ class _Helper:
                 raise
 
     def ask(self, data: bytes) -> Rendered:
-        """Raises _Lost where it takes too long, or ends."""
-        self._socket.settimeout(3 * self._seconds + 5)
+        """Raises ChatTemplateError where the template takes too long or ends the process, HelperLost where something
+        else ends or stops it.
+        """
+        watch = Watch(self._process.pid, 3 * self._seconds + 5)
         try:
-            self._socket.sendall(frame(data))
-            answer = read_frame(self._socket)
+            self._send(memoryview(frame(data)), watch)
+            answer = read_frame(lambda size: self._receive(size, watch))
         except TimeoutError:
-            raise _Lost("the chat template takes too long for these messages") from None
+            # The process ends by itself after so much computing time: it did not get that.
+            raise HelperLost("it got too little computing time") from None
         except OSError:
             answer = None
         if answer is not None:
             return msgspec.msgpack.decode(answer, type=Rendered)
-        if self._ended() == -signal.SIGPROF:
-            raise _Lost("the chat template takes too long for these messages")
-        raise _Lost("the chat template cannot render these messages: its process ended")
+        code = self._ended()
+        if code == -signal.SIGPROF:
+            raise ChatTemplateError("the chat template takes too long for these messages")
+        if code is not None and not ended_itself(code) and not self._killed:
+            raise HelperLost(f"it was killed by signal {-code}")
+        raise ChatTemplateError("the chat template cannot render these messages: its process ended")
+
+    def _send(self, data: memoryview, watch: Watch) -> None:
+        while data:
+            watch.wait(self._socket.fileno(), select.POLLOUT)
+            data = data[self._socket.send(data) :]
+
+    def _receive(self, size: int, watch: Watch) -> bytes:
+        watch.wait(self._socket.fileno(), select.POLLIN)
+        return self._socket.recv(size)
 
     def _ended(self) -> int | None:
         try:
@@ -282,7 +318,8 @@ class _Helper:
             return None
 
     def kill(self) -> None:
-        """End the process as it stands; whoever asks it learns so."""
+        """End the process as it stands; a thread that waits for it learns so."""
+        self._killed = True
         self._process.kill()
 
     def close(self) -> None:

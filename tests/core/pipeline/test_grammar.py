@@ -43,7 +43,7 @@ class ManualPool:
     def full(self) -> bool:
         return self.open >= self.most
 
-    def submit(self, grammar: Grammar) -> Future[CompiledGrammar]:
+    def submit(self, grammar: Grammar, owner: str = "") -> Future[CompiledGrammar]:
         self.submitted.append(grammar)
         self.jobs[grammar] = future = Future()
         if self.eager:

@@ -189,7 +189,7 @@ def test_closing_ends_a_compilation_under_way(pools: Pools) -> None:
     pool.submit(script("tokens 5")).result(PATIENCE)
     running, waiting = pool.submit(script("hang")), [pool.submit(script("hang")) for _ in range(4)]
     deadline = time.monotonic() + PATIENCE
-    while not running.running() and time.monotonic() < deadline:
+    while len(pool.pids()) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     pids = pool.pids()
     pool.close()
@@ -209,3 +209,41 @@ def test_a_worker_that_was_killed_from_outside_is_replaced(pools: Pools) -> None
         time.sleep(0.01)
     assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
     assert pool.pids() != [pid]
+
+
+def test_slow_grammars_do_not_hold_up_a_quick_one(pools: Pools) -> None:
+    """Behind six that take all their time it would wait for three minutes. They come to their end afterwards."""
+    pool = pools(workers=2, compile_timeout=60, first_slice=0.1)
+    slow = [pool.submit(script("hang" + " " * number), "an owner") for number in range(1, 7)]
+    assert pool.submit(script("tokens 5"), "another").result(PATIENCE).size_bytes
+    assert not any(one.done() for one in slow)
+    late = pool.submit(script("tokens 6"), "an owner")
+    assert late.result(PATIENCE).size_bytes, "its own slow ones do not hold it up either"
+    assert not any(one.done() for one in slow)
+
+
+def test_one_that_gave_way_is_compiled_in_the_end(pools: Pools) -> None:
+    pool = pools(workers=1, compile_timeout=30, first_slice=0.1)
+    slow = pool.submit(script("slow 1"))
+    while not pool.pids():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert pool.submit(script("tokens 5")).result(PATIENCE).size_bytes
+    assert slow.result(PATIENCE).size_bytes
+
+
+def test_one_that_is_not_wanted_any_more_leaves_its_worker(pools: Pools) -> None:
+    pool = pools(workers=1, compile_timeout=600)
+    pool.submit(script("tokens 5")).result(PATIENCE)
+    (before,) = pool.pids()
+    endless = pool.submit(script("hang"))
+    assert endless.cancel()
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+    assert pool.pids() == [before], "it had not begun"
+    endless = pool.submit(script("hang"))
+    deadline = time.monotonic() + PATIENCE
+    while pool._queue._running == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert endless.cancel()
+    assert pool.submit(script("tokens 7")).result(PATIENCE).size_bytes
+    assert gone(before)

@@ -1,0 +1,131 @@
+"""GrammarQueue: which grammar is compiled next, so that slow ones do not hold up the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+
+
+@dataclass(slots=True, eq=False)
+class GrammarJob:
+    """A grammar to be compiled, and the key of the client that sent it. `late` once it has used up its first slice;
+    `since` when it was last queued. The future can be cancelled until it has a result.
+    """
+
+    grammar: Grammar
+    owner: str = ""
+    future: Future[CompiledGrammar] = field(default_factory=Future)
+    late: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+
+class _Lane:
+    """Jobs by owner; each owner in turn gives one."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, deque[GrammarJob]] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._forget_cancelled()
+        return sum(map(len, self._jobs.values()))
+
+    def put(self, job: GrammarJob) -> None:
+        self._jobs.setdefault(job.owner, deque()).append(job)
+
+    def take(self) -> GrammarJob | None:
+        self._forget_cancelled()
+        if not self._jobs:
+            return None
+        owner, jobs = self._jobs.popitem(last=False)
+        job = jobs.popleft()
+        if jobs:
+            self._jobs[owner] = jobs
+        return job
+
+    def _forget_cancelled(self) -> None:
+        for owner, jobs in list(self._jobs.items()):
+            kept = deque(job for job in jobs if not job.future.cancelled())
+            if kept:
+                self._jobs[owner] = kept
+            else:
+                del self._jobs[owner]
+
+
+class GrammarQueue:
+    """Two lanes. New grammars go first, the owners in turn. One that has not been compiled within a short slice gives
+    way when a new one waits, and starts again in the late lane, for as long as it may take; late ones never have all
+    the workers, unless there is only one. Thread-safe.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._most_late = max(1, workers - 1)
+        self._changed = threading.Condition()
+        self._new, self._late = _Lane(), _Lane()
+        self._running = self._running_late = 0
+        self._leaving = 0
+        """Jobs that have been told to give way and are not back yet; they count as running."""
+        self._closed = False
+
+    def put(self, job: GrammarJob) -> int:
+        """Queue a new job. How many threads the new jobs and those under way can make use of."""
+        with self._changed:
+            self._new.put(job)
+            self._changed.notify_all()
+            return len(self._new) + self._running
+
+    def take(self) -> GrammarJob | None:
+        """The next job, as soon as there is one; None once the queue is closed."""
+        with self._changed:
+            while not self._closed:
+                job = self._new.take()
+                if job is None and self._running_late < self._most_late:
+                    job = self._late.take()
+                if job is not None:
+                    self._running += 1
+                    self._running_late += job.late
+                    return job
+                self._changed.wait()
+            return None
+
+    def gives_way(self, job: GrammarJob) -> bool:
+        """Whether a job whose first slice is over has to leave its worker to a new one. If so, `put_back` follows."""
+        with self._changed:
+            if job.late or len(self._new) <= self._workers - self._running + self._leaving:
+                return False
+            self._leaving += 1
+            return True
+
+    def put_back(self, job: GrammarJob) -> None:
+        """Queue a job again that has given way."""
+        with self._changed:
+            self._leaving -= 1
+            self._running -= 1
+            job.late, job.since = True, time.monotonic()
+            self._late.put(job)
+            self._changed.notify_all()
+
+    def done(self, job: GrammarJob) -> None:
+        """A job taken from here has an end; not for one that was put back."""
+        with self._changed:
+            self._running -= 1
+            self._running_late -= job.late
+            self._changed.notify_all()
+
+    def close(self) -> list[GrammarJob]:
+        """Give out nothing more; the jobs that were left."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            left = []
+            for lane in (self._new, self._late):
+                while (job := lane.take()) is not None:
+                    left.append(job)
+            return left

@@ -259,6 +259,14 @@ class GrammarSection(UseSection):
     """Most compiled grammars that are kept."""
     cache_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory that kept grammars may take."""
+    step_seconds: Annotated[float, Field(gt=0)] = 0.02
+    """Computing time that following grammars may take between two steps, in seconds. A request that would take more
+    sits out some steps, until a thread beside the loop has done its work; the others go on."""
+    work_seconds: Annotated[float, Field(gt=0)] = 2.0
+    """Computing time that the running requests with one grammar (and one API key) may take to follow it, in seconds,
+    beyond what their tokens earn; they fail with 400 then."""
+    work_seconds_per_token: Annotated[float, Field(ge=0)] = 0.025
+    """Computing time that each of their tokens earns, in seconds."""
     jump_ahead: Annotated[int, Field(ge=0)] = 2
     """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.
     Requests that want logprobs or hidden states never skip a token."""

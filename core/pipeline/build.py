@@ -31,6 +31,7 @@ from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar import KINDS
 from pegboard.core.pipeline.grammar_gate import GrammarGate, make_grammar_gate
+from pegboard.core.pipeline.grammar_work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.operation import Operation, RequestLog
@@ -96,6 +97,7 @@ class BuiltScheduler:
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
         self.scheduler.executor.close()
+        self.scheduler.results.work.close()
         if self.grammar_gate is not None:
             self.grammar_gate.close()
 
@@ -305,7 +307,11 @@ class _Parts:
             policy,
             BatchBuilder(memory, self.processors, self.spec.vocab_size, pooler),
             ResultStage(
-                cast(Any, tokenizer), self.spec.eos_token_ids, pooler, jump_ahead=self.config.grammar.jump_ahead
+                cast(Any, tokenizer),
+                self.spec.eos_token_ids,
+                pooler,
+                jump_ahead=self.config.grammar.jump_ahead,
+                work=GrammarWork(self._work_limits()),
             ),
             worker.run,
             pooler=pooler,
@@ -338,6 +344,10 @@ class _Parts:
             return []
         self.grammar_gate = make_grammar_gate(choice, grammar_ctx, self.config.grammar, ctx)
         return [("grammar", self.grammar_gate)]
+
+    def _work_limits(self) -> WorkLimits:
+        config = self.config.grammar
+        return WorkLimits(config.step_seconds, config.work_seconds, config.work_seconds_per_token)
 
     def _pooler(self, runner: ModelRunner) -> Pooler | None:
         """None where the runner gives no hidden states to pool."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -19,28 +19,38 @@ from pegboard.core.logs import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.grammar import CompiledGrammar, GrammarMatcher
+    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
-
-MASK_SECONDS = 2.0
-"""What a mask may cost. A request whose grammar takes longer ends: some libraries have no limits of their own."""
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
 """The capabilities of the contract that are kinds of grammars."""
 
 
+@dataclass(slots=True, weakref_slot=True)
+class Account:
+    """Computing time of the matchers of one owner's requests with one grammar, for as long as there are any, and the
+    tokens that they went on by. Several answers to one prompt share it.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+
 @dataclass(slots=True)
 class GrammarState:
     """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
-    `free` any may. `ends` are the bits of the tokens that end an output.
+    `free` any may. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
+    its matcher took last.
     """
 
     matcher: GrammarMatcher
     row: NDArray[np.int32]
     ends: NDArray[np.int32]
+    account: Account
     free: bool = False
+    cost: float = 0.0
 
 
 @dataclass(slots=True)
@@ -61,11 +71,23 @@ class Grammars:
     def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._words = -(-vocab_size // 32)
         self._ends = _bits(eos_ids, self._words)
+        self._firsts: WeakKeyDictionary[CompiledGrammar, tuple[NDArray[np.int32], bool]] = WeakKeyDictionary()
+        self._accounts: WeakValueDictionary[tuple[str, Grammar | None], Account] = WeakValueDictionary()
+
+    def prepare(self, compiled: CompiledGrammar) -> None:
+        """Find out how outputs may begin: the same for all of them, and done once. May be called in any thread."""
+        row = np.zeros(self._words, np.int32)
+        free = not compiled.matcher().fill(row[None], 0)
+        self._firsts[compiled] = (row, free)
 
     def begin(self, req: Req, compiled: CompiledGrammar) -> None:
         """Raises what the backend's code raises."""
-        state = GrammarState(compiled.matcher(), np.zeros(self._words, np.int32), self._ends)
-        _refill(req, state)
+        if compiled not in self._firsts:
+            self.prepare(compiled)
+        first, free = self._firsts[compiled]
+        account = self._accounts.setdefault((req.owner, req.sampling.grammar), Account())
+        state = GrammarState(compiled.matcher(), first.copy(), self._ends, account, free)
+        _allow_ends(req, state)
         _PLACE.of(req).state = state
 
     def forget(self, req: Req) -> None:
@@ -79,13 +101,10 @@ def state_of(req: Req) -> GrammarState | None:
     return None if place is None else place.state
 
 
-def advance(req: Req, token: int) -> FinishReason | None:
+def advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
     """Go on by a token that has been sampled. Why the request ends, if it does: the output is complete, whatever
     `ignore_eos` and `min_new_tokens` say, or the backend's code failed.
     """
-    state = state_of(req)
-    if state is None:
-        return None
     try:
         if not state.matcher.accept(token):
             raise RuntimeError(f"the token {token} was sampled, which the grammar does not allow here")
@@ -94,22 +113,19 @@ def advance(req: Req, token: int) -> FinishReason | None:
         return failure_of(req, error)
 
 
-def look_ahead(req: Req) -> FinishReason | None:
+def look_ahead(req: Req, state: GrammarState) -> FinishReason | None:
     """Find out which tokens may come next; why the request ends, if none may or the backend's code fails."""
-    state = state_of(req)
-    if state is None:
-        return None
     try:
-        _refill(req, state)
+        state.free = not state.matcher.fill(state.row[None], 0)
+        _allow_ends(req, state)
     except Exception as error:
         return failure_of(req, error)
     return None
 
 
-def forced(req: Req) -> list[int]:
+def forced(req: Req, state: GrammarState) -> list[int]:
     """Tokens that must come next. A backend that fails here only costs the short cut."""
-    state = state_of(req)
-    if state is None or state.free:
+    if state.free:
         return []
     try:
         return [int(token) for token in state.matcher.forced()]
@@ -137,15 +153,9 @@ def failure_of(req: Req, error: Exception) -> FinishReason:
     return FinishReason(FinishType.ABORT, message=f"the grammar failed: {error}", status=status, code=code)
 
 
-def _refill(req: Req, state: GrammarState) -> None:
+def _allow_ends(req: Req, state: GrammarState) -> None:
+    """Put into the state's row what the request says about tokens that end it. Raises where nothing is allowed."""
     row, ends, params = state.row, state.ends, req.sampling
-    start = time.perf_counter()
-    state.free = not state.matcher.fill(row[None], 0)
-    took = time.perf_counter() - start
-    if took > MASK_SECONDS:
-        # Everybody waits meanwhile, and the next one would take longer.
-        text = f"it takes {took:.1f} s to find out which tokens may come next; make it simpler"
-        raise InvalidRequest(text, code="grammar_too_complex")
     if state.free:
         if not params.ignore_eos:
             return

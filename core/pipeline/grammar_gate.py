@@ -248,10 +248,11 @@ def make_grammar_gate(
     limits = PoolLimits(
         config.workers, config.compile_timeout, config.queue_timeout, config.max_queued, config.first_slice
     )
+    grammars = Grammars(ctx.vocab_size, ctx.eos_token_ids)
     return GrammarGate(
         GrammarGate.make_options(),
         gate_ctx,
-        pool=GrammarPool(start, backend, limits),
-        grammars=Grammars(ctx.vocab_size, ctx.eos_token_ids),
+        pool=GrammarPool(start, backend, limits, grammars.prepare),
+        grammars=grammars,
         limits=CacheLimits(config.cache_entries, config.cache_bytes, config.max_source_bytes),
     )

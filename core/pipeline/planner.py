@@ -31,8 +31,9 @@ class SplitPrefill:
 
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
-    through yet, and `ahead`, running requests several of whose newest tokens are known and not computed (a grammar
-    forced them). A request is in one of them.
+    through yet, `ahead`, running requests several of whose newest tokens are known and not computed (a grammar forced
+    them), and `sitting`, running requests that are in no batch until their grammar's matcher has caught up, and may
+    have been retracted meanwhile. A request is in one of them.
     """
 
     def __init__(
@@ -65,12 +66,15 @@ class Planner:
         self.running = RunningBatch(config.max_running_requests)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
+        self.sitting: list[Req] = []
         self.split: SplitPrefill | None = None
         self.split_layers = config.split_prefill_layers if config.split_prefill_layers < num_layers else 0
         self.num_layers = num_layers
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._must_settle = False
+        self._short = False
+        """Whether rows or memory kept a waiting request out of the last prefill that was planned."""
 
     # ---- the plan -------------------------------------------------------------------------------------------------
 
@@ -126,6 +130,32 @@ class Planner:
         self.running.remove([req])
         req.kv.scheduled_len = req.kv.committed_len
         self.ahead.append(req)
+
+    def sit_out(self, req: Req) -> None:
+        """Take a running request out of the batches, its newest token not computed, until `come_back`."""
+        self.running.remove([req])
+        req.kv.scheduled_len = req.kv.committed_len
+        self.sitting.append(req)
+
+    def come_back(self, req: Req) -> None:
+        """The request need not sit out any more: it is in the next batch, or queues again where it gave way."""
+        self.sitting.remove(req)
+        if req.status is ReqStatus.RETRACTED:
+            self.enqueue(req)
+        else:
+            self.ahead.append(req)
+
+    @property
+    def holding(self) -> list[Req]:
+        """Requests that sit out and hold memory."""
+        return [req for req in self.sitting if req.status is ReqStatus.RUNNING]
+
+    def _gives_way(self) -> bool:
+        """Retract a request that sits out, for one that can make use of its memory now. False where there is none."""
+        found = self.holding
+        if found:
+            self.retract(found[-1])
+        return bool(found)
 
     def _catch_up(self, mixed: bool, flight: Step | None) -> Step | None:
         """A step that computes what those ahead have gained, with the next token of all others (`mixed`). None where
@@ -197,6 +227,8 @@ class Planner:
             return None
         self._admit(adder, was_chunked is not None and bool(adder.items) and adder.items[0].partial, flight)
         if not adder.items:
+            if self._short and self.waiting:
+                self._gives_way()
             return None
         self.chunked = next((item.req for item in adder.items if item.partial), None)
         self.counters.prefill_steps += 1
@@ -211,6 +243,7 @@ class Planner:
 
     def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Step | None) -> None:
         """Offer waiting requests in the policy's order until one does not fit."""
+        self._short = adder.rows_full
         if adder.full() or not self.waiting or (adder.rows_full and not self.policy.preempts):
             return
         now = self.clock()
@@ -222,6 +255,7 @@ class Planner:
             if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is not AddResult.CONTINUE:
+                self._short = adder.rows_full or result is AddResult.NO_TOKEN
                 break
             admitted.add(id(req))
             self._admitted(req, now)
@@ -268,6 +302,8 @@ class Planner:
         """
         retracted = False
         while self.running and not self.memory.extend_running(self.running):
+            if self._gives_way():
+                continue
             if flight is not None or (len(self.running) == 1 and self.split is not None):
                 return False
             retracted = True
@@ -287,11 +323,15 @@ class Planner:
 
     def retract(self, req: Req) -> None:
         """Back to the head of the waiting queue, output kept. Its KV stays in the cache until that memory is needed."""
+        sits = req in self.sitting
         self.drop(req)
         self.memory.release(req)
         req.output.num_retractions += 1
         req.move_to(ReqStatus.RETRACTED)
-        self.enqueue(req, first=True)
+        if sits:
+            self.sitting.append(req)
+        else:
+            self.enqueue(req, first=True)
         self.counters.retractions += 1
 
     # ---- queues ---------------------------------------------------------------------------------------------------
@@ -313,6 +353,8 @@ class Planner:
             self.chunked = None
         elif req in self.ahead:
             self.ahead.remove(req)
+        elif req in self.sitting:
+            self.sitting.remove(req)
         elif req in self.running:
             self.running.remove([req])
         elif req in self.waiting:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline import grammar, wanted
+from pegboard.core.pipeline.grammar_work import GrammarWork
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.core.toolkit.stop import StopMatcher
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqLogprobs
+    from pegboard.core.pipeline.grammar import GrammarState
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import BatchResult, Step
 
@@ -46,7 +49,12 @@ class ResultStage:
         pooler: Pooler | None = None,
         *,
         jump_ahead: int = 0,
+        work: GrammarWork | None = None,
     ) -> None:
+        self.work = work or GrammarWork()
+        """Of the requests' matchers."""
+        self.sitting_out: list[tuple[Req, int]] = []
+        """Requests whose matchers have no time left in this step, with the token to go on by; the reader empties it."""
         self.ahead: list[Req] = []
         """Requests that have gained tokens beyond the sampled one; whoever reads it empties it."""
         self.forced_tokens = 0
@@ -64,6 +72,7 @@ class ResultStage:
         Requests that ended while the step was under way are left alone: their tokens are nobody's.
         """
         batch = step.batch
+        self.work.begin_step()
         batch.tokens, batch.committed_at = result.tokens, now
         batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
         embedded = [] if step.wanted is None else wanted.keep(step.wanted, result, self._pooler)
@@ -181,46 +190,69 @@ class ResultStage:
             _keep_logprobs(req, row, logprobs)
 
     def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
-        reason = self._finish_reason(req, token)
-        if reason is None and req.sampling.grammar is not None:
-            reason, gained = self._run_ahead(req)
-            reason = reason or grammar.look_ahead(req)
-            if gained and reason is None:
-                self.ahead.append(req)
+        reason = self._stop_reason(req, token)
+        state = None if reason is not None or req.sampling.grammar is None else grammar.state_of(req)
+        if reason is None and state is not None and req.output_len:
+            if not self.work.has_room(req):
+                self.sitting_out.append((req, token))
+                return
+            reason = self._follow(req, state, token)
+        elif reason is None and req.remaining_tokens == 0:
+            reason = FinishReason(FinishType.LENGTH)
         req.output.finish_reason = reason
         if req.finished:
             req.timing.finished = now
             finished.append(req)
 
-    def _run_ahead(self, req: Req) -> tuple[FinishReason | None, bool]:
+    def _follow(self, req: Req, state: GrammarState, token: int) -> FinishReason | None:
+        """Go on in the request's grammar by the token and those that it forces; why the request ends, if it does."""
+        since = time.thread_time()
+        before = req.output_len
+        reason = self._advance(req, state, token)
+        if reason is None:
+            reason = self._run_ahead(req, state)
+        if reason is None:
+            reason = grammar.look_ahead(req, state)
+        gained = req.output_len - before
+        reason = self.work.took(req, since, 1 + gained) if reason is None else reason
+        if gained and reason is None:
+            self.ahead.append(req)
+        return reason
+
+    def _run_ahead(self, req: Req, state: GrammarState) -> FinishReason | None:
         """Take the tokens that the grammar leaves no choice about without asking the model; why the request ends among
-        them, if it does, and whether there were any. Not where something is wanted that only the model can say of each
-        token.
+        them, if it does. Not where something is wanted that only the model can say of each token.
         """
         if not self._jump_ahead or req.logprobs is not None or req.output.hidden is not None:
-            return None, False
-        tokens = grammar.forced(req)[: req.remaining_tokens]
+            return None
+        tokens = grammar.forced(req, state)[: req.remaining_tokens]
         if len(tokens) < self._jump_ahead:
-            return None, False
+            return None
         for token in tokens:
             req.tokens.append(token)
             self.forced_tokens += 1
-            if (reason := self._finish_reason(req, token)) is not None:
-                return reason, True
-        return None, True
+            reason = self._stop_reason(req, token)
+            reason = self._advance(req, state, token) if reason is None else reason
+            if reason is not None:
+                return reason
+        return None
 
-    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
-        params = req.sampling
-        if req.output_len:
-            if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
-                return FinishReason(FinishType.STOP, matched=token)
-            complete = None if params.grammar is None else grammar.advance(req, token)
-            if (params.stop or params.stop_regex) and (matched := self._match_stop(req, token)) is not None:
-                return FinishReason(FinishType.STOP, matched=matched)
-            if complete is not None:
-                return complete
-        if req.remaining_tokens == 0:
+    @staticmethod
+    def _advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
+        reason = grammar.advance(req, state, token)
+        if reason is None and req.remaining_tokens == 0:
             return FinishReason(FinishType.LENGTH)
+        return reason
+
+    def _stop_reason(self, req: Req, token: int) -> FinishReason | None:
+        """Why the request ends with this token, length and grammar apart."""
+        params = req.sampling
+        if not req.output_len:
+            return None
+        if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
+            return FinishReason(FinishType.STOP, matched=token)
+        if (params.stop or params.stop_regex) and (matched := self._match_stop(req, token)) is not None:
+            return FinishReason(FinishType.STOP, matched=matched)
         return None
 
     def _match_stop(self, req: Req, token: int) -> str | None:

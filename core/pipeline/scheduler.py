@@ -318,7 +318,7 @@ class Scheduler:
             **self.counters.to_dict(),
             "paused": self.paused,
             "waiting_requests": len(self.waiting),
-            "running_requests": len(self.running) + len(self.planner.ahead) + (self.chunked is not None),
+            "running_requests": self._running_requests,
             "blocked_requests": self._blocked,
             "held_requests": 0 if self.gates is None else self.gates.held,
             "free_tokens": self.memory.allocator.free_tokens,
@@ -331,6 +331,11 @@ class Scheduler:
             "plugin_failures": self._plugin_failures(),
             "policy": self._policy_stats(),
         }
+
+    @property
+    def _running_requests(self) -> int:
+        planner = self.planner
+        return len(self.running) + len(planner.ahead) + len(planner.holding) + (self.chunked is not None)
 
     def _plugin_failures(self) -> int:
         hooks = (self._batch_scheduled, self._batch_committed, self._requests_finished, self._idle_hooks)
@@ -350,6 +355,8 @@ class Scheduler:
         """Get on by one batch, if there is one; everything that is to be sent."""
         if self.gates is not None and self.gates:
             self._ask_gates(self.gates)
+        if self.planner.sitting:
+            self._ask_matchers()
         self.loop.turn()
         if self._late and self.planner.split is None:
             self._release_late()
@@ -416,6 +423,10 @@ class Scheduler:
             self._tell(self.report, batch)
         if finished:
             self._finished(finished)
+        sitting, self.results.sitting_out = self.results.sitting_out, []
+        for req, token in sitting:
+            self.planner.sit_out(req)
+            self.results.work.sit_out(req, token)
         more = self.results.forced_tokens - self.counters.forced_tokens
         if more:
             self.counters.forced_tokens += more
@@ -528,6 +539,22 @@ class Scheduler:
             self._end(req, reason)
         for req in news.released:
             self._release(req)
+
+    def _ask_matchers(self) -> None:
+        """Take back the requests whose matchers have caught up."""
+        for req, reason in self.results.work.take_done():
+            if req.finished:
+                continue
+            if reason is None:
+                self.planner.come_back(req)
+                continue
+            self.planner.drop(req)
+            req.output.finish_reason = reason
+            req.timing.finished = self.clock()
+            output = self.results.output(req)
+            if output is not None:
+                self._outbox.append(output)
+            self._finished([req])
 
     def _check_idle(self) -> None:
         if self._was_idle or self._by_rid or self.loop.flight is not None:

@@ -146,6 +146,57 @@ def recursive(rules: Rules) -> frozenset[str]:
     return frozenset(found)
 
 
+def unrolled(rules: Rules) -> Rules:
+    """The same grammar with repetitions for rules that end with themselves: ``a ::= x a | y`` is ``a ::= x* y``.
+
+    A parser like Earley's keeps a place for every turn of such a rule, and none for a repetition.
+    """
+    return {name: _unrolled(name, node) for name, node in rules.items()}
+
+
+def _unrolled(name: str, node: Node) -> Node:
+    again, last = _by_end(name, node)
+    if not again or not last or Sequence(()) in again:
+        return node
+    if any(_starts_with(name, one) for one in (*again, *last)):
+        return node  # left recursion as well: it would become a repetition within a repetition
+    return Sequence((Repeat(_either(again), 0, None), _either(last)))
+
+
+def _by_end(name: str, node: Node) -> tuple[list[Node], list[Node]]:
+    """The alternatives that end with the rule `name`, without it, and the others."""
+    if node == Ref(name):
+        return [Sequence(())], []
+    if isinstance(node, Choice):
+        parts = [_by_end(name, one) for one in node.nodes]
+        return [one for again, _ in parts for one in again], [one for _, last in parts for one in last]
+    if isinstance(node, Repeat) and (node.least, node.most) == (0, 1):
+        again, last = _by_end(name, node.node)
+        return again, [*last, Sequence(())] if again else [node]
+    if isinstance(node, Sequence) and node.nodes:
+        again, last = _by_end(name, node.nodes[-1])
+        if again:
+            head = node.nodes[:-1]
+            return [_joined(head, one) for one in again], [_joined(head, one) for one in last]
+    return [], [node]
+
+
+def _starts_with(name: str, node: Node) -> bool:
+    if isinstance(node, Choice):
+        return any(_starts_with(name, one) for one in node.nodes)
+    if isinstance(node, Sequence):
+        return bool(node.nodes) and _starts_with(name, node.nodes[0])
+    return node == Ref(name) or (isinstance(node, Repeat) and _starts_with(name, node.node))
+
+
+def _joined(head: tuple[Node, ...], end: Node) -> Node:
+    return Sequence((*head, *end.nodes)) if isinstance(end, Sequence) else Sequence((*head, end))
+
+
+def _either(nodes: list[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+
 def to_gbnf(rules: Rules) -> str:
     """The rules as text again, in the plainest spelling that every reader of GBNF understands."""
     return "\n".join(f"{name} ::= {_written(node)}" for name, node in rules.items()) + "\n"

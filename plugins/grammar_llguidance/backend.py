@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -40,8 +41,12 @@ class LLGuidanceBackend(GrammarBackend):
     def __init__(self, options: LLGuidanceOptions, ctx: GrammarContext) -> None:
         super().__init__(options, ctx)
         self._tokenizer = _tokenizer(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
-        # Character-level grammars take more steps per token than the default allows: see `lark_of`.
-        self._limits = LLParserLimits(step_max_items=1_000_000, verbose_errors=False)
+        # Character-level grammars take more steps per token than the default allows: see `lark_of`. They are also those
+        # whose rules users write themselves, ambiguous ones too.
+        self._limits = LLParserLimits(step_max_items=250_000, verbose_errors=False)
+        self._rule_limits = LLParserLimits(
+            step_max_items=1_000_000, max_items_in_row=options.max_row_items, verbose_errors=False
+        )
 
     @classmethod
     def supports(cls, ctx: GrammarContext) -> str | None:
@@ -58,23 +63,31 @@ class LLGuidanceBackend(GrammarBackend):
             text = translate(grammar, max_whitespace=self.options.max_whitespace, lenient=self.options.lenient_schemas)
         except (ValueError, RecursionError) as error:
             raise refused(grammar, str(error)) from None
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=self._limits)
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(
+            text, self._tokenizer, limits=self._limits_of(grammar)
+        )
         if wrong:
             raise refused(grammar, explain(messages[0]))
-        matcher = self._matcher(text)
+        matcher = self._matcher(grammar, text)
         if matcher.is_error():
             raise refused(grammar, explain(matcher.get_error()))
         return text.encode()
 
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
-        matcher = self._matcher(compiled.decode())
+        matcher = self._matcher(grammar, compiled.decode())
         if matcher.is_error():
             raise RuntimeError(explain(matcher.get_error()))
         size = GRAMMAR_BYTES + BYTES_PER_CHAR * len(compiled)
         return _Compiled(matcher, size, self.ctx.vocab_size, self._tokenizer)
 
-    def _matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+    def _limits_of(self, grammar: Grammar) -> LLParserLimits:
+        return self._rule_limits if grammar.kind == "ebnf" else self._limits
+
+    def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits_of(grammar))
+
+
+_LIMIT = re.compile(r"Too many items|Current row has \d+ items|(?i:fuel|too many states)")
 
 
 @lru_cache(maxsize=1)
@@ -112,14 +125,18 @@ class _Matcher(GrammarMatcher):
         self._ends = ends
         self._taken = 0
         self._ended = False
+        self._allowed: NDArray[np.int32] | None = None
+        """The mask of this position, once it has been asked for."""
 
     def fill(self, mask: NDArray[np.int32], row: int) -> bool:
         words = mask[row]
         if self._ended:
             words[:] = 0
             return True
+        # The interpreter is free for other threads meanwhile.
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
+        self._allowed = words.copy()
         return True
 
     def accept(self, token: int) -> bool:
@@ -129,12 +146,21 @@ class _Matcher(GrammarMatcher):
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
         # Asked first, because a matcher that is given a wrong token never recovers.
-        accepted = bool(self._matcher.validate_tokens([token])) and bool(self._matcher.consume_token(token))
+        accepted = self._may_come(token) and bool(self._matcher.consume_token(token))
         self._check()
+        self._allowed = None
         self._taken += accepted
         return accepted
 
+    def _may_come(self, token: int) -> bool:
+        """Whether the token may come next. Asking the library takes half as long as going on by the token."""
+        allowed = self._allowed
+        if allowed is not None and 0 <= token < 32 * allowed.shape[0] and int(allowed[token // 32]) >> token % 32 & 1:
+            return True
+        return bool(self._matcher.validate_tokens([token]))
+
     def rollback(self, count: int) -> None:
+        self._allowed = None
         if count and self._ended:
             self._ended = False
             count -= 1
@@ -160,7 +186,8 @@ class _Matcher(GrammarMatcher):
         if not self._matcher.is_error():
             return
         why = explain(self._matcher.get_error())
-        if self._matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+        # Some of its limits are internal errors by the library's own account.
+        if self._matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex") or _LIMIT.search(why):
             raise InvalidRequest(f"the grammar is too complex: {why}", code="grammar_too_complex")
         raise RuntimeError(why)
 

@@ -16,5 +16,9 @@ class LLGuidanceOptions(Options):
     """Most blanks in a row between the parts of a JSON answer, so that no model fills its answer with them. 0: none at
     all; null: no limit."""
 
+    max_row_items: Annotated[int, Field(gt=0)] = 400
+    """Most readings of an EBNF text that are kept at once, by rule and place of its beginning. An ambiguous grammar has
+    more with each token and costs their cube; its request fails with 400 there."""
+
     lenient_schemas: bool = False
     """Take JSON schemas with keywords that cannot be enforced, as if these were not there. Off, they are refused."""

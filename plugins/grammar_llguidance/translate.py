@@ -37,7 +37,7 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
         # \d, \w and \s are ASCII, as most users mean them and as other libraries have them.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
     if grammar.kind == "ebnf":
-        return LLMatcher.grammar_from_lark(lark_of(gbnf.parse(grammar.source)))
+        return LLMatcher.grammar_from_lark(lark_of(gbnf.unrolled(gbnf.parse(grammar.source))))
     return LLMatcher.grammar_from_lark(_structural(structural_tag_of(json.loads(grammar.source)), json_options))
 
 

@@ -23,6 +23,7 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, ThreadExecutor
+from pegboard.core.pipeline.grammar_work import GrammarWork
 from pegboard.core.pipeline.intake import pack_ids
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -135,6 +136,8 @@ class Harness:
         tokenizer: Any = None,
         processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
+        jump_ahead: int = 0,
+        work: GrammarWork | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -152,7 +155,7 @@ class Harness:
             self.memory,
             chosen,
             BatchBuilder(self.memory, processors, VOCAB),
-            ResultStage(tokenizer, {EOS}),
+            ResultStage(tokenizer, {EOS}, jump_ahead=jump_ahead, work=work),
             self.model,
             chunk_size=chunk,
             max_context_len=max_context_len,

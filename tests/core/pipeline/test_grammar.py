@@ -19,6 +19,7 @@ from pegboard.core.pipeline import grammar as stage
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar import Grammars
 from pegboard.core.pipeline.grammar_gate import CacheLimits, GrammarGate
+from pegboard.core.pipeline.grammar_work import GrammarWork, WorkLimits
 from pegboard.core.testing.admission_gate import AdmissionGateContract, ManualClock, gated_request
 from pegboard.core.testing.grammar_fakes import ScriptedGrammar
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
@@ -75,8 +76,8 @@ class Gate(GrammarGate):
         super().__init__(options, ctx, pool=self.manual, grammars=grammars, limits=limits)  # type: ignore[arg-type]
 
 
-def make_gate(clock: ManualClock | None = None, *, eager: bool = True, **limits: int) -> Gate:
-    gate = Gate(GrammarGate.make_options(), AdmissionGateContext(clock or ManualClock()), CacheLimits(**limits))
+def make_gate(clock: ManualClock | None = None, *, eager: bool = True, cls: type[Gate] = Gate, **limits: int) -> Gate:
+    gate = cls(GrammarGate.make_options(), AdmissionGateContext(clock or ManualClock()), CacheLimits(**limits))
     gate.manual.eager = eager
     return gate
 
@@ -214,12 +215,10 @@ class TestEnds:
         reason = made.finish("a")
         assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")
 
-    def test_a_mask_that_takes_too_long_ends_its_request(self, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = harness(loop=loop)
+    def test_a_matcher_that_takes_too_long_ends_its_request(self, loop: str) -> None:
+        made = harness(loop=loop, work=GrammarWork(WorkLimits(seconds=0, token_seconds=0)))
         made.submit("a", [1, 2], 20, sampling=constrained(tokens_of(1, 10)))
         made.submit("b", [3, 4], 4)
-        made.step()
-        monkeypatch.setattr(stage, "MASK_SECONDS", -1.0)
         made.run()
         reason = made.finish("a")
         assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")

@@ -1,0 +1,159 @@
+"""GrammarWork: how much computing time matchers take, of a step and of a request, and where the slow ones are run.
+
+Between two steps matchers have so many seconds together. A request whose matcher would take more than is left sits out:
+it is in no batch until a thread beside the loop has found out what may come next in its output. So an expensive grammar
+slows down itself. What is measured is the computing time of a thread, which does not depend on who else is busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.grammar import advance, failure_of, look_ahead, state_of
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.grammar import Account, GrammarState
+
+NICENESS = 10
+"""Of the thread beside the loop: where cores are short, the forward pass goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """Seconds of computing time: of all matchers between two steps, and of an account, so many and more per token."""
+
+    step_seconds: float = 0.02
+    seconds: float = 2.0
+    token_seconds: float = 0.025
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A request that sits out, with the token that its matcher has to go on by."""
+
+    req: Req
+    state: GrammarState
+    token: int
+    reason: FinishReason | None = None
+
+
+class GrammarWork:
+    """Keeps account of matchers' work, and does what is too much for a step in a thread of its own.
+
+    Everything but that thread's part is called by the loop. The matcher of a request that sits out is the thread's.
+    """
+
+    def __init__(self, limits: WorkLimits | None = None) -> None:
+        self._limits = limits or WorkLimits()
+        self._left = self._limits.step_seconds
+        self._changed = threading.Condition()
+        self._waiting: list[_Turn] = []
+        self._done: list[_Turn] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.sat_out = 0
+        """Times that a request has sat out, since the start."""
+
+    def begin_step(self) -> None:
+        """The matchers of the next step have all of its time."""
+        self._left = self._limits.step_seconds
+
+    def has_room(self, req: Req) -> bool:
+        """Whether the request's matcher may go on now, by what it took last time. Otherwise it sits out."""
+        state = state_of(req)
+        return state is None or state.cost < self._left
+
+    def took(self, req: Req, since: float, tokens: int) -> FinishReason | None:
+        """The request's matcher has gone on by `tokens` since `time.thread_time` was `since`; why the request ends, if
+        that was too much.
+        """
+        state = state_of(req)
+        if state is None:
+            return None
+        seconds = time.thread_time() - since
+        self._left -= seconds
+        state.cost = seconds
+        return self._charge(req, state.account, seconds, tokens)
+
+    def sit_out(self, req: Req, token: int) -> None:
+        """Go on by the token in the thread; `take_done` tells when that is done."""
+        state = state_of(req)
+        assert state is not None
+        self.sat_out += 1
+        with self._changed:
+            self._waiting.append(_Turn(req, state, token))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="matchers", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def take_done(self) -> list[tuple[Req, FinishReason | None]]:
+        """Requests that need not sit out any more, and why they end, if they do. Some may have ended meanwhile."""
+        if not self._done:
+            return []
+        with self._changed:
+            done, self._done = self._done, []
+        return [(turn.req, turn.reason) for turn in done]
+
+    def close(self) -> None:
+        """Wait for the work under way, and do no more."""
+        with self._changed:
+            self._closed = True
+            self._waiting = []
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _charge(self, req: Req, account: Account, seconds: float, tokens: int) -> FinishReason | None:
+        account.seconds += seconds
+        account.tokens += tokens
+        if account.seconds <= self._limits.seconds + account.tokens * self._limits.token_seconds:
+            return None
+        text = (
+            f"finding out which tokens may come next has taken {account.seconds:.1f} s of computing time "
+            f"for {account.tokens} tokens; make it simpler"
+        )
+        return failure_of(req, InvalidRequest(text, code="grammar_too_complex"))
+
+    # ---- in the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (turn := self._next()) is not None:
+            since = time.thread_time()
+            turn.reason = _go_on(turn)
+            seconds = time.thread_time() - since
+            turn.state.cost = seconds
+            turn.reason = turn.reason or self._charge(turn.req, turn.state.account, seconds, 1)
+            with self._changed:
+                self._done.append(turn)
+
+    def _next(self) -> _Turn | None:
+        """The request next whose account has taken least: cheap ones do not wait behind expensive ones."""
+        with self._changed:
+            while not self._closed:
+                self._waiting = [turn for turn in self._waiting if not turn.req.finished]
+                if self._waiting:
+                    turn = min(self._waiting, key=lambda one: one.state.account.seconds)
+                    self._waiting.remove(turn)
+                    return turn
+                self._changed.wait()
+            return None
+
+
+def _go_on(turn: _Turn) -> FinishReason | None:
+    reason = advance(turn.req, turn.state, turn.token)
+    if reason is None and turn.req.remaining_tokens == 0:
+        return FinishReason(FinishType.LENGTH)
+    return reason or look_ahead(turn.req, turn.state)

@@ -259,7 +259,7 @@ class GrammarSection(UseSection):
     """Most compiled grammars that are kept."""
     cache_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory that kept grammars may take."""
-    step_seconds: Annotated[float, Field(gt=0)] = 0.02
+    step_seconds: Annotated[float, Field(gt=0)] = 0.01
     """Computing time that following grammars may take between two steps, in seconds. A request that would take more
     sits out some steps, until a thread beside the loop has done its work; the others go on."""
     work_seconds: Annotated[float, Field(gt=0)] = 2.0

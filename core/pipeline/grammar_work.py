@@ -7,9 +7,6 @@ slows down itself. What is measured is the computing time of a thread, which doe
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -23,15 +20,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.grammar import Account, GrammarState
 
-NICENESS = 10
-"""Of the thread beside the loop: where cores are short, the forward pass goes first."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkLimits:
     """Seconds of computing time: of all matchers between two steps, and of an account, so many and more per token."""
 
-    step_seconds: float = 0.02
+    step_seconds: float = 0.01
     seconds: float = 2.0
     token_seconds: float = 0.025
 
@@ -127,9 +121,6 @@ class GrammarWork:
     # ---- in the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while (turn := self._next()) is not None:
             since = time.thread_time()
             turn.reason = _go_on(turn)

@@ -190,7 +190,8 @@ def _starts_with(name: str, node: Node) -> bool:
 
 
 def _joined(head: tuple[Node, ...], end: Node) -> Node:
-    return Sequence((*head, *end.nodes)) if isinstance(end, Sequence) else Sequence((*head, end))
+    nodes = (*head, *end.nodes) if isinstance(end, Sequence) else (*head, end)
+    return nodes[0] if len(nodes) == 1 else Sequence(nodes)
 
 
 def _either(nodes: list[Node]) -> Node:

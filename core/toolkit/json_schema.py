@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
@@ -12,6 +14,9 @@ from pegboard.core.toolkit.regex_length import MAX_FORCED, check_length, forced_
 
 MAX_DEPTH = 128
 """How deep the JSON of a schema may be nested: libraries descend by recursion, and some without looking."""
+
+MAX_MULTIPLE = 100_000
+"""Largest `multipleOf`, without its factors 2 and 5 and its decimal point: an automaton has a state per remainder."""
 
 SPEC_FORMATS = frozenset(
     {
@@ -72,12 +77,27 @@ def checked_schema(schema: Any, param: str = "json_schema") -> Any:
             raise _refused(param, f"the reference {ref[:100]!r} leads outside the schema, and nothing is fetched")
         if isinstance(one.get("pattern"), str):
             check_length(one["pattern"], param)
+        _check_multiple(one.get("multipleOf"), param)
     if not _Finite(schema).holds():
         raise _refused(param, "every value that it describes contains itself, without end", "grammar_without_end")
     if _Length(schema).most() > MAX_FORCED:
         why = f"its constants, names and least counts ask for more than {MAX_FORCED} characters at once"
         raise _refused(param, why, "grammar_too_large")
     return schema
+
+
+def _check_multiple(value: Any, param: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return  # libraries refuse what is not a number, or there is none
+    if not 0 < value < math.inf:
+        raise _refused(param, f"multipleOf must be a finite number greater than 0, got {value}")
+    remainders = value if isinstance(value, int) else int("".join(map(str, Decimal(repr(value)).as_tuple().digits)))
+    for factor in (2, 5):
+        while remainders % factor == 0:
+            remainders //= factor
+    if remainders > MAX_MULTIPLE:
+        why = f"a multipleOf has {len(bin(remainders)) - 2} significant bits, which is too many to keep track of"
+        raise _refused(param, why, "grammar_too_large")
 
 
 def _refused(param: str, why: str, code: str = "invalid_grammar") -> InvalidRequest:

@@ -43,6 +43,12 @@ BAD: dict[str, dict[str, Any]] = {
     "nothing but itself": {"json_schema": '{"$ref": "#"}'},
     "nested too deeply": {"json_schema": DEEP},
     "too large": {"json_schema": json.dumps({"enum": [f"value {n}" for n in range(30_000)]})},
+    "a multiple of almost nothing": {"json_schema": '{"type": "number", "multipleOf": 1e-300}'},
+    "a multiple of infinity": {"json_schema": '{"type": "number", "multipleOf": 1e400}'},
+    "a multiple of nothing": {"json_schema": '{"type": "integer", "multipleOf": 0}'},
+    "a multiple of a huge number": {"json_schema": f'{{"type": "integer", "multipleOf": 1{"0" * 5000}}}'},
+    "a multiple of a large prime": {"json_schema": '{"type": "integer", "multipleOf": 1000003}'},
+    "a multiple of many digits": {"json_schema": '{"type": "number", "multipleOf": 0.123456789}'},
     "an open group": {"regex": "(a"},
     "enormous repetitions": {"regex": "(((a{999}){999}){999}){999}"},
     "enormous repetitions behind a free beginning": {"regex": "[a-z]{30}(a{20000}){20}"},
@@ -69,6 +75,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 HARD: dict[str, dict[str, Any]] = {
+    "ambiguity that grows": {"ebnf": 'root ::= e "."\ne ::= e e e | e e | [a-z ]'},
     "large automata": {"json_schema": json.dumps(SLOW)},
     "repetitions of repetitions": {"regex": "(((a{1,999}){1,999}){1,999}){1,999}"},
     "an exponential automaton": {"regex": "(a|b)*a(a|b){500}"},

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.gbnf import ANY, Chars, Choice, Literal, Ref, Repeat, Sequence, parse, recursive, to_gbnf
+from pegboard.core.toolkit.gbnf import (
+    ANY,
+    Chars,
+    Choice,
+    Literal,
+    Ref,
+    Repeat,
+    Sequence,
+    parse,
+    recursive,
+    to_gbnf,
+    unrolled,
+)
 
 WHOLE = """
 # A comment, and rules over several lines.
@@ -108,3 +120,21 @@ def test_which_rules_are_recursive() -> None:
     rules = parse('root ::= a b\na ::= "x" | "(" a ")"\nb ::= c\nc ::= "y"\nd ::= d? "z"')
     assert recursive(rules) == {"root", "a"}
     assert recursive(parse('root ::= a\na ::= b b\nb ::= "c"')) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("rule", "unrolled_to"),
+    [
+        ('root ::= [a-z] root | "."', 'root ::= [a-z]* "."'),
+        ('root ::= "a" ("," root)?', 'root ::= ("a" ",")* "a"'),
+        ("root ::= (root)?", None),
+        ('root ::= (" " root)?', 'root ::= " "* ""'),
+        ('root ::= "a" root | "b" (root | "c") | "d"', 'root ::= ("a" | "b")* ("b" "c" | "d")'),
+        ('root ::= "(" root ")" root | "x"', 'root ::= ("(" root ")")* "x"'),
+        ('root ::= root "a" | "b"', None),
+        ('root ::= root root | "a"', None),
+        ('root ::= "(" root ")" | "x"', None),
+    ],
+)
+def test_rules_that_end_with_themselves_are_repetitions(rule: str, unrolled_to: str | None) -> None:
+    assert to_gbnf(unrolled(parse(rule))) == to_gbnf(parse(unrolled_to or rule))

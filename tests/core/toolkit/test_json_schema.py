@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.json_schema import MAX_DEPTH, PATTERNS, schema_of
+from pegboard.core.toolkit.json_schema import MAX_DEPTH, PATTERNS, checked_schema, schema_of
 from pegboard.core.toolkit.regex_length import forced_length
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
@@ -203,3 +203,15 @@ def test_what_asks_for_too_much_text_at_once(value: Any) -> None:
 )  # fmt: skip
 def test_what_does_not(value: Any) -> None:
     assert of(value)
+
+
+@pytest.mark.parametrize("value", [1e400, float("nan"), 0, -1, 1000003, 0.1234567, 10**400 + 1, 1e-300 * 7000001])
+def test_multiples_that_no_automaton_can_tell_apart(value: float) -> None:
+    with pytest.raises(InvalidRequest, match="multipleOf") as error:
+        checked_schema({"properties": {"a": {"type": "number", "multipleOf": value}}})
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize("value", [1, 0.1, 0.25, 1e-5, 10**9, 2**40, 3600, 86400.0, 99991, True, "a"])
+def test_multiples_that_libraries_may_see(value: float) -> None:
+    assert checked_schema({"type": "number", "multipleOf": value})["multipleOf"] is value

@@ -484,7 +484,7 @@ def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
     """The request with an id on the wire that no other key's can have."""
     if not asker:
         return request
-    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid)
+    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, owner=asker)
 
 
 def _batched(messages: list[ToScheduler]) -> list[ToScheduler]:

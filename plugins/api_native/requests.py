@@ -157,10 +157,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     if count > MAX_REQUESTS:
         # Before anything is made of each.
         raise InvalidRequest(f"at most {MAX_REQUESTS} prompts, got {count}", param=body.prompt_field)
-    each_sampling = each(body.sampling_params, count, "sampling_params")
-    samplings = [validate_part(one, SamplingBody, "sampling_params") for one in each_sampling]
-    for sampling in samplings:
-        sampling.check()
+    samplings = _samplings(body.sampling_params, count)
     total = sum(sampling.n for sampling in samplings)
     if body.in_session and total > 1:
         param = "sampling_params.n" if count == 1 else "session_params"
@@ -168,9 +165,12 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     if total > MAX_REQUESTS:
         raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}, got {total}", param=body.prompt_field)
     rids = body.rids([sampling.n for sampling in samplings])
+    made: dict[int, SamplingParams] = {}
     requests: list[GenerateRequest] = []
     for prompt, sampling, wanted in zip(prompts, samplings, _wanted(body, count), strict=True):
-        params = sampling.params(sampling.grammar(), _processors(body, sampling))
+        if id(sampling) not in made:
+            made[id(sampling)] = sampling.params(sampling.grammar(), _processors(body, sampling))
+        params = made[id(sampling)]
         for answer in range(sampling.n):
             request = GenerateRequest(
                 prompt=prompt,
@@ -183,6 +183,18 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
             )
             requests.append(msgspec.structs.replace(request, **wanted))
     return requests, body.batch or total > 1
+
+
+def _samplings(given: dict[str, Any] | list[dict[str, Any]], count: int) -> list[SamplingBody]:
+    """What `sampling_params` says of each prompt; the same object where it is said once for all."""
+    several = each(given, count, "sampling_params")
+    return [_sampling(one) for one in several] if isinstance(given, list) else [_sampling(given)] * count
+
+
+def _sampling(given: dict[str, Any]) -> SamplingBody:
+    sampling = validate_part(given, SamplingBody, "sampling_params")
+    sampling.check()
+    return sampling
 
 
 def _wanted(body: GenerateBody, count: int) -> list[dict[str, Any]]:

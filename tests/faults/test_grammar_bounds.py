@@ -43,7 +43,7 @@ class Matcher(ScriptedMatcher):
             end = time.thread_time() + self._drill.spin
             while time.thread_time() < end:
                 pass
-        self._drill.in_loop += threading.current_thread() is threading.main_thread()
+        self._drill.in_loop += bool(self.taken) and threading.current_thread() is threading.main_thread()
         return super().fill(mask, row)
 
 
@@ -54,7 +54,7 @@ class Drill:
         self.held = False
         self.spin = 0.0
         self.in_loop = 0
-        """Masks that were found in the loop's thread."""
+        """Masks that were found in the loop's thread, but for first ones."""
         self.go, self.entered = threading.Event(), threading.Event()
 
 
@@ -228,8 +228,8 @@ class TestAccounts:
     def test_another_owner_has_another_and_later_requests_a_new_one(
         self, make: Callable[..., Harness], drill: Drill
     ) -> None:
-        made = make(WorkLimits(seconds=0.03, token_seconds=0))
-        drill.spin = 0.005
+        made = make(WorkLimits(seconds=0.15, token_seconds=0))
+        drill.spin = 0.02
         tokens = tokens_of(1, 4)
         for i in range(4):
             made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens), owner=f"owner {i}")

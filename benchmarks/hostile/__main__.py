@@ -5,10 +5,12 @@
     python benchmarks/attacks.py --only big_message stops --seconds 10
 
 Each attack gets a server of its own with the demo model, ten quiet seconds, and four processes that send it for
-`--seconds`; what they have sent by then may take up to `--patience` to be answered. /health is asked every 50 ms, over
-new connections, from a process of its own; the streams' gaps are those between two arrivals of bytes, and a stream that
-never gets any counts with the time until the end. Memory is resident memory, sampled every 50 ms. Tokens are lost where
-an answer counts more than it has sent. Then the server gets SIGTERM, with five seconds for what runs.
+`--seconds`; what they have sent by then may take up to `--patience` to be answered. A client whose request is refused
+as too large asks for half of it from then on: what a server lets in is an attack, too. /health is asked every 50 ms,
+over new connections, from a process of its own. The streams' gaps are those between two arrivals of bytes; the wait for
+the first is counted apart, and both count up to the end where nothing comes. Memory is resident, sampled every 50 ms.
+Tokens are lost where an answer counts more than it has sent. Then the server gets SIGTERM, with five seconds for what
+runs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ class Attack:
     item: int
     """Of the issue."""
     what: str
-    asks: Callable[[random.Random], Iterable[Ask]] = lambda rng: ()
+    asks: Callable[[random.Random, float], Iterable[Ask]] = lambda rng, scale: ()
+    """At a scale of 1 with every field at its bound; a smaller one shrinks what multiplies."""
     at_once: int = 1
     """Requests that a client has under way."""
     leave_after: float | None = None
@@ -33,21 +34,21 @@ class Attack:
     beside: str = ""
     """A further honest client."""
 
-    def endless(self, rng: random.Random) -> Iterator[Ask]:
+    def endless(self, rng: random.Random, scale: float = 1.0) -> Iterator[Ask]:
         """What a client sends."""
-        return itertools.cycle(list(self.asks(rng)))
+        return itertools.cycle(list(self.asks(rng, scale)))
 
 
-def _long_text(rng: random.Random) -> list[Ask]:
-    texts = payloads.long_texts(rng)
+def _long_text(rng: random.Random, scale: float) -> list[Ask]:
+    texts = payloads.long_texts(rng, int(2_000_000 * scale))
     paths = ("/v1/completions", "/tokenize", "/generate")
     asks = [payloads.read_text(path, text) for text in texts.values() for path in paths]
     rng.shuffle(asks)
     return asks
 
 
-def _bodies(rng: random.Random) -> list[Ask]:
-    asks = list(payloads.bodies().values())
+def _bodies(rng: random.Random, scale: float) -> list[Ask]:
+    asks = list(payloads.bodies(int(payloads.LARGEST_BODY * scale)).values())
     rng.shuffle(asks)
     return asks
 
@@ -59,33 +60,44 @@ ATTACKS = {
             "big_message",
             1,
             "n 64, 165 tokens, top 128 and 4,096 token ids: one message of the scheduler's over 512 MiB",
-            lambda rng: [payloads.big_message()],
+            lambda rng, scale: [payloads.big_message(n=int(64 * scale))],
         ),
         Attack(
             "logprob_streams",
             2,
             "streams with top 128 and 4,096 token ids at each token, whose clients leave after ten seconds",
-            lambda rng: [payloads.logprobs(payloads.prose(rng, 20), tokens=4000, top=128, ids=4096, stream=True)],
+            lambda rng, scale: [
+                payloads.logprobs(
+                    payloads.prose(rng, 20), tokens=int(4000 * scale), top=128, ids=int(4096 * scale), stream=True
+                )
+            ],
             leave_after=10.0,
             tail=20.0,
         ),
         Attack(
             "long_text", 3, "2 million characters to tokenise: words, one character, spaces; three routes", _long_text
         ),
-        Attack("stops", 4, "64 KiB of stop strings and expressions, n 1,024", lambda rng: [payloads.stops(rng)]),
+        Attack(
+            "stops",
+            4,
+            "64 KiB of stop strings and expressions, n 1,024",
+            lambda rng, scale: [payloads.stops(rng, n=int(1024 * scale))],
+        ),
         Attack("bodies", 5, "16 MiB of `{}`, `[` and `1,`", _bodies, pause=0.5),
         Attack(
             "logprobs",
             6,
             "1,000 tokens with 4,096 token ids each, not streamed",
-            lambda rng: [payloads.logprobs(payloads.prose(rng, 20), tokens=1000, ids=4096)],
+            lambda rng, scale: [payloads.logprobs(payloads.prose(rng, 20), tokens=1000, ids=int(4096 * scale))],
         ),
         Attack(
             "prompt_logprobs",
             6,
             "top 128 and 4,096 token ids at each of 8,000 tokens of a prompt",
-            lambda rng: [
-                payloads.logprobs(payloads.some_ids(rng, 8000), tokens=1, top=128, ids=4096, of_prompt=True)
+            lambda rng, scale: [
+                payloads.logprobs(
+                    payloads.some_ids(rng, 8000), tokens=1, top=128, ids=int(4096 * scale), of_prompt=True
+                )
                 for _ in range(20)
             ],
         ),
@@ -93,7 +105,7 @@ ATTACKS = {
             "queue",
             7,
             "500 small requests at once",
-            lambda rng: [payloads.small_request(rng) for _ in range(500)],
+            lambda rng, scale: [payloads.small_request(rng) for _ in range(500)],
             at_once=125,
             pause=5.0,
         ),
@@ -101,7 +113,7 @@ ATTACKS = {
             "queue_ids",
             7,
             "2,000 prompts of 4,000 token ids at once",
-            lambda rng: [payloads.long_ids(rng, 4000) for _ in range(500)],
+            lambda rng, scale: [payloads.long_ids(rng, 4000) for _ in range(500)],
             at_once=500,
             pause=20.0,
         ),
@@ -109,20 +121,20 @@ ATTACKS = {
             "queue_batches",
             7,
             "batches of 512 prompts of 8,000 token ids, in bodies of 16 MiB",
-            lambda rng: [payloads.long_ids(rng, 8000, prompts=512)],
+            lambda rng, scale: [payloads.long_ids(rng, 8000, prompts=int(512 * scale))],
             pause=0.5,
         ),
         Attack(
             "grammar_ambiguous",
             8,
             "an ambiguous grammar with n 32",
-            lambda rng: [payloads.ambiguous()],
+            lambda rng, scale: [payloads.ambiguous(n=max(1, int(32 * scale)))],
         ),
         Attack(
             "grammar_slow",
             8,
             "24 grammars that take ten seconds to compile, beside a client with quick ones",
-            lambda rng: [payloads.slow_grammar(rng.randrange(10**9)) for _ in range(200)],
+            lambda rng, scale: [payloads.slow_grammar(rng.randrange(10**9)) for _ in range(200)],
             at_once=6,
             beside="grammars",
         ),

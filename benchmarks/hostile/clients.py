@@ -34,6 +34,10 @@ OPEN = -1
 """In place of a status: not answered when the client was asked to end."""
 KEPT_BYTES = 2048
 """Of an answer: enough for an error."""
+TOO_LARGE = frozenset({"413", "request_too_costly", "context_length_exceeded"})
+"""A status or a code, of which an answer says that less would be taken."""
+SMALLEST = 1 / 64
+"""The least part of an attack that is tried where more is refused."""
 MAX_NICE = 10
 """Attackers would not share the server's processors."""
 
@@ -262,7 +266,9 @@ class Attacker:
         self._address = address
         self._attack = attack
         self._seconds = seconds
-        self._asks: Iterator[Ask] = attack.endless(random.Random(1000 + client))
+        self._rng = random.Random(1000 + client)
+        self._scale = 1.0
+        self._asks: Iterator[Ask] = attack.endless(self._rng)
         self._sent = 0
         self._outcomes: dict[str, int] = {}
         self._slowest = 0.0
@@ -285,12 +291,16 @@ class Attacker:
 
     async def _one(self) -> str:
         self._sent += 1
-        one = next(self._asks)
+        one, scale = next(self._asks), self._scale
         if self._attack.leave_after is None:
             outcome = await _whole(self._address, one)
         else:
             outcome = await self._leave(one, self._attack.leave_after)
-        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+        if not TOO_LARGE.isdisjoint(outcome.split()) and scale == self._scale and scale > SMALLEST:
+            self._scale /= 2
+            self._asks = self._attack.endless(self._rng, self._scale)
+        said = outcome if scale == 1 else f"{outcome} at 1/{round(1 / scale)}"
+        self._outcomes[said] = self._outcomes.get(said, 0) + 1
         return outcome
 
     async def _leave(self, one: Ask, seconds: float) -> str:

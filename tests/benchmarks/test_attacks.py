@@ -113,7 +113,7 @@ def test_before_and_after_stand_in_one_row() -> None:
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - {"bodies", "long_text", "queue_ids", "queue_batches"}))
 def test_what_attacks_send(name: str) -> None:
     """Of those that are built soon."""
-    asks = list(ATTACKS[name].asks(random.Random(1)))
+    asks = [one for scale in (1.0, clients.SMALLEST) for one in ATTACKS[name].asks(random.Random(1), scale)]
     assert bool(asks) != bool(ATTACKS[name].idle)
     for one in asks:
         assert one.path.startswith("/")

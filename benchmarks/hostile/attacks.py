@@ -60,7 +60,7 @@ ATTACKS = {
             "big_message",
             1,
             "n 64, 165 tokens, top 128 and 4,096 token ids: one message of the scheduler's over 512 MiB",
-            lambda rng, scale: [payloads.big_message(n=int(64 * scale))],
+            lambda rng, scale: [payloads.big_message(n=int(64 * scale), ids=int(4096 * scale))],
         ),
         Attack(
             "logprob_streams",
@@ -96,7 +96,7 @@ ATTACKS = {
             "top 128 and 4,096 token ids at each of 8,000 tokens of a prompt",
             lambda rng, scale: [
                 payloads.logprobs(
-                    payloads.some_ids(rng, 8000), tokens=1, top=128, ids=int(4096 * scale), of_prompt=True
+                    payloads.some_ids(rng, 8000), tokens=1, top=int(128 * scale), ids=int(4096 * scale), of_prompt=True
                 )
                 for _ in range(20)
             ],

@@ -47,6 +47,12 @@ def _long_text(rng: random.Random, scale: float) -> list[Ask]:
     return asks
 
 
+def _prompt_logprobs(rng: random.Random, scale: float) -> list[Ask]:
+    prompts = [payloads.some_ids(rng, int(8000 * max(scale, 1 / 8))) for _ in range(20)]
+    sizes = {"top": int(128 * scale), "ids": int(4096 * scale)}
+    return [payloads.logprobs(prompt, tokens=1, **sizes, of_prompt=True) for prompt in prompts]
+
+
 def _bodies(rng: random.Random, scale: float) -> list[Ask]:
     asks = list(payloads.bodies(int(payloads.LARGEST_BODY * scale)).values())
     rng.shuffle(asks)
@@ -94,12 +100,7 @@ ATTACKS = {
             "prompt_logprobs",
             6,
             "top 128 and 4,096 token ids at each of 8,000 tokens of a prompt",
-            lambda rng, scale: [
-                payloads.logprobs(
-                    payloads.some_ids(rng, 8000), tokens=1, top=int(128 * scale), ids=int(4096 * scale), of_prompt=True
-                )
-                for _ in range(20)
-            ],
+            _prompt_logprobs,
         ),
         Attack(
             "queue",

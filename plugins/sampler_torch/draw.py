@@ -1,43 +1,67 @@
-"""Drawing tokens: counter-based uniforms, and inverse distribution functions that sort as little as they can."""
+"""Drawing tokens: the largest logit with noise of those that the filters keep, with as little sorting as they can do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 
-_GAMMA = -0x61C8864680B583EB
-_MIX_1 = -0x40A7B892E31B1A47
-_MIX_2 = -0x6B2FB644ECCEEE15
+from pegboard.plugins.sampler_torch.noise import bits, gumbel
+
 _BLOCK = 256
 _WIDTHS = (64, 256, 1024, 4096)
 _NUCLEUS_WIDTH = 256
 _TRIALS = 8
-_NEXT_TRIAL = 0x2545F4914F6CDD1D
+_TILE = 2**22
+"""Elements in float64 that are worked on at once, so that a large batch does not take gigabytes."""
 
 
-def uniforms(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """float64 [n] in [0, 1), a function of seed and step (int64 [n]) alone.
-
-    A counter-based generator: the seed and then the step go through splitmix64's finaliser (Steele, Lea and Flood,
-    "Fast splittable pseudorandom number generators", 2014), in int64, which wraps. The top 53 bits make the fraction.
+@dataclass(slots=True)
+class Rows:
+    """Rows to draw from: logits float32 [n, vocab], none of them NaN, and of each row [n] its largest logit, its
+    parameters (`temperatures` above 0, `top_ks` int64 from 1, `top_ps` float64) and the key of its noise.
     """
-    bits = _mix(_mix(seeds + _GAMMA) + (steps + 1) * _GAMMA)
-    return _shift(bits, 11).to(torch.float64) * 2.0**-53
 
+    logits: torch.Tensor
+    peaks: torch.Tensor
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+    keys: torch.Tensor
 
-def _mix(z: torch.Tensor) -> torch.Tensor:
-    z = (z ^ _shift(z, 30)) * _MIX_1
-    z = (z ^ _shift(z, 27)) * _MIX_2
-    return z ^ _shift(z, 31)
+    def __len__(self) -> int:
+        return len(self.logits)
 
+    @property
+    def vocab(self) -> int:
+        return self.logits.shape[1]
 
-def _shift(z: torch.Tensor, by: int) -> torch.Tensor:
-    """Logical shift to the right of int64."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    def take(self, rows: torch.Tensor) -> Rows:
+        """These rows, ascending and distinct; without a copy when they are all."""
+        if len(rows) == len(self):
+            return self
+        fields = (self.logits, self.peaks, self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.keys)
+        return Rows(*(field.index_select(0, rows) for field in fields))
 
+    def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
+        """The rows, a few at a time, with their numbers."""
+        step = max(1, _TILE // self.vocab)
+        for numbers in torch.arange(len(self), device=self.logits.device).split(step):
+            yield numbers, self.take(numbers)
 
-def weights(logits: torch.Tensor, peaks: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """Unnormalised probabilities float32 [n, vocab], 1 at the peak: exp((logit - peak) / temperature)."""
-    return (logits - peaks[:, None]).div_(temperatures[:, None]).exp_()
+    def mass(self) -> torch.Tensor:
+        """Unnormalised probabilities float32 [n, vocab], 1 at the peak: exp((logit - peak) / temperature)."""
+        return (self.logits - self.peaks[:, None]).div_(self.temperatures[:, None]).exp_()
+
+    def ahead(self, logits: torch.Tensor) -> torch.Tensor:
+        """(logit - peak) / temperature, float64 [n, m], of logits float32 [n, m]."""
+        return (logits.to(torch.float64) - self.peaks[:, None]).div_(self.temperatures[:, None])
+
+    def noise(self, ids: torch.Tensor) -> torch.Tensor:
+        """Gumbel noise float64 [n, m] of token ids [m] or [n, m]."""
+        return gumbel(bits(self.keys, ids))
 
 
 def block_sums(mass: torch.Tensor) -> torch.Tensor:
@@ -49,121 +73,85 @@ def block_sums(mass: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=1).to(torch.float64)
 
 
-def draw_from_all(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Column int64 [n] by the inverse distribution function of `mass` float32 [n, vocab], in the order of the columns.
-
-    Two levels (block, then column in it), so that nothing as long as the vocabulary is accumulated or sorted.
-    """
-    cumulated = block_sums(mass).cumsum(-1)
-    block, rest = _invert(cumulated, uniform * cumulated[:, -1])
-    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=mass.device)
-    inside = mass.gather(1, columns.clamp(max=mass.shape[1] - 1)).to(torch.float64)
-    inside.masked_fill_(columns >= mass.shape[1], 0.0)
-    column, _ = _invert(inside.cumsum(-1), rest)
-    return block * _BLOCK + column
+def draw_from_all(rows: Rows) -> torch.Tensor:
+    """Token int64 [n] of rows without a top_k or a top_p."""
+    tokens = torch.zeros_like(rows.top_ks)
+    ids = torch.arange(rows.vocab, dtype=torch.int32, device=tokens.device)
+    for numbers, tile in rows.tiles():
+        tokens[numbers] = _noised(tile, ids).argmax(-1)
+    return tokens
 
 
-def _invert(cumulated: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First index whose cumulated mass exceeds the target, and how far the target reaches into it.
-
-    The target is kept below the total, so that rounding never picks an entry without mass.
-    """
-    total = cumulated[:, -1]
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    index = (cumulated <= target[:, None]).sum(-1)
-    before = cumulated.gather(1, (index - 1).clamp(min=0)[:, None]).squeeze(1)
-    return index, target - torch.where(index > 0, before, 0.0)
+def _noised(rows: Rows, ids: torch.Tensor, mass: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits with noise, float64 [n, vocab]; minus infinity for tokens that min_p drops."""
+    noised = rows.ahead(rows.logits).add_(rows.noise(ids))
+    if bool((rows.min_ps > 0).any()):
+        noised.masked_fill_((rows.mass() if mass is None else mass) < rows.min_ps[:, None], -torch.inf)
+    return noised
 
 
-def draw_from_top(
-    logits: torch.Tensor,
-    peaks: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    seeds: torch.Tensor,
-    steps: torch.Tensor,
-) -> torch.Tensor:
-    """Token int64 [n] of rows with a top_k or a top_p, by the inverse distribution function over the largest logits.
+def draw_from_top(rows: Rows) -> torch.Tensor:
+    """Token int64 [n] of rows with a top_k or a top_p.
 
     Each row looks at as few candidates as its filters need: 64, 256, 1024, 4096, and only then a sort of the whole row.
-    A nucleus of more than 256 is drawn from by rejection, and only where that fails does the row go on. Candidates
-    stand in one order (larger logit first, smaller id among equals) and a row is drawn only once every token that ties
-    with its last candidate is there, so that neither order nor cut depends on the width or on other rows.
+    A nucleus of more than 256 is looked for in the whole row first, and only where that fails does the row go on.
+    Candidates stand in one order (larger logit first, smaller id among equals) and a row is drawn only once every
+    token that ties with its last candidate is there, so that neither order nor cut depends on the width or on other
+    rows. Whichever way a row goes, its token is the same.
     """
-    vocab = logits.shape[1]
-    uniform = uniforms(seeds, steps)
-    limited = top_ks < vocab
-    totals = torch.zeros_like(uniform)
+    vocab = rows.vocab
+    limited = rows.top_ks < vocab
+    totals = torch.zeros_like(rows.top_ps)
     nucleus = (~limited).nonzero().squeeze(1)
     if len(nucleus):
-        totals[nucleus] = block_sums(weights(logits[nucleus], peaks[nucleus], temperatures[nucleus])).sum(-1)
-    start = torch.where(limited, top_ks + 1, _NUCLEUS_WIDTH)
-    tokens = torch.zeros_like(top_ks)
-    pending = torch.arange(len(logits), device=logits.device)
+        totals[nucleus] = block_sums(rows.take(nucleus).mass()).sum(-1)
+    start = torch.where(limited, rows.top_ks + 1, _NUCLEUS_WIDTH)
+    tokens = torch.zeros_like(rows.top_ks)
+    pending = torch.arange(len(rows), device=tokens.device)
     for width in (*(width for width in _WIDTHS if width < vocab), vocab):
-        rows = pending if width == vocab else pending[start[pending] <= width]
-        if len(rows) == 0:
+        numbers = pending if width == vocab else pending[start[pending] <= width]
+        if len(numbers) == 0:
             continue
-        every = len(rows) == len(logits)
-        values, ids = _largest(logits if every else logits[rows], width)
-        mass = ((values.to(torch.float64) - peaks[rows, None]) / temperatures[rows, None]).exp_()
-        kept, complete = _filter(values, mass, top_ks[rows], top_ps[rows], totals[rows], width == vocab)
-        kept.masked_fill_(kept < min_ps[rows, None], 0.0)
-        cumulated = kept.cumsum(-1)
-        index, _ = _invert(cumulated, uniform[rows] * cumulated[:, -1])
-        tokens[rows] = ids.gather(1, index[:, None]).squeeze(1)
-        start[rows[~complete]] = width + 1
-        start[rows[complete]] = vocab + 1
+        some = rows.take(numbers)
+        values, ids = _largest(some.logits, width)
+        ahead = some.ahead(values)
+        kept, complete = _filter(values, ahead.exp(), some, totals[numbers], width == vocab)
+        best = ahead.add_(some.noise(ids)).masked_fill_(~kept, -torch.inf).argmax(-1, keepdim=True)
+        tokens[numbers] = ids.gather(1, best).squeeze(1)
+        start[numbers[~complete]] = width + 1
+        start[numbers[complete]] = vocab + 1
         pending = pending[start[pending] <= vocab]
         if width == _NUCLEUS_WIDTH and len(wide := pending[~limited[pending]]):
-            tokens[wide] = _reject(logits, peaks, temperatures, top_ps, min_ps, totals, seeds, steps, wide)
-            missed = wide[tokens[wide] < 0]
-            # The first number has been used, and what it did not lead to is no longer as likely.
-            uniform[missed] = uniforms(_of_trial(seeds[missed], _TRIALS), steps[missed])
-            pending = torch.cat([pending[limited[pending]], missed])
+            tokens[wide] = _draw_from_wide(rows.take(wide), totals[wide])
+            pending = torch.cat([pending[limited[pending]], wide[tokens[wide] < 0]])
         if len(pending) == 0:
             break
     return tokens
 
 
-def _of_trial(seeds: torch.Tensor, trial: int) -> torch.Tensor:
-    """Other seeds for another trial: the numbers that follow from them have nothing to do with the first ones."""
-    return seeds + ((trial * _NEXT_TRIAL + 2**63) % 2**64 - 2**63)
+def _draw_from_wide(rows: Rows, totals: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [n] of wide nuclei, -1 where none is found soon: one sum for each trial, and no sort.
 
-
-def _reject(
-    logits: torch.Tensor,
-    peaks: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    totals: torch.Tensor,
-    seeds: torch.Tensor,
-    steps: torch.Tensor,
-    rows: torch.Tensor,
-) -> torch.Tensor:
-    """Tokens int64 [rows] of wide nuclei: drawn from the whole row until one lies inside, -1 where none does so soon.
-
-    A token lies inside if what stands before it, in the order of `draw_from_top`, is less than top_p of the mass: one
-    sum, and no sort. Whatever the trials give, a row that goes on to another way to draw has the same distribution.
+    The best of all tokens is the best of the nucleus if it lies inside: if what stands before it, in the order of
+    `draw_from_top`, is less than top_p of the mass. If not, the nucleus ends before it, and so the next best of those
+    that stand before it is tried.
     """
-    tokens = torch.full_like(rows, -1)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    left = torch.arange(len(rows), device=rows.device)
-    for trial in range(_TRIALS):
-        here = rows[left]
-        own, mass = logits[here], weights(logits[here], peaks[here], temperatures[here])
-        drawn = draw_from_all(mass, uniforms(_of_trial(seeds[here], trial), steps[here]))[:, None]
-        value = own.gather(1, drawn)
-        before = (own > value) | ((own == value) & (ids < drawn))
-        inside = block_sums(mass * before).sum(-1) < top_ps[here] * totals[here]
-        inside &= mass.gather(1, drawn).squeeze(1) >= min_ps[here]
-        tokens[left[inside]] = drawn[inside].squeeze(1)
-        left = left[~inside]
-        if len(left) == 0:
-            break
+    tokens = torch.full_like(rows.top_ks, -1)
+    ids = torch.arange(rows.vocab, dtype=torch.int32, device=tokens.device)
+    for numbers, tile in rows.tiles():
+        mass, shares = tile.mass(), tile.top_ps * totals[numbers]
+        logits, noised = tile.logits, _noised(tile, ids, mass)
+        for _ in range(_TRIALS):
+            drawn = noised.argmax(-1, keepdim=True)
+            value = logits.gather(1, drawn)
+            before = (logits > value) | ((logits == value) & (ids < drawn))
+            inside = block_sums(mass * before).sum(-1) < shares
+            tokens[numbers[inside]] = drawn[inside].squeeze(1)
+            left = (~inside).nonzero().squeeze(1)
+            if len(left) == 0:
+                break
+            noised = noised.masked_fill_(~before, -torch.inf)[left]
+            mass, shares, logits, numbers = mass[left], shares[left], logits[left], numbers[left]
     return tokens
 
 
@@ -179,27 +167,24 @@ def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _filter(
-    values: torch.Tensor,
-    mass: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    totals: torch.Tensor,
-    is_all: bool,
+    values: torch.Tensor, mass: torch.Tensor, rows: Rows, totals: torch.Tensor, is_all: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mass float64 [n, width] with what top_k and top_p drop set to 0, and whether a row saw all candidates it needs.
+    """Which of the largest logits, with their mass float64 [n, width], all filters keep, and whether a row saw all the
+    candidates it needs.
 
     top_p keeps the shortest head whose share of the mass (after top_k) reaches it: a token stays if what stands before
     it is less than that.
     """
     width = mass.shape[1]
     rank = torch.arange(width, device=mass.device)
-    limited = top_ks < width
-    head = mass.masked_fill(rank >= top_ks[:, None], 0.0)
+    limited = rows.top_ks < width
+    head = mass.masked_fill(rank >= rows.top_ks[:, None], 0.0)
     cumulated = head.cumsum(-1)
     total = torch.where(limited, cumulated[:, -1], totals)
-    stays = (cumulated - head < (top_ps * total)[:, None]) | (top_ps >= 1.0)[:, None]
-    stays &= rank < top_ks[:, None]
+    stays = (cumulated - head < (rows.top_ps * total)[:, None]) | (rows.top_ps >= 1.0)[:, None]
+    stays &= rank < rows.top_ks[:, None]
     count = stays.sum(-1)
     last = values.gather(1, (count - 1)[:, None]).squeeze(1)
     complete = (count < width) & (last > values[:, -1]) | (mass[:, -1] == 0.0)
-    return head.masked_fill_(~stays, 0.0), torch.ones_like(complete) if is_all else complete
+    stays &= mass >= rows.min_ps[:, None]
+    return stays, torch.ones_like(complete) if is_all else complete

@@ -8,11 +8,13 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.logprobs import token_logprobs
-from pegboard.plugins.sampler_torch.draw import draw_from_all, draw_from_top, uniforms, weights
+from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
+from pegboard.plugins.sampler_torch.noise import keys
 
 
 class TorchSampler(Sampler):
-    """Greedy rows take the maximum; the others are drawn by inverse distribution functions with one uniform each.
+    """Greedy rows take the maximum; of the others the largest logit with Gumbel noise is drawn, noise that seed, step and
+    token id decide.
 
     The vocabulary is not sorted where the largest few logits decide, and not at all without top_k and top_p. Filters
     work one after the other, each on what the one before it left, renormalised. Of equal logits at the cut of top_k or
@@ -29,50 +31,39 @@ class TorchSampler(Sampler):
             return tokens
         rows = ((batch.temperatures > 0) & (batch.top_ks != 1)).nonzero().squeeze(1)
         if len(rows):
-            tokens[rows] = self._draw(_take(logits, rows), peaks[rows], batch, rows)
+            tokens[rows] = self._draw(logits, peaks, batch, rows)
         return tokens
 
     def _draw(
         self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens of the rows that are not greedy; `logits` and `peaks` are theirs."""
-        seeds, steps = batch.seeds[rows], batch.steps[rows]
-        temperatures, vocab = batch.temperatures[rows], logits.shape[1]
-        top_ks, top_ps, min_ps = batch.top_ks[rows], batch.top_ps[rows], batch.min_ps[rows]
-        top_ks = torch.where(top_ks < 1, vocab, top_ks)
-        tokens = torch.zeros_like(top_ks)
+        """Tokens of the rows that are not greedy."""
+        top_ks, top_ps = batch.top_ks[rows], batch.top_ps[rows]
+        sampled = Rows(
+            logits if len(rows) == len(logits) else logits.index_select(0, rows),
+            peaks[rows],
+            batch.temperatures[rows],
+            torch.where(top_ks < 1, logits.shape[1], top_ks),
+            top_ps.to(torch.float64),
+            batch.min_ps[rows],
+            keys(batch.seeds[rows], batch.steps[rows]),
+        )
         cut = torch.zeros_like(top_ks, dtype=torch.bool)
         if batch.need_top_k:
-            cut |= top_ks < vocab
+            cut |= sampled.top_ks < sampled.vocab
         if batch.need_top_p:
             cut |= top_ps < 1.0
         some = cut.nonzero().squeeze(1)
+        tokens = torch.zeros_like(top_ks)
         if len(some):
-            tokens[some] = draw_from_top(
-                _take(logits, some),
-                peaks[some],
-                temperatures[some],
-                top_ks[some],
-                top_ps[some].to(torch.float64),
-                min_ps[some],
-                seeds[some],
-                steps[some],
-            )
+            tokens[some] = draw_from_top(sampled.take(some))
         if len(some) < len(rows):
             rest = (~cut).nonzero().squeeze(1)
-            mass = weights(_take(logits, rest), peaks[rest], temperatures[rest])
-            if batch.need_min_p:
-                mass.mul_(torch.ge(mass, min_ps[rest, None], out=torch.empty_like(mass)))
-            tokens[rest] = draw_from_all(mass, uniforms(seeds[rest], steps[rest]))
+            tokens[rest] = draw_from_all(sampled.take(rest))
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
         return token_logprobs(logits, tokens, batch.logprobs)
-
-
-def _take(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """These rows, ascending and distinct; without a copy when they are all."""
-    return table if len(rows) == len(table) else table.index_select(0, rows)
 
 
 def _check_rows(logits: torch.Tensor, peaks: torch.Tensor) -> None:

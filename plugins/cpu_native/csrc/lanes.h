@@ -1,5 +1,5 @@
-// Sixteen float32 lanes: one AVX-512 register or two of AVX2, with the same operations in the same order, so that every
-// instruction set samples the same tokens.
+// Sixteen lanes of float32 or of int32: one AVX-512 register or two of AVX2, with the same operations in the same order, so
+// that every instruction set samples the same tokens.
 #pragma once
 
 #include <cmath>
@@ -39,6 +39,23 @@ inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 
 // a * 2^whole, for whole from -126 to 0.
 inline Lanes scaled(Lanes a, Lanes whole) { return {_mm512_scalef_ps(a.v, whole.v)}; }
+
+struct Words {
+  __m512i v;
+};
+
+inline Words words_of(uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
+inline Words words_at(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Words operator+(Words a, Words b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Words operator*(Words a, Words b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline Words operator^(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+template <int BY>
+Words shifted(Words a) {
+  return {_mm512_srli_epi32(a.v, BY)};
+}
+// As signed numbers.
+inline Words larger(Words a, Words b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline uint32_t above(Words a, Words b) { return _mm512_cmpgt_epi32_mask(a.v, b.v); }
 
 inline __m256 halves_joined(Lanes a, bool add) {
   const __m256 low = _mm512_castps512_ps256(a.v), high = _mm512_extractf32x8_ps(a.v, 1);
@@ -95,6 +112,30 @@ inline __m256 scaled(__m256 a, __m256 whole) {
   return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 inline Lanes scaled(Lanes a, Lanes whole) { return {scaled(a.low, whole.low), scaled(a.high, whole.high)}; }
+struct Words {
+  __m256i low, high;
+};
+
+inline Words words_of(uint32_t x) { return {_mm256_set1_epi32(int(x)), _mm256_set1_epi32(int(x))}; }
+inline Words words_at(const uint32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline Words operator+(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline Words operator*(Words a, Words b) {
+  return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
+}
+inline Words operator^(Words a, Words b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+template <int BY>
+Words shifted(Words a) {
+  return {_mm256_srli_epi32(a.low, BY), _mm256_srli_epi32(a.high, BY)};
+}
+// As signed numbers.
+inline Words larger(Words a, Words b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+inline uint32_t above(Words a, Words b) {
+  return bits_of(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a.low, b.low)),
+                 _mm256_castsi256_ps(_mm256_cmpgt_epi32(a.high, b.high)));
+}
+
 inline __m256 halves_joined(Lanes a, bool add) {
   return add ? _mm256_add_ps(a.low, a.high) : _mm256_max_ps(a.low, a.high);
 }

@@ -77,7 +77,7 @@ int pb_log_sums(void* handle, float* logits, int64_t stride, int rows, int vocab
         return;
       }
       row.set_temperature(1.0f);
-      log_sums[r] = double(row.peak) + std::log(row.mass_where([](int, Lanes, Lanes) { return 0xffffu; }));
+      log_sums[r] = double(row.peak) + std::log(row.mass_where(SampledRow::everything));
       if (!tops[r]) return;
       row.head(tops[r], -INFINITY);
       for (int i = 0; i < tops[r]; ++i) {

@@ -2,11 +2,12 @@
 // left. The vocabulary is never sorted.
 //
 // Tokens stand in one order: larger logit first, smaller id among equals. Each filter keeps a head of it, so what is left
-// is a head too, and a draw is the first token of it where the cumulated mass exceeds a uniform number's share. Short
-// heads are collected by a threshold (a row's 64 largest tokens are at least as large as the 64th largest maximum of its
-// chunks) and sorted; in long ones the place is found by descending through the digits of the logits, mass by digit.
-// Rows without top_k and top_p are drawn in the order of ids, and wide nuclei by rejection. Uniform numbers, and which
-// way is taken, are those of plugins/sampler_torch, so that a seed gives the same tokens there and here, but for rounding.
+// is a head too. Short heads are collected by a threshold (a row's 64 largest tokens are at least as large as the 64th
+// largest maximum of its chunks) and sorted; of long ones the end is found by descending through the digits of the logits,
+// mass by digit. Of the head, the token with the largest logit / temperature + noise is drawn: Gumbel noise, a function of
+// seed, step and token id (noise.h). So a draw is a function of what the filters keep, whichever way that was found, and
+// little changes in logits seldom change it. It is the same as in plugins/sampler_torch, but for what rounding does at the
+// border of a filter.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "noise.h"
 
 extern "C" {
 
@@ -56,30 +58,13 @@ inline const int32_t* mask_of(const PbSampling& s, int row) {
   return at != s.mask_rows + s.masks ? s.mask + (at - s.mask_rows) * s.mask_words : nullptr;
 }
 
-// ---- random numbers ----------------------------------------------------------------------------------------------------
-
-constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15u;
-
-// splitmix64's finaliser.
-inline uint64_t mixed(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
-// In [0, 1), by seed, step and trial alone.
-inline double uniform(const RowParams& p, int trial = 0) {
-  const uint64_t seed = uint64_t(p.seed) + uint64_t(trial) * 0x2545F4914F6CDD1Du;
-  return double(mixed(mixed(seed + GAMMA) + (uint64_t(p.step) + 1) * GAMMA) >> 11) * 0x1p-53;
-}
-
 // ---- a row -------------------------------------------------------------------------------------------------------------
 
 constexpr int CHUNK = 64;    // logits whose maximum is kept
-constexpr int BLOCK = 256;   // logits whose mass is kept
+constexpr int BLOCK = 256;   // logits whose mass is added up in float32
 constexpr int FEW = 32;      // tokens that most nuclei have at most
-constexpr int WIDE = 256;    // a nucleus with more of them is drawn from by rejection
-constexpr int TRIALS = 8;
+constexpr int WIDE = 256;    // a nucleus with more of them is not collected
+constexpr int TRIALS = 8;    // of guessing a token of a wide nucleus
 constexpr int SHORT = 1024;  // a head that is sorted
 constexpr int DIGITS = 2048;
 
@@ -105,7 +90,7 @@ inline float value_of(Place p) {
 // Memory for rows of a vocabulary; one per thread.
 struct SampleSpace {
   std::vector<float> maxima, picked, masses;
-  std::vector<double> cumulated, by_digit, mass;
+  std::vector<double> by_digit, mass;
   std::vector<Place> places;
 
   void need(int vocab) {
@@ -114,7 +99,6 @@ struct SampleSpace {
     masses.resize(vocab);
     maxima.resize((vocab + CHUNK - 1) / CHUNK);
     picked.resize((vocab + LANES - 1) / LANES);
-    cumulated.resize((vocab + BLOCK - 1) / BLOCK);
     by_digit.resize(DIGITS * 2);
     mass.resize(std::min(vocab, SHORT));
   }
@@ -127,7 +111,6 @@ struct SampledRow {
   float peak = 0;
   float factor = 0;    // log2(e) / temperature
   float temperature = 1;
-  double sum = 0;      // of the mass of all tokens, 1 for the largest
 
   int chunks() const { return (vocab + CHUNK - 1) / CHUNK; }
 
@@ -186,6 +169,11 @@ struct SampledRow {
     return out[0];
   }
 
+  static uint32_t everything(int, Lanes, Lanes) { return 0xffffu; }
+  static auto likely(float least) {
+    return [=](int, Lanes, Lanes m) { return at_least(m, lanes_of(least)); };
+  }
+
   // What `keep` (a mask of lanes for a first id, logits and their mass) leaves of a block's mass.
   template <class F>
   float block_mass(int block, F&& keep) const {
@@ -197,16 +185,6 @@ struct SampledRow {
     return total(acc);
   }
 
-  // The same of all blocks, cumulated.
-  template <class F>
-  double cumulate(F&& keep) {
-    double so_far = 0;
-    const int blocks = (vocab + BLOCK - 1) / BLOCK;
-    for (int block = 0; block < blocks; ++block)
-      space.cumulated[block] = so_far += double(block_mass(block, keep));
-    return so_far;
-  }
-
   template <class F>
   double mass_where(F&& keep) const {
     double so_far = 0;
@@ -215,30 +193,60 @@ struct SampledRow {
     return so_far;
   }
 
-  // The token where the mass that `keep` leaves, cumulated by id, exceeds the share `u` of it. `cumulate` came before.
-  template <class F>
-  int draw_by_id(double u, F&& keep) const {
-    const int blocks = (vocab + BLOCK - 1) / BLOCK;
-    const double* cumulated = space.cumulated.data();
-    const double all = cumulated[blocks - 1], target = std::min(u * all, std::nextafter(all, 0.0));
-    const int block = int(std::upper_bound(cumulated, cumulated + blocks, target) - cumulated);
-    const double rest = target - (block ? cumulated[block - 1] : 0.0);
-    float inside[BLOCK];
-    int count = 0;
-    each(block * BLOCK, std::min(vocab, (block + 1) * BLOCK), [&](int i, Lanes a, int n) {
-      const Lanes m = mass(a);
-      alignas(64) float part[LANES];
-      store(part, only(keep(i, a, m), m));
-      for (int j = 0; j < n; ++j) inside[count++] = part[j];
-    });
-    double so_far = 0;
-    int last = 0;
-    for (int j = 0; j < count; ++j) {
-      so_far += double(inside[j]);
-      if (inside[j] > 0) last = j;
-      if (so_far > rest) return block * BLOCK + j;
+  // ---- drawing ----
+
+  // The token with the largest logit / temperature + noise, of those put to it.
+  struct Race {
+    const SampledRow& row;
+    const Noise noise;
+    double best = -INFINITY;
+    double reach = INFINITY;  // where a token's mass times this is less than its rarity, it cannot win
+    int winner = -1;
+
+    void enter(int id) { enter(id, noise.bits(id)); }
+    void enter(int id, int32_t bits) {
+      const double score = (double(row.x[id]) - double(row.peak)) / double(row.temperature) + Noise::gumbel(bits);
+      if (!(score > best)) return;
+      best = score;
+      winner = id;
+      // Noise is at most -log(rarity). The mass may be wrong by rounding, and a little more.
+      reach = std::exp(-best) * 1.0001;
     }
-    return block * BLOCK + last;  // rounding: the block's sum was a little more than its parts'
+    bool may_win(int32_t bits, double mass) const { return Noise::rarity(bits) <= reach * mass; }
+  };
+
+  // The token that is drawn of those that `keep` leaves, the first peak among them, of which none has less mass than
+  // `least`. Most chunks are passed over by their largest logit and their largest noise.
+  template <class F>
+  int draw(const RowParams& p, float least, F&& keep) const {
+    Race race{*this, Noise(p.seed, p.step)};
+    race.enter(first_peak());
+    const float* maxima = space.maxima.data();
+    alignas(64) float masses[LANES];
+    for (int chunk = 0; chunk < chunks(); ++chunk) {
+      if (chunk % LANES == 0) store(masses, mass(first_at(maxima + chunk, chunks() - chunk, -INFINITY)));
+      const double largest = masses[chunk % LANES];
+      if (largest * 1.0001 < double(least) || !race.may_win(INT32_MAX, largest)) continue;
+      const Words enough = words_of(uint32_t(Noise::bits_for(race.reach * largest)));
+      Words bits[CHUNK / LANES];
+      race.noise.of_chunk(chunk * CHUNK, bits);
+      if (!above(larger(larger(bits[0], bits[1]), larger(bits[2], bits[3])), enough)) continue;
+      each(chunk * CHUNK, std::min(vocab, (chunk + 1) * CHUNK), [&](int i, Lanes a, int n) {
+        uint32_t some = above(bits[(i - chunk * CHUNK) / LANES], enough);
+        if (n < LANES) some &= (1u << n) - 1;
+        if (!some) return;
+        const Lanes m = mass(a);
+        some &= keep(i, a, m);
+        alignas(64) float part[LANES];
+        store(part, m);
+        for (; some; some &= some - 1) {
+          const int j = __builtin_ctz(some);
+          const int32_t own = race.noise.bits(i + j);
+          if (race.may_win(own, part[j])) race.enter(i + j, own);
+        }
+      });
+    }
+    return race.winner;
   }
 
   // ---- short heads ----
@@ -279,10 +287,10 @@ struct SampledRow {
     return found;
   }
 
-  // The token of a sorted head of `count`, of which top_p keeps its share of `of` (or of the head's own mass, if that is
-  // negative), with everything in float64. -1 where the nucleus is not known to end within the head: `open` says that
-  // there are more tokens behind it.
-  int draw_from_head(int count, double of, bool open, const RowParams& p, double u) {
+  // The token that is drawn of a sorted head of `count`, of which top_p keeps its share of `of` (or of the head's own mass,
+  // if that is negative), with everything in float64. -1 where the nucleus is not known to end within the head: `open`
+  // says that there are more tokens behind it.
+  int draw_from_head(int count, double of, bool open, const RowParams& p) {
     const Place* places = space.places.data();
     double* mass = space.mass.data();
     double all = 0;
@@ -301,21 +309,19 @@ struct SampledRow {
     }
     kept = std::max(kept, 1);
     while (kept > 1 && mass[kept - 1] < double(p.min_p)) --kept;
-    all = 0;
-    for (int i = 0; i < kept; ++i) all += mass[i];
-    const double target = std::min(u * all, std::nextafter(all, 0.0));
-    double so_far = 0;
-    for (int i = 0; i < kept; ++i)
-      if ((so_far += mass[i]) > target) return id_of(places[i]);
-    return id_of(places[0]);
+    Race race{*this, Noise(p.seed, p.step)};
+    for (int i = 0; i < kept; ++i) {
+      const int id = id_of(places[i]);
+      const int32_t bits = race.noise.bits(id);
+      if (race.may_win(bits, mass[i])) race.enter(id, bits);
+    }
+    return race.winner;
   }
 
   // ---- long heads ----
 
-  // A head's lanes: those up to a place, with at least so much mass.
-  auto head_to(Place end, float least) const {
-    const float value = value_of(end);
-    const int id = id_of(end);
+  // A head's lanes: those up to the token `id` with the logit `value`, with at least so much mass.
+  auto head_to(float value, int id, float least) const {
     return [=](int i, Lanes a, Lanes m) {
       const uint32_t here = i > id ? 0 : id - i >= LANES - 1 ? 0xffffu : (2u << (id - i)) - 1;
       const uint32_t more = above(a, lanes_of(value)), same = at_least(a, lanes_of(value)) & ~more;
@@ -323,21 +329,21 @@ struct SampledRow {
     };
   }
 
-  // The first place of the head up to `end` where the weights, cumulated, exceed `target`, or only reach it. Weights are
-  // the mass, or 1 each. Tokens with less mass than `least` weigh nothing.
+  auto head_to(Place end, float least = 0) const { return head_to(value_of(end), id_of(end), least); }
+
+  // The first place of the head up to `end` where the weights, cumulated, reach `target`. Weights are the mass, or 1 each.
   template <class Weight>
-  Place descend(Place end, float least, double target, bool exceed, Weight&& weight) {
+  Place descend(Place end, double target, Weight&& weight) {
     double* by_digit = space.by_digit.data();
     Place* places = space.places.data();
     double before = 0;
-    const auto reached = [&](double sum) { return exceed ? sum > target : sum >= target; };
     // Where the target lies; rounding may put it past the end, and then it is the last digit that has any weight.
     const auto find = [&](int digits) {
       int last = 0;
       for (int digit = digits - 1; digit >= 0; --digit) {
         if (by_digit[digit] <= 0) continue;
         last = digit;
-        if (reached(before + by_digit[digit])) return digit;
+        if (before + by_digit[digit] >= target) return digit;
         before += by_digit[digit];
       }
       before -= by_digit[last];
@@ -345,7 +351,7 @@ struct SampledRow {
     };
     // Two tables, since neighbours often have the same digit and would wait for each other.
     std::fill(by_digit, by_digit + DIGITS * 2, 0.0);
-    const auto keep = head_to(end, least);
+    const auto keep = head_to(end);
     for (int at = 0; at < vocab; at += BLOCK) {
       alignas(64) float masses[BLOCK];
       const int stop = std::min(vocab, at + BLOCK);
@@ -397,62 +403,53 @@ struct SampledRow {
     }
     // All of one value now, by ascending id.
     int i = 0;
-    while (i + 1 < found && !reached(before + weight(masses[i]))) before += weight(masses[i++]);
+    while (i + 1 < found && before + weight(masses[i]) < target) before += weight(masses[i++]);
     return places[i];
   }
 
-  // `end`: the last place that top_k keeps. top_p and min_p are still to come.
-  int draw_by_digits(Place end, double of, const RowParams& p, double u) {
-    const auto by_mass = [](float m) { return double(m); };
-    if (p.top_p < 1.0f) end = descend(end, 0.0f, double(p.top_p) * of, false, by_mass);
-    const double all = mass_where(head_to(end, p.min_p));
-    return id_of(descend(end, p.min_p, std::min(u * all, std::nextafter(all, 0.0)), true, by_mass));
+  // `end`: the last place that top_k keeps, with `of` the mass up to it. top_p and min_p are still to come.
+  int draw_from_long(Place end, double of, const RowParams& p) {
+    if (p.top_p < 1.0f) end = descend(end, double(p.top_p) * of, [](float m) { return double(m); });
+    return draw(p, p.min_p, head_to(end, p.min_p));
   }
 
   // ---- ways to draw ----
 
   int draw_from_nucleus(const RowParams& p) {
-    const auto everything = [](int, Lanes, Lanes) { return 0xffffu; };
-    sum = cumulate(everything);
+    const double sum = mass_where(everything);
     for (const int count : {FEW, WIDE}) {
       const int size = vocab <= WIDE ? vocab : count;
       const int found = head(size, -FLT_MAX);
-      const int token = draw_from_head(std::min(size, found), sum, found >= size && size < vocab, p, uniform(p));
+      const int token = draw_from_head(std::min(size, found), sum, found >= size && size < vocab, p);
       if (token >= 0) return token;
     }
+    // The best of all tokens is the best of the nucleus if it lies inside. If not, the nucleus ends before it, and so does
+    // all that may still be drawn.
+    int token = draw(p, p.min_p, likely(p.min_p));
     for (int trial = 0; trial < TRIALS; ++trial) {
-      const int token = draw_by_id(uniform(p, trial), everything);
-      if (!(mass(x[token]) >= p.min_p)) continue;
-      // Of the order, all that stands before it.
-      const auto up_to = head_to(place_of(x[token], token), 0.0f);
-      const double before = mass_where([&](int i, Lanes a, Lanes m) {
-        const uint32_t self = token >= i && token < i + LANES ? 1u << (token - i) : 0;
-        return up_to(i, a, m) & ~self;
-      });
-      if (before < double(p.top_p) * sum) return token;
+      const float value = x[token];
+      if (mass_where(head_to(value, token - 1, 0)) < double(p.top_p) * sum) return token;
+      token = draw(p, p.min_p, head_to(value, token - 1, p.min_p));
     }
-    return draw_by_digits(everyone(), sum, p, uniform(p, TRIALS));
+    return draw_from_long(everyone(), sum, p);
   }
 
   int draw_from_top_k(const RowParams& p) {
     const int k = int(p.top_k);
     if (k <= SHORT) {
       const int found = head(k, -FLT_MAX);
-      return draw_from_head(std::min(k, found), -1.0, false, p, uniform(p));
+      return draw_from_head(std::min(k, found), -1.0, false, p);
     }
-    const Place end = descend(everyone(), 0.0f, double(k), false, [](float m) { return m > 0 ? 1.0 : 0.0; });
-    const double of = p.top_p < 1.0f ? mass_where(head_to(end, 0.0f)) : 0.0;
-    return draw_by_digits(end, of, p, uniform(p));
+    const Place end = descend(everyone(), double(k), [](float m) { return m > 0 ? 1.0 : 0.0; });
+    const double of = p.top_p < 1.0f ? mass_where(head_to(end)) : 0.0;
+    return draw_from_long(end, of, p);
   }
 
   int draw(const RowParams& p) {
     set_temperature(p.temperature);
     if (p.top_k >= 1 && p.top_k < vocab) return draw_from_top_k(p);
     if (p.top_p < 1.0f) return draw_from_nucleus(p);
-    const Lanes least = lanes_of(p.min_p);
-    const auto likely = [=](int, Lanes, Lanes m) { return at_least(m, least); };
-    cumulate(likely);
-    return draw_by_id(uniform(p), likely);
+    return draw(p, p.min_p, likely(p.min_p));
   }
 
   // Infinite logits as the largest finite ones; false where no logit is finite.

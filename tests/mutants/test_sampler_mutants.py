@@ -11,8 +11,13 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.sampler import SamplerContract
-from pegboard.plugins.sampler_torch.draw import uniforms
+from pegboard.plugins.sampler_torch.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+
+
+def uniforms(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """float64 [n] in [0, 1)."""
+    return bits(keys(seeds, steps), torch.zeros(1, dtype=torch.int64)).squeeze(1).to(torch.float64) * 2.0**-32 + 0.5
 
 
 class TakesTheLastMaximum(TorchSampler):
@@ -49,8 +54,8 @@ class TakesTopPOfEverything(TorchSampler):
     def _draw(
         self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
     ) -> torch.Tensor:
-        p, order = (logits / batch.temperatures[rows, None]).softmax(-1).sort(dim=-1, descending=True)
-        outside = p.cumsum(-1) - p >= batch.top_ps[rows, None]
+        p, order = (logits / batch.temperatures[:, None].clamp(min=1e-3)).softmax(-1).sort(dim=-1, descending=True)
+        outside = p.cumsum(-1) - p >= batch.top_ps[:, None]
         logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
         return super()._draw(
             logits, peaks, replace(batch, need_top_p=False, top_ps=torch.ones_like(batch.top_ps)), rows
@@ -112,6 +117,25 @@ class DrawsFromOneStream(TorchSampler):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         seeds = torch.randint(2**62, (len(batch),))
         return super().sample(logits, replace(batch, seeds=seeds))
+
+
+class LooksUpOneNumber(TorchSampler):
+    """The token at which the cumulated probabilities exceed a uniform number: the same in any batch, as long as logits
+    are the same to the last bit.
+    """
+
+    def _draw(
+        self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
+    ) -> torch.Tensor:
+        scaled = logits[rows].to(torch.float64) / batch.temperatures[rows, None]
+        p, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        p[torch.arange(p.shape[1]) >= batch.top_ks[rows, None]] = 0.0
+        p /= p.sum(-1, keepdim=True)
+        p[p.cumsum(-1) - p >= batch.top_ps[rows, None]] = 0.0
+        p[p < batch.min_ps[rows, None] * p[:, :1]] = 0.0
+        cumulated = torch.zeros_like(p).scatter_(1, order, p).cumsum(-1)
+        share = uniforms(batch.seeds[rows], batch.steps[rows]) * cumulated[:, -1]
+        return (cumulated <= share[:, None]).sum(-1)
 
 
 class RoundsUpToTheNextToken(TorchSampler):
@@ -186,6 +210,7 @@ MUTANTS = [
     mutant(AddsSeedAndStep, "test_neighbouring_seeds_and_steps_are_independent"),
     mutant(CutsSeedsTo32Bits, "test_neighbouring_seeds_and_steps_are_independent"),
     mutant(DrawsFromOneStream, "test_a_draw_does_not_depend_on_what_was_drawn_before"),
+    mutant(LooksUpOneNumber, "test_rounding_of_the_logits_seldom_changes_a_draw"),
     mutant(RoundsUpToTheNextToken, "test_forbidden_tokens_are_never_drawn"),
     mutant(SamplesAnything, "test_a_row_without_a_finite_logit_is_named"),
     mutant(NamesNoRow, "test_a_row_without_a_finite_logit_is_named"),

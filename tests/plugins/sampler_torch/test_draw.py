@@ -1,6 +1,8 @@
-"""The sampler's own machinery: uniforms, two-level draws, and how few candidates a filter looks at."""
+"""The sampler's own machinery: noise, and how few candidates a filter looks at."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,59 +11,67 @@ import torch
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
-from pegboard.plugins.sampler_torch import draw
+from pegboard.plugins.sampler_torch import draw, noise
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from tests.plugins.sampler_torch import noise_reference
 
-MASK = 2**64 - 1
-
-
-def reference_uniform(seed: int, step: int) -> float:
-    """The same in Python's integers."""
-
-    def mix(z: int) -> int:
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        return z ^ (z >> 31)
-
-    gamma = 0x9E3779B97F4A7C15
-    state = mix((seed + gamma) & MASK)
-    return (mix((state + (step + 1) * gamma) & MASK) >> 11) / 2**53
+SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 987654321)
 
 
-def test_uniforms_are_splitmix64() -> None:
-    pairs = [(s, t) for s in (0, 1, -1, 2**63 - 1, -(2**63), 987654321) for t in (0, 1, 2, 4095)]
-    seeds, steps = (torch.tensor(column) for column in zip(*pairs, strict=True))
-    assert draw.uniforms(seeds, steps).tolist() == [reference_uniform(s, t) for s, t in pairs]
+def pairs(seeds: int, ids: int, seed_step: int = 0, step_step: int = 0, id_step: int = 0) -> tuple[torch.Tensor, ...]:
+    """Bits of many seeds and ids, and those of the seeds, steps or ids that stand so far behind."""
+    numbers, steps, tokens = torch.arange(seeds), torch.arange(seeds) % 13, torch.arange(ids)
+    return (
+        noise.bits(noise.keys(numbers, steps), tokens),
+        noise.bits(noise.keys(numbers + seed_step, steps + step_step), tokens + id_step),
+    )
 
 
-def test_uniforms_cover_the_unit_interval() -> None:
-    values = draw.uniforms(torch.arange(100_000), torch.zeros(100_000, dtype=torch.int64))
-    assert 0.0 <= values.min() < 1e-4
-    assert 1 - 1e-4 < values.max() < 1.0
-    assert abs(values.mean() - 0.5) < 0.005
-    assert abs(values.var() - 1 / 12) < 0.002
+class TestNoise:
+    def test_the_bits_are_those_of_the_reference(self) -> None:
+        ids = np.array([0, 1, 2, 63, 64, 1000, 151_935, 262_143, 2**31 - 1])
+        for seed in SEEDS:
+            for step in (0, 1, 4095):
+                found = noise.bits(noise.keys(torch.tensor([seed]), torch.tensor([step])), torch.from_numpy(ids))
+                assert found.dtype == torch.int32
+                assert found[0].tolist() == noise_reference.bits(seed, step, ids).tolist()
+                torch.testing.assert_close(
+                    noise.gumbel(found)[0].numpy(), noise_reference.noise(seed, step, ids), rtol=1e-14, atol=0
+                )
 
+    def test_the_ends_are_finite(self) -> None:
+        ends = noise.gumbel(torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32))
+        most = 33 * math.log(2)  # -log(2^-33)
+        torch.testing.assert_close(ends.tolist(), [-math.log(most), most], rtol=1e-9, atol=0)
 
-@pytest.mark.parametrize("vocab", [1, 5, 255, 256, 257, 512, 1000])
-def test_every_column_with_mass_can_be_drawn(vocab: int) -> None:
-    """Each quantile gives the column that a plain cumulated sum gives, up to rounding at its border."""
-    mass = torch.rand(1, vocab, generator=torch.Generator().manual_seed(1))
-    mass[0, vocab // 2 : vocab // 2 + vocab // 3] = 0.0
-    cumulated = mass[0].to(torch.float64).cumsum(0)
-    middles = (cumulated - mass[0] / 2) / cumulated[-1]
-    columns = mass[0].nonzero().flatten()
-    drawn = draw.draw_from_all(mass.expand(len(columns), -1), middles[columns])
-    assert drawn.tolist() == columns.tolist()
+    def test_no_two_tokens_of_a_row_have_the_same(self) -> None:
+        for row in noise.bits(noise.keys(torch.arange(3), torch.zeros(3, dtype=torch.int64)), torch.arange(262_144)):
+            assert len(row.unique()) == 262_144
 
+    def test_it_is_gumbel_noise(self) -> None:
+        """64 equal parts of the distribution equally often; and of the tail, to the last parts in 2^20."""
+        found = noise.gumbel(pairs(1000, 4000)[0]).flatten()
+        parts = (-(-found).exp()).exp()
+        counts = torch.bincount((parts * 64).long(), minlength=64)
+        assert chi_square(counts.numpy(), np.full(64, 1 / 64)) > P_VALUE
+        for tail in (2.0**-10, 2.0**-14, 2.0**-18, 2.0**-20):
+            expected = tail * len(parts)
+            for count in (int((parts < tail).sum()), int((parts > 1 - tail).sum())):
+                assert abs(count - expected) < 5 * expected**0.5 + 1, f"{count} in a tail of {tail}, not {expected}"
 
-@pytest.mark.parametrize("vocab", [3, 256, 700])
-@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-53])
-def test_the_ends_of_the_unit_interval_hit_mass(vocab: int, uniform: float) -> None:
-    mass = torch.zeros(1, vocab)
-    mass[0, vocab // 2] = 0.1
-    mass[0, vocab // 2 - 1] = 0.3
-    drawn = draw.draw_from_all(mass, torch.tensor([uniform], dtype=torch.float64))
-    assert drawn.tolist() == [vocab // 2 - 1 if uniform == 0.0 else vocab // 2]
+    @pytest.mark.parametrize(
+        "apart",
+        [(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 64), (0, 0, 4096), (0, 0, 65536), (0, 1, 0), (1, 0, 0), (1, 0, 1)],
+        ids=str,
+    )
+    def test_neighbours_are_independent(self, apart: tuple[int, int, int]) -> None:
+        """Token ids, steps and seeds: all pairs of 32 parts equally often, and of the tails that decide draws."""
+        first, second = pairs(1000, 2000, *apart)
+        counts = torch.bincount((((first >> 27) + 16) * 32 + (second >> 27) + 16).flatten(), minlength=1024)
+        assert chi_square(counts.numpy(), np.full(1024, 2.0**-10)) > P_VALUE
+        both = int(((first >= 2**31 - 2**24) & (second >= 2**31 - 2**24)).sum())
+        expected = first.numel() * 2.0**-16
+        assert abs(both - expected) < 5 * expected**0.5
 
 
 @pytest.fixture
@@ -141,6 +151,26 @@ def test_wide_nuclei_are_drawn_from_as_if_they_were_sorted(top_p: float, min_p: 
     assert not counts[exact == 0].any()
     by_group = [np.bincount(groups.numpy(), weights=values, minlength=20) for values in (counts, exact)]
     assert chi_square(by_group[0], by_group[1]) > P_VALUE
+
+
+def test_a_draw_is_the_best_of_what_is_kept() -> None:
+    """What is not drawn may go: with any of the other tokens impossible, or unlikelier, the same token is drawn."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(200, 3000, generator=generator) * 2
+    rows = [{"temperature": 1.3, "seed": seed} for seed in range(200)]
+    tokens = torch.tensor(sample(logits, rows))
+    less = logits - torch.rand(logits.shape, generator=generator).log().neg()
+    less[torch.rand(logits.shape, generator=generator) < 0.5] = -torch.inf
+    less.scatter_(1, tokens[:, None], logits.gather(1, tokens[:, None]))
+    assert sample(less, rows) == tokens.tolist()
+
+
+def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(1)) * 0.1
+    rows = [{"temperature": 1.0, "seed": seed, **({"top_p": 0.7} if seed % 2 else {})} for seed in range(7)]
+    whole = sample(logits, rows)
+    monkeypatch.setattr(draw, "_TILE", 10_000)
+    assert sample(logits, rows) == whole
 
 
 def test_of_equal_logits_at_the_cut_of_a_wide_nucleus_the_smaller_ids_stay() -> None:

@@ -22,7 +22,15 @@ class SamplerContext:
 
 
 class Sampler(abc.ABC):
-    """Draws one token per row. Filters apply in this order: temperature, top_k, top_p, min_p (as in the field)."""
+    """Draws one token per row. Filters apply in this order: temperature, top_k, top_p, min_p (as in the field).
+
+    With the capability `seeded` a row's draw is a function of its logits, its parameters, its seed and its step alone,
+    and rounding seldom changes it: in another batch a forward pass gives a row slightly different logits, and a seed is
+    to mean the same tokens. Normal noise of 0.02 in all logits may change fewer than 5% of the draws of the suite.
+    Noise for each token achieves that: of those that the filters keep, draw the token with the largest
+    `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
+    probabilities does not achieve it.
+    """
 
     def __init__(self, options: Any, ctx: SamplerContext) -> None:
         self.options = options

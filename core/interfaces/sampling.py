@@ -34,7 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `stop_regex` expressions end it like stop strings, at the first character at which one of them has matched; what
     was matched last is trimmed from the leftmost place where a match that ends there begins (see toolkit.stop_regex).
     `grammar` is what the output must look like; None is free text.
-    `seed` makes a request's tokens reproducible in any batch. `logit_bias` maps token id to an addend.
+    `seed` decides what is drawn: equal logits give equal tokens, in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors that plugins add, a dict each, by processor name.
     """
 
@@ -163,7 +163,7 @@ class SamplingBatch:
     """Sampling parameters of the sampled rows of one batch, in the order of the logits' rows.
 
     Tensors are on the model's device: `temperatures`, `top_ps`, `min_ps` float32 [n]; `top_ks` int64 [n] (vocab size
-    where off); `seeds` int64 [n] and `steps` int64 [n] (tokens generated so far) fix a seeded row's random numbers;
+    where off); `seeds` int64 [n] and `steps` int64 [n] (tokens generated so far) decide what is drawn (see `Sampler`);
     a row without a seed has one drawn for it at intake. `all_greedy` and the `need_*` flags let a sampler skip work.
     `rows` feeds the logits processors and is empty when no request of the batch wants one. `mask` int32
     [m, ceil(vocab / 32)] has a bit for each token that the rows `mask_rows` int64 [m] may get, after all processors

@@ -23,7 +23,9 @@ _NOT_FINITE = 2
 
 class CpuNativeSampler(Sampler):
     """Rows are shared among threads, and each is drawn by itself: the same token in any batch, with any number of
-    threads and every instruction set. Seeds give the tokens that they give with the sampler in torch, but for rounding.
+    threads and every instruction set. Of what the filters keep, the largest logit with Gumbel noise is drawn, and seed,
+    step and token id decide that noise. It is that of the sampler in torch, so that a seed gives the same tokens there,
+    but for rounding at the border of a filter.
 
     Filters work one after the other, each on what the one before it left, renormalised. Of equal logits at the cut of
     top_k or top_p the smaller ids stay. The vocabulary is not sorted.

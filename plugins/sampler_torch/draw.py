@@ -1,4 +1,4 @@
-"""Drawing tokens: the largest logit with noise of those that the filters keep, with as little sorting as they can do."""
+"""Drawing tokens: the largest logit with noise of those that the filters keep, with as little sorting as possible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Rows:
     def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
         """The rows, a few at a time, with their numbers."""
         step = max(1, _TILE // self.vocab)
-        for numbers in torch.arange(len(self), device=self.logits.device).split(step):
+        for start in range(0, len(self), step):
+            numbers = torch.arange(start, min(start + step, len(self)), device=self.logits.device)
             yield numbers, self.take(numbers)
 
     def mass(self) -> torch.Tensor:

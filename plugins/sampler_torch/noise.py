@@ -29,9 +29,9 @@ def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """int32 [n, m]: 32 bits that look random, for each row's key int64 [n] and token ids int64 [m] or [n, m].
 
-    Two rounds of multiplying and shifting (the constants are those of Wellons' lowbias32), with half of the key in front
-    of each. For one key no two ids have the same bits. All is int32, which wraps, so that native code does the same in
-    vectors.
+    Two rounds of multiplying and shifting (the constants are those of Wellons' lowbias32), with half of the key in
+    front of each. For one key no two ids have the same bits. All is int32, which wraps, so that native code does the
+    same in vectors.
     """
     low, high = ((keys << 32) >> 32).to(torch.int32)[:, None], (keys >> 32).to(torch.int32)[:, None]
     z = ids.to(torch.int32) * _SPREAD + low

@@ -13,8 +13,8 @@ from pegboard.plugins.sampler_torch.noise import keys
 
 
 class TorchSampler(Sampler):
-    """Greedy rows take the maximum; of the others the largest logit with Gumbel noise is drawn, noise that seed, step and
-    token id decide.
+    """Greedy rows take the maximum. Of the others the largest logit with Gumbel noise is drawn, and seed, step and
+    token id decide that noise.
 
     The vocabulary is not sorted where the largest few logits decide, and not at all without top_k and top_p. Filters
     work one after the other, each on what the one before it left, renormalised. Of equal logits at the cut of top_k or

@@ -30,9 +30,7 @@ def choices(logits: NDArray[np.float32], row: Mapping[str, Any]) -> set[int]:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         ahead = (exact - exact.max()) / temperature
     # Each of the borders may lie a little to either side.
-    return {
-        _choice(exact, ahead, row, *more) for more in itertools.product((1 - CLOSE, 1 + CLOSE), repeat=2)
-    }
+    return {_choice(exact, ahead, row, *more) for more in itertools.product((1 - CLOSE, 1 + CLOSE), repeat=2)}
 
 
 def _choice(

@@ -207,8 +207,8 @@ def test_nothing_and_odd_tensors() -> None:
 
 @pytest.mark.parametrize("end", [-1, 1])
 def test_the_rarest_noise_wins_and_loses_by_what_it_is(end: int) -> None:
-    """A token that stands behind the peak by a little less, or a little more, than its noise is ahead: what is passed over
-    because it cannot win could not have won.
+    """A token that stands behind the peak by a little less, or a little more, than its noise is ahead: none is passed
+    over that would have won.
     """
     vocab = 150_000
     ids, seeds = np.arange(1, vocab), range(60)
@@ -221,8 +221,6 @@ def test_the_rarest_noise_wins_and_loses_by_what_it_is(end: int) -> None:
         for row, (seed, place) in enumerate(zip(seeds, places, strict=True)):
             own, peak = noise(seed, 0, np.array([place, 0]))
             logits[row, 0], logits[row, place] = 0.0, peak - own + ahead_by
-            if logits[row, place] > 0:  # the peak is the other one then
-                assert end < 0
         rows = [{"temperature": 1.0, "seed": seed} for seed in seeds]
         for name in SETS:
             assert draw(logits, rows, instructions=name) == expected

@@ -1,4 +1,4 @@
-"""The noise of seed, step and token id, in plain Python and numpy: what samplers in torch and in C++ have to agree with."""
+"""The noise of seed, step and token id, in plain Python and numpy: what the samplers have to agree with."""
 
 from __future__ import annotations
 

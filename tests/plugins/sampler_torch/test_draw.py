@@ -169,7 +169,7 @@ def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(1)) * 0.1
     rows = [{"temperature": 1.0, "seed": seed, **({"top_p": 0.7} if seed % 2 else {})} for seed in range(7)]
     whole = sample(logits, rows)
-    monkeypatch.setattr(draw, "_TILE", 10_000)
+    monkeypatch.setattr(draw, "_CPU_TILE", 10_000)
     assert sample(logits, rows) == whole
 
 

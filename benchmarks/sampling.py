@@ -1,6 +1,6 @@
 """What sampling costs beside the forward pass: the sampler in torch and the native one, on the same logits in one run.
 
-    python benchmarks/sampling.py [--rounds 15] [--threads 2]
+    python benchmarks/sampling.py [--rounds 15] [--threads 2] [--instructions auto]
 
 For each vocabulary, batch size and kind of request the samplers take turns, and the fastest of the rounds counts, so
 that whoever else uses the machine matters less; the ratio of the two is what to quote. Logits are normal with a
@@ -55,12 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both samplers")
+    parser.add_argument("--instructions", default="auto", help="of the native one: auto, amx, avx512 or avx2")
     arguments = parser.parse_args()
+    options = CpuNativeSamplerOptions(threads=arguments.threads, instructions=arguments.instructions)
     torch.set_num_threads(arguments.threads)
     print(f"{'vocabulary':>10} {'rows':>4}  {'request':<22} {'torch ms':>9} {'native ms':>9} {'ratio':>6}")
     for vocab in VOCABULARIES:
         context = SamplerContext(vocab, torch.device("cpu"))
-        native = CpuNativeSampler(CpuNativeSamplerOptions(threads=arguments.threads), context)
+        native = CpuNativeSampler(options, context)
         samplers = (TorchSampler(NoOptions(), context), native)
         for rows in BATCHES:
             logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows)) * 3

@@ -170,9 +170,6 @@ struct SampledRow {
   }
 
   static uint32_t everything(int, Lanes, Lanes) { return 0xffffu; }
-  static auto likely(float least) {
-    return [=](int, Lanes, Lanes m) { return at_least(m, lanes_of(least)); };
-  }
 
   // What `keep` (a mask of lanes for a first id, logits and their mass) leaves of a block's mass.
   template <class F>
@@ -215,10 +212,10 @@ struct SampledRow {
     bool may_win(int32_t bits, double mass) const { return Noise::rarity(bits) <= reach * mass; }
   };
 
-  // The token that is drawn of those that `keep` leaves, the first peak among them, of which none has less mass than
-  // `least`. Most chunks are passed over by their largest logit and their largest noise.
+  // The token that is drawn of those that min_p and `keep` leave, the first peak among them. Most chunks are passed over
+  // by their largest logit and their largest noise.
   template <class F>
-  int draw(const RowParams& p, float least, F&& keep) const {
+  int draw_where(const RowParams& p, F&& keep) const {
     Race race{*this, Noise(p.seed, p.step)};
     race.enter(first_peak());
     const float* maxima = space.maxima.data();
@@ -226,7 +223,7 @@ struct SampledRow {
     for (int chunk = 0; chunk < chunks(); ++chunk) {
       if (chunk % LANES == 0) store(masses, mass(first_at(maxima + chunk, chunks() - chunk, -INFINITY)));
       const double largest = masses[chunk % LANES];
-      if (largest * 1.0001 < double(least) || !race.may_win(INT32_MAX, largest)) continue;
+      if (largest * 1.0001 < double(p.min_p) || !race.may_win(INT32_MAX, largest)) continue;
       const Words enough = words_of(uint32_t(Noise::bits_for(race.reach * largest)));
       Words bits[CHUNK / LANES];
       race.noise.of_chunk(chunk * CHUNK, bits);
@@ -236,7 +233,7 @@ struct SampledRow {
         if (n < LANES) some &= (1u << n) - 1;
         if (!some) return;
         const Lanes m = mass(a);
-        some &= keep(i, a, m);
+        some &= keep(i, a, m) & at_least(m, lanes_of(p.min_p));
         alignas(64) float part[LANES];
         store(part, m);
         for (; some; some &= some - 1) {
@@ -320,16 +317,16 @@ struct SampledRow {
 
   // ---- long heads ----
 
-  // A head's lanes: those up to the token `id` with the logit `value`, with at least so much mass.
-  auto head_to(float value, int id, float least) const {
-    return [=](int i, Lanes a, Lanes m) {
+  // A head's lanes: those up to the token `id` with the logit `value`.
+  static auto head_to(float value, int id) {
+    return [=](int i, Lanes a, Lanes) {
       const uint32_t here = i > id ? 0 : id - i >= LANES - 1 ? 0xffffu : (2u << (id - i)) - 1;
       const uint32_t more = above(a, lanes_of(value)), same = at_least(a, lanes_of(value)) & ~more;
-      return (more | (same & here)) & at_least(m, lanes_of(least));
+      return more | (same & here);
     };
   }
 
-  auto head_to(Place end, float least = 0) const { return head_to(value_of(end), id_of(end), least); }
+  static auto head_to(Place end) { return head_to(value_of(end), id_of(end)); }
 
   // The first place of the head up to `end` where the weights, cumulated, reach `target`. Weights are the mass, or 1 each.
   template <class Weight>
@@ -410,7 +407,7 @@ struct SampledRow {
   // `end`: the last place that top_k keeps, with `of` the mass up to it. top_p and min_p are still to come.
   int draw_from_long(Place end, double of, const RowParams& p) {
     if (p.top_p < 1.0f) end = descend(end, double(p.top_p) * of, [](float m) { return double(m); });
-    return draw(p, p.min_p, head_to(end, p.min_p));
+    return draw_where(p, head_to(end));
   }
 
   // ---- ways to draw ----
@@ -425,11 +422,11 @@ struct SampledRow {
     }
     // The best of all tokens is the best of the nucleus if it lies inside. If not, the nucleus ends before it, and so does
     // all that may still be drawn.
-    int token = draw(p, p.min_p, likely(p.min_p));
+    int token = draw_where(p, everything);
     for (int trial = 0; trial < TRIALS; ++trial) {
       const float value = x[token];
-      if (mass_where(head_to(value, token - 1, 0)) < double(p.top_p) * sum) return token;
-      token = draw(p, p.min_p, head_to(value, token - 1, p.min_p));
+      if (mass_where(head_to(value, token - 1)) < double(p.top_p) * sum) return token;
+      token = draw_where(p, head_to(value, token - 1));
     }
     return draw_from_long(everyone(), sum, p);
   }
@@ -449,7 +446,7 @@ struct SampledRow {
     set_temperature(p.temperature);
     if (p.top_k >= 1 && p.top_k < vocab) return draw_from_top_k(p);
     if (p.top_p < 1.0f) return draw_from_nucleus(p);
-    return draw(p, p.min_p, likely(p.min_p));
+    return draw_where(p, everything);
   }
 
   // Infinite logits as the largest finite ones; false where no logit is finite.

@@ -8,7 +8,7 @@ import itertools
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -52,9 +52,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Asked = GenerateRequest | EmbedRequest
+R = TypeVar("R", GenerateRequest, EmbedRequest)
 
 LONG_IDS = 16 * 1024
 """Token ids from which on a prompt is checked and packed in a thread, so that others' tokens keep flowing."""
+AT_ONCE = 64
+"""Requests that are prepared between two turns of the loop."""
 LONG_STOPS = 1024
 """The same of characters of stop strings; expressions always are."""
 PING = 0
@@ -253,18 +256,11 @@ class AsyncEngineClient(EngineClient):
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         """Sent as one message, so that the scheduler can run them in one batch."""
-
-        def prepare(packed: Sequence[bytes]) -> list[TokenizedRequest]:
-            return self.budget.fit(requests, self._intake.prepare_all(requests, packed))
-
         await self._compile_stops(requests)
-        return list[OutputStream](await self._submit(requests, prepare))
+        return list[OutputStream](await self._submit(requests, self._intake.prepare_all))
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
-        def prepare(packed: Sequence[bytes]) -> list[TokenizedRequest]:
-            return [self._intake.prepare_embed(one, data) for one, data in zip(requests, packed, strict=True)]
-
-        streams = await self._submit(requests, prepare)
+        streams = await self._submit(requests, self._intake.prepare_embeds)
         try:
             outputs = [await stream.last() for stream in streams]
         finally:
@@ -308,13 +304,19 @@ class AsyncEngineClient(EngineClient):
         return found
 
     async def _submit(
-        self, requests: Sequence[Asked], prepare: Callable[[Sequence[bytes]], list[TokenizedRequest]]
+        self, requests: Sequence[R], prepare: Callable[[Sequence[R], Sequence[bytes]], list[TokenizedRequest]]
     ) -> list[_Stream]:
         """Prepare and send requests; return their streams once the scheduler has accepted all of them. `prepare` makes
-        the messages, from the packed prompts.
+        the messages, from requests and their packed prompts.
         """
         self._check_ready()
-        prepared = [_of_asker(ASKER.get(), one) for one in prepare(await self._packed(requests))]
+        packed = await self._packed(requests)
+        prepared: list[TokenizedRequest] = []
+        for at in range(0, len(requests), AT_ONCE):
+            if at:
+                await asyncio.sleep(0)
+            prepared += prepare(requests[at : at + AT_ONCE], packed[at : at + AT_ONCE])
+        prepared = [_of_asker(ASKER.get(), one) for one in self.budget.fit(requests, prepared)]
         self._check_ready()
         self._check_ids(prepared)
         self.budget.charge(Demand.of(prepared, self._info.hidden_size))

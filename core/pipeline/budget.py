@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.toolkit.stop import compiled
@@ -133,9 +133,15 @@ class Budget:
         """Charge texts whose tokens are the answer. Raises InvalidRequest as `charge` does."""
         self._charge(max(0, self.check_texts(texts) - FREE_BYTES), 0)
 
-    def fit(self, asked: Sequence[GenerateRequest], prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
+    def fit(
+        self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest]
+    ) -> list[TokenizedRequest]:
         """Shorten answers whose length the client has left open to what their log-probabilities may cost."""
-        unset = [i for i, one in enumerate(asked) if one.sampling.max_new_tokens is None and one.logprobs is not None]
+        unset = [
+            i
+            for i, one in enumerate(asked)
+            if isinstance(one, GenerateRequest) and one.sampling.max_new_tokens is None and one.logprobs is not None
+        ]
         if not unset:
             return prepared
         share = self.limits.request_bytes // (ENTRY_BYTES * len(unset))

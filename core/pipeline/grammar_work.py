@@ -27,7 +27,7 @@ class WorkLimits:
 
     step_seconds: float = 0.01
     seconds: float = 2.0
-    token_seconds: float = 0.025
+    token_seconds: float = 0.01
 
 
 @dataclass(slots=True, eq=False)

@@ -136,6 +136,10 @@ class Intake:
         )
         return msgspec.structs.replace(self.prepare(as_generation, packed), embed=True)
 
+    def prepare_embeds(self, requests: Sequence[EmbedRequest], packed: Sequence[bytes]) -> list[TokenizedRequest]:
+        """`prepare_embed` of requests that belong together."""
+        return [self.prepare_embed(one, data) for one, data in zip(requests, packed, strict=True)]
+
     def _check_feature(self, feature: str, param: str, remedy: str) -> None:
         if feature not in self._info.features:
             raise InvalidRequest(f"{param}: this server does not have it; {remedy}", param=param, code="not_available")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
 
+GIVE_WAY_SECONDS = 0.5
+"""A request that sits out for longer gives its memory to one that needs it; shorter, and it is back at once."""
+
 
 @dataclass(slots=True)
 class SplitPrefill:
@@ -32,8 +35,8 @@ class SplitPrefill:
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
     through yet, `ahead`, running requests several of whose newest tokens are known and not computed (a grammar forced
-    them), and `sitting`, running requests that are in no batch until their grammar's matcher has caught up, and may
-    have been retracted meanwhile. A request is in one of them.
+    them), and `sitting`, running requests that are in no batch until their grammar's matcher has caught up, since when;
+    they may have been retracted meanwhile. A request is in one of them.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Planner:
         self.running = RunningBatch(config.max_running_requests)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
-        self.sitting: list[Req] = []
+        self.sitting: dict[Req, float] = {}
         self.split: SplitPrefill | None = None
         self.split_layers = config.split_prefill_layers if config.split_prefill_layers < num_layers else 0
         self.num_layers = num_layers
@@ -135,11 +138,11 @@ class Planner:
         """Take a running request out of the batches, its newest token not computed, until `come_back`."""
         self.running.remove([req])
         req.kv.scheduled_len = req.kv.committed_len
-        self.sitting.append(req)
+        self.sitting[req] = self.clock()
 
     def come_back(self, req: Req) -> None:
         """The request need not sit out any more: it is in the next batch, or queues again where it gave way."""
-        self.sitting.remove(req)
+        del self.sitting[req]
         if req.status is ReqStatus.RETRACTED:
             self.enqueue(req)
         else:
@@ -151,10 +154,13 @@ class Planner:
         return [req for req in self.sitting if req.status is ReqStatus.RUNNING]
 
     def _gives_way(self) -> bool:
-        """Retract a request that sits out, for one that can make use of its memory now. False where there is none."""
-        found = self.holding
+        """Retract a request that has sat out for long, for one that can make use of its memory now. False where there
+        is none.
+        """
+        latest = self.clock() - GIVE_WAY_SECONDS
+        found = [req for req in self.holding if self.sitting[req] < latest]
         if found:
-            self.retract(found[-1])
+            self.retract(found[0])
         return bool(found)
 
     def _catch_up(self, mixed: bool, flight: Step | None) -> Step | None:
@@ -323,15 +329,15 @@ class Planner:
 
     def retract(self, req: Req) -> None:
         """Back to the head of the waiting queue, output kept. Its KV stays in the cache until that memory is needed."""
-        sits = req in self.sitting
+        sits_since = self.sitting.get(req)
         self.drop(req)
         self.memory.release(req)
         req.output.num_retractions += 1
         req.move_to(ReqStatus.RETRACTED)
-        if sits:
-            self.sitting.append(req)
-        else:
+        if sits_since is None:
             self.enqueue(req, first=True)
+        else:
+            self.sitting[req] = sits_since
         self.counters.retractions += 1
 
     # ---- queues ---------------------------------------------------------------------------------------------------
@@ -354,7 +360,7 @@ class Planner:
         elif req in self.ahead:
             self.ahead.remove(req)
         elif req in self.sitting:
-            self.sitting.remove(req)
+            del self.sitting[req]
         elif req in self.running:
             self.running.remove([req])
         elif req in self.waiting:

@@ -335,7 +335,7 @@ class Scheduler:
     @property
     def _running_requests(self) -> int:
         planner = self.planner
-        return len(self.running) + len(planner.ahead) + len(planner.holding) + (self.chunked is not None)
+        return len(self.running) + len(planner.ahead) + len(planner.sitting) + (self.chunked is not None)
 
     def _plugin_failures(self) -> int:
         hooks = (self._batch_scheduled, self._batch_committed, self._requests_finished, self._idle_hooks)

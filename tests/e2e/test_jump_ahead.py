@@ -242,10 +242,10 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
     def fill(*_: object) -> None:
         raise RuntimeError("no fuel")
 
-    def forced(req: Any) -> list[int]:
-        tokens = ahead(req)
+    def forced(req: Any, state: Any) -> list[int]:
+        tokens = ahead(req, state)
         if len(tokens) > 2:
-            monkeypatch.setattr(grammar, "_refill", fill)
+            monkeypatch.setattr(grammar, "_allow_ends", fill)
         return tokens
 
     monkeypatch.setattr(grammar, "forced", forced)

@@ -265,7 +265,7 @@ class GrammarSection(UseSection):
     work_seconds: Annotated[float, Field(gt=0)] = 2.0
     """Computing time that the running requests with one grammar (and one API key) may take to follow it, in seconds,
     beyond what their tokens earn; they fail with 400 then."""
-    work_seconds_per_token: Annotated[float, Field(ge=0)] = 0.01
+    work_seconds_earned: Annotated[float, Field(ge=0)] = 0.01
     """Computing time that each of their tokens earns, in seconds."""
     jump_ahead: Annotated[int, Field(ge=0)] = 2
     """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.

@@ -347,7 +347,7 @@ class _Parts:
 
     def _work_limits(self) -> WorkLimits:
         config = self.config.grammar
-        return WorkLimits(config.step_seconds, config.work_seconds, config.work_seconds_per_token)
+        return WorkLimits(config.step_seconds, config.work_seconds, config.work_seconds_earned)
 
     def _pooler(self, runner: ModelRunner) -> Pooler | None:
         """None where the runner gives no hidden states to pool."""

@@ -29,9 +29,11 @@ CLOSING_SECONDS = 2.0
 """What the other side may take to say goodbye in TLS."""
 SPARE_SECONDS = 2.0
 """What a connection in a spare place may take for its handshake, and then for its request and the answer."""
-_AT_ONCE = 8
-"""Most connections that are accepted in one turn of the loop: far fewer than spare places, so that the first of a crowd
-can be read from before the last takes its place."""
+_AT_ONCE = 64
+"""Most connections that are accepted in one turn of the loop, so that a probe that comes behind a crowd is soon read."""
+_AT_ONCE_SPARE = 8
+"""The same where places run short: far fewer than spare places, so that the first of a crowd can be read from before
+the last takes its place."""
 
 
 class Place:
@@ -85,6 +87,11 @@ class Places:
     def taken(self) -> int:
         """Places that are taken, spare ones not among them."""
         return len(self._inside)
+
+    @property
+    def free_places(self) -> int:
+        """Places that are free, spare ones not among them."""
+        return max(0, self._most - len(self._inside))
 
     @property
     def spare_taken(self) -> int:
@@ -188,7 +195,7 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_AT_ONCE if self._places.free_places > _AT_ONCE else _AT_ONCE_SPARE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

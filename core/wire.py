@@ -25,6 +25,8 @@ MAX_FRAME_BYTES = 256 * 2**20
 """No sender makes a larger frame; ZeroMQ drops those of twice this size."""
 PIECE_BYTES = 2**18
 """Outputs of one step are split into frames of about this size, so that a reader can turn to other work in between."""
+PIECE_MESSAGES = 64
+"""Messages that a reader takes in between two such turns."""
 TOO_LARGE = "output_too_large"
 _MAX_PATH = 100
 """Unix domain sockets have short paths: 108 bytes on Linux, with the closing zero."""
@@ -146,7 +148,7 @@ class ApiWire:
             await self._waiting
         messages: list[FromScheduler] = []
         size = 0
-        while self._inbox and size < PIECE_BYTES:
+        while self._inbox and size < PIECE_BYTES and len(messages) < PIECE_MESSAGES:
             frame = self._inbox.popleft()
             size += len(frame)
             messages.append(decode_from_scheduler(frame))

@@ -131,14 +131,22 @@ class _Stream(Answer):
         self._splitter = EventSplitter()
         self.sent = self.touched = time.perf_counter()
         self.events: list[bytes] = []
+        self.speaks = False
 
     def body(self, data: bytes, now: float) -> None:
         super().body(data, now)
         if self.status != 200:
             return
-        first = not self.events
-        self.events = [*self.events[-1:], *self._splitter.feed(data)][-3:]
-        (self._streams.firsts if first else self._streams.gaps).append((now, now - self.touched))
+        events = self._splitter.feed(data)
+        self.events = [*self.events[-1:], *events][-3:]
+        if not self.speaks:
+            # A chat says at once who speaks, and then waits for its turn.
+            if all(b'"role"' in one for one in events):
+                return
+            self.speaks = True
+            self._streams.firsts.append((now, now - self.touched))
+        else:
+            self._streams.gaps.append((now, now - self.touched))
         self.touched = now
 
 
@@ -183,8 +191,8 @@ class Streams:
 
     def result(self) -> dict[str, Any]:
         now = time.perf_counter()
-        silent = [now - one.touched for one in self._open.values() if one.events]
-        waiting = [now - one.touched for one in self._open.values() if not one.events]
+        silent = [now - one.touched for one in self._open.values() if one.speaks]
+        waiting = [now - one.touched for one in self._open.values() if not one.speaks]
         more = {"silent": silent, "waiting": waiting}
         return {"gaps": self.gaps, "firsts": self.firsts, "ended": self._ended, **more}
 

@@ -24,6 +24,8 @@ class Counters:
     generated_tokens: int = 0
     forced_tokens: int = 0
     """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
+    grammar_waits: int = 0
+    """Times that a request sat out steps, because its grammar takes long to follow."""
     book_errors: int = 0
     schedule_time: float = 0.0
     forward_time: float = 0.0

@@ -54,8 +54,6 @@ class GrammarWork:
         self._done: list[_Turn] = []
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.sat_out = 0
-        """Times that a request has sat out, since the start."""
 
     def begin_step(self) -> None:
         """The matchers of the next step have all of its time."""
@@ -82,7 +80,6 @@ class GrammarWork:
         """Go on by the token in the thread; `take_done` tells when that is done."""
         state = state_of(req)
         assert state is not None
-        self.sat_out += 1
         with self._changed:
             self._waiting.append(_Turn(req, state, token))
             if self._thread is None:

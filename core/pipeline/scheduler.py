@@ -424,6 +424,7 @@ class Scheduler:
         if finished:
             self._finished(finished)
         sitting, self.results.sitting_out = self.results.sitting_out, []
+        self.counters.grammar_waits += len(sitting)
         for req, token in sitting:
             self.planner.sit_out(req)
             self.results.work.sit_out(req, token)

@@ -17,6 +17,7 @@ from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answ
 from pegboard.core.web.hosts import Hosts, is_own_origin
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.routes import Entry, Routes
+from pegboard.core.web.turns import Turns
 
 if TYPE_CHECKING:
     from fastapi import Response
@@ -59,6 +60,7 @@ class Front:
         self._hosts = hosts
         self._origins = frozenset(origins)
         self._log = log
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,6 +86,8 @@ class Front:
 
         try:
             error = _no_place(entry, scope) or self._refusal(entry, scope["method"], headers)
+            if error is None and entry.level != "public":
+                await self._turns.begin()
             if error is None:
                 await self._app(scope, receive, sending)
             else:

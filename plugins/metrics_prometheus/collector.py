@@ -51,6 +51,7 @@ _COUNTERS = (
     ("cached_tokens", "cached_tokens", "Prompt tokens that were found in the prefix cache."),
     ("generation_tokens", "generated_tokens", "Tokens generated."),
     ("forced_tokens", "forced_tokens", "Of these, tokens that a grammar forced, for which the model was not asked."),
+    ("grammar_waits", "grammar_waits", "Times a request sat out steps, because its grammar takes long to follow."),
 )
 """Metric without prefix and `_total`, the scheduler's figure, help."""
 

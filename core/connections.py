@@ -30,7 +30,7 @@ CLOSING_SECONDS = 2.0
 SPARE_SECONDS = 2.0
 """What a connection in a spare place may take for its handshake, and then for its request and the answer."""
 _AT_ONCE = 64
-"""Most connections that are accepted in one turn of the loop, so that a probe that comes behind a crowd is soon read."""
+"""Most connections that are accepted in one turn of the loop, so that a probe behind a crowd is soon read."""
 _AT_ONCE_SPARE = 8
 """The same where places run short: far fewer than spare places, so that the first of a crowd can be read from before
 the last takes its place."""

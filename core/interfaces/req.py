@@ -180,9 +180,8 @@ class Req:
     `name` is what its client calls it, which for another key's client may be something else; `rid` is unique.
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
-    the request says to plugins, by the name of the provider meant. `owner` is a
-    tag of the client's key, "" without one. `flags` are the pipeline's own notes. With `pooling` its embedding is
-    wanted and no token.
+    the request says to plugins, by the name of the provider meant. `owner` is a tag of the client's key, "" without
+    one. `flags` are the pipeline's own notes. With `pooling` its embedding is wanted and no token.
     """
 
     __slots__ = (

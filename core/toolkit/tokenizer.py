@@ -118,7 +118,7 @@ class Tokenizer:
 
         `add_special_tokens` adds what the model wants around a plain prompt (a bos token, say). Raises InvalidRequest
         for text that is not valid Unicode (lone surrogates). Other threads run meanwhile: `encode_batch_fast` gives
-        back the interpreter's lock, which the library's `encode` keeps, and leaves out offsets, which nobody reads.
+        back the interpreter's lock, which the library's `encode` keeps, and leaves out offsets, which have no use here.
         """
         try:
             [found] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.hostile.attacks import Attack
 from benchmarks.hostile.clients import OPEN
-from benchmarks.peers.processes import Running, ServerError, first_answer, free_port, running
+from benchmarks.peers.processes import Running, ServerError, checkout_python, first_answer, free_port, running
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "demo:smollm2-135m-instruct"
@@ -49,15 +49,8 @@ class Subject:
 
     @classmethod
     def at(cls, name: str, path: Path) -> Subject:
-        """From a checkout with its .venv, a Python, or a `pegboard` command. Raises ServerError."""
-        if path.is_dir():
-            path = path / ".venv" / "bin" / "python"
-        elif path.name == "pegboard":
-            path = path.with_name("python")
-        if not path.exists():
-            raise ServerError(f"there is no {path}: --against takes a checkout with a .venv, or its Python")
-        # Not resolved: what a virtual environment has follows from the path by which its Python is called.
-        return cls(name, path.absolute())
+        """From a checkout with its .venv, or its Python. Raises ServerError."""
+        return cls(name, checkout_python(path))
 
 
 @dataclass(slots=True)

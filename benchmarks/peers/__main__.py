@@ -5,6 +5,7 @@
     python -m benchmarks.peers run --vllm-variant plain:LD_PRELOAD=,VLLM_CPU_OMP_THREADS_BIND=auto    # as it comes, too
     python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
     python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
+    python -m benchmarks.peers run --peers --against ../before    # a change: another checkout and this one in turn
     python -m benchmarks.peers report FILE           # the tables once more
 
 Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started
@@ -27,7 +28,8 @@ from typing import Any
 
 from benchmarks.peers import environments, measure, models, one_stream, report
 from benchmarks.peers.environments import SetupError
-from benchmarks.peers.servers import OURS, VLLM, Subject, variant, vllm_variant
+from benchmarks.peers.processes import ServerError, checkout_python
+from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, variant, vllm_variant
 from benchmarks.peers.workloads import NAMES
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.toolkit.cache_dir import default_cache_dir
@@ -51,6 +53,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     setup.add_argument("--cmake-args", default=environments.CMAKE_ARGS, help="for the compilation of llama.cpp")
     run = steps.add_parser("run", parents=[both], help="measure")
     run.add_argument("--peers", nargs="*", choices=PEERS, default=["vllm"], help="none: ours alone")
+    run.add_argument("--against", type=Path, metavar="PATH", help="ours of another checkout with a .venv, in turn, too")
     run.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="WORKLOAD", help=", ".join(NAMES))
     run.add_argument("--runs", type=int, default=3, help="repetitions of everything")
     run.add_argument("--quick", action="store_true", help="few requests, to see that it works; figures mean little")
@@ -118,6 +121,9 @@ def _subjects(args: argparse.Namespace) -> list[Subject]:
         env = dict(one.split("=", 1) for one in args.vllm_env)
         for one in (VLLM, *map(vllm_variant, args.vllm_variant)):
             found.append(dataclasses.replace(one, options=tuple(args.vllm_option), env={**env, **one.env}))
+    if args.against:
+        python = str(checkout_python(args.against))
+        found.append(dataclasses.replace(OURS, name=BEFORE, overrides=tuple(args.overrides), python=python))
     found.append(dataclasses.replace(OURS, overrides=tuple(args.overrides)))
     for text in args.variant:
         one = variant(text)
@@ -169,7 +175,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("stopped; servers are ended, and what was measured is written")
         return 130
-    except (SetupError, PegboardError, OSError, ValueError) as error:
+    except (SetupError, ServerError, PegboardError, OSError, ValueError) as error:
         say(f"error: {error}")
         return 1
     return 0

@@ -28,6 +28,20 @@ class ServerError(Exception):
     """A server did not start, or ended; the message has the end of its log."""
 
 
+def checkout_python(path: Path) -> Path:
+    """The Python of another checkout of Pegboard, given the checkout with its .venv, that Python, or the `pegboard`
+    beside it. Raises ServerError.
+    """
+    if path.is_dir():
+        path = path / ".venv" / "bin" / "python"
+    elif path.name == "pegboard":
+        path = path.with_name("python")
+    if not path.exists():
+        raise ServerError(f"there is no {path}: --against takes a checkout with a .venv, or its Python")
+    # Not resolved: what a virtual environment has follows from the path by which its Python is called.
+    return path.absolute()
+
+
 @dataclass
 class Running:
     """A server that runs at `url`."""

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.peers import one_stream
+from benchmarks.peers.servers import BEFORE
 from benchmarks.peers.workloads import RATE_SEARCH, WORKLOADS
 
 VLLM, OURS = "vllm", "pegboard"
 START_LIMIT_S = 10.0
 RATE_TARGET = 2.5
+SAME = 0.98
+"""What a change may cost: the target of all figures against another checkout."""
 LLAMA_TARGETS = (("decode", "decode, 1 stream", 2.0), ("prefill", "prefill, 1 stream", 5.0))
 MISSING = "–"  # noqa: RUF001 - what a cell without a figure shows
 
@@ -78,7 +81,8 @@ def _row(
 
 
 def server_rows(records: Sequence[Mapping[str, Any]], ours: str = OURS, theirs: str = VLLM) -> Iterator[Row]:
-    """The table of servers."""
+    """The table of servers. Against another checkout, which has its target for all."""
+    same = theirs == BEFORE
 
     def by_run(subject: str, name: str, figure: str) -> dict[int, float | None]:
         found: dict[int, float | None] = {}
@@ -95,12 +99,20 @@ def server_rows(records: Sequence[Mapping[str, Any]], ours: str = OURS, theirs: 
 
     for workload in WORKLOADS:
         a, b = (by_run(subject, workload.name, workload.figure) for subject in (theirs, ours))
-        row = _row(f"{workload.title}, {workload.unit}", a, b, workload.target, lower=workload.lower_is_better)
+        row = _row(
+            f"{workload.title}, {workload.unit}",
+            a,
+            b,
+            SAME if same else workload.target,
+            lower=workload.lower_is_better,
+        )
         if row.theirs is not None or row.ours is not None:
             yield row
     if any(RATE_SEARCH in one for one in records):
         title = "highest rate of 256 in / 64 out with p99 TTFT under 1 s, requests/s"
-        yield _row(title, plain(theirs, RATE_SEARCH), plain(ours, RATE_SEARCH), RATE_TARGET, lower=False)
+        yield _row(
+            title, plain(theirs, RATE_SEARCH), plain(ours, RATE_SEARCH), SAME if same else RATE_TARGET, lower=False
+        )
     start = _row("start to first answer, s", plain(theirs, "start_s"), plain(ours, "start_s"), 0.0, lower=True)
     met = None if start.ours is None else start.ours < START_LIMIT_S
     yield replace(start, target=f"under {START_LIMIT_S:g} s", met=met)
@@ -142,12 +154,13 @@ def render(data: Mapping[str, Any]) -> str:
     head = ("ratio", "at least", "met")
     servers = data.get("servers", [])
     subjects = sorted({one["subject"] for one in servers})
-    peers = [one for one in subjects if _is_vllm(one)]
-    for ours in (one for one in subjects if not _is_vllm(one)):
+    peers = [one for one in subjects if _is_vllm(one) or one == BEFORE]
+    for ours in (one for one in subjects if one not in peers):
         # Alone it has a table, too.
         for theirs in peers or [VLLM]:
             rows = [row.cells() for row in server_rows(servers, ours, theirs)]
-            peer = " ".join([data["versions"]["vllm"], theirs.removeprefix(VLLM).removeprefix("-")]).strip()
+            variant = theirs.removeprefix(VLLM).removeprefix("-")
+            peer = theirs if theirs == BEFORE else f"{data['versions']['vllm']} {variant}".strip()
             parts.append(markdown(("", peer, ours, *head), rows))
     records = data.get("one_stream", [])
     lanes = [one for one in dict.fromkeys(r["lane"] for r in records) if not one.startswith("llama.cpp")]

@@ -34,8 +34,12 @@ class Subject:
     options: tuple[str, ...] = ()
     ours: bool = True
     env: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    """For ours: that of the checkout that is measured."""
 
 
+BEFORE = "before"
+"""The name of another checkout of Pegboard."""
 VLLM = Subject("vllm", guess=4.0, start_s=75.0, pace=(32, 185, 381), ours=False)
 OURS = Subject("pegboard", guess=12.0, start_s=8.0, pace=(130, 650, 1050))
 
@@ -69,7 +73,7 @@ def ours_command(subject: Subject, model: Path, port: int, config: Path) -> list
     }
     config.write_text(json.dumps(data, indent=2), "utf-8")
     sets = [word for one in subject.overrides for word in ("--set", one)]
-    return [sys.executable, "-m", "pegboard.core.cli", "serve", str(config), *sets]
+    return [subject.python, "-m", "pegboard.core.cli", "serve", str(config), *sets]
 
 
 def vllm_command(subject: Subject, cache: Path, model: Path, port: int) -> list[str]:

@@ -125,6 +125,26 @@ def test_every_variant_of_ours_is_held_against_every_one_of_vllm() -> None:
         assert f"| {ratio}× |" in found[theirs, ours], (theirs, ours)  # noqa: RUF001
 
 
+def test_another_checkout_may_be_two_percent_better_at_most() -> None:
+    slower = [*RECORDS, *(record(run, "before", 150.0, 59.0, 8.0) for run in range(3))]
+    (table,) = [one for one in report.render(data(servers=slower)).split("\n\n") if "| before |" in one]
+    lines = {line.split("|")[1].strip(): line for line in table.splitlines()}
+    assert lines["1 stream, 128 in / 128 out, tok/s"].endswith("| 0.98× | no |"), "144 of 150"  # noqa: RUF001
+    assert lines["4 requests/s, 256 in / 64 out, median TTFT, ms"].endswith("| 0.98× | yes |"), "59 of 60"  # noqa: RUF001
+
+
+def test_another_checkout_runs_by_its_own_python(tmp_path: Path) -> None:
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    words = ["run", "--cache", str(tmp_path), "--peers", "--against", str(tmp_path)]
+    before, ours = command._subjects(command.arguments(words))
+    assert (before.name, ours.name) == (servers.BEFORE, "pegboard")
+    assert servers.ours_command(before, Path("m"), 5, tmp_path / "c.json")[0] == str(python)
+    assert servers.ours_command(ours, Path("m"), 5, tmp_path / "c.json")[0] == sys.executable
+    assert command.main([*words[:-1], str(tmp_path / "nowhere"), "--model", str(tmp_path)]) == 1
+
+
 def test_llama_is_held_against_both_files() -> None:
     lanes = [
         {"run": 0, "lane": one_stream.BF16, "prefill": 400.0, "decode": 60.0},

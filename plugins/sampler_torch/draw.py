@@ -126,7 +126,8 @@ def draw_from_top(rows: Rows) -> torch.Tensor:
         pending = pending[start[pending] <= vocab]
         if width == _NUCLEUS_WIDTH and len(wide := pending[~limited[pending]]):
             tokens[wide] = _draw_from_wide(rows.take(wide), totals[wide])
-            pending = torch.cat([pending[limited[pending]], wide[tokens[wide] < 0]])
+            # In order again, as `take` asks.
+            pending = torch.cat([pending[limited[pending]], wide[tokens[wide] < 0]]).sort().values
         if len(pending) == 0:
             break
     return tokens

@@ -136,6 +136,21 @@ def test_a_wide_nucleus_is_not_sorted_unless_it_is_missed_again_and_again(widths
     assert sorted_rows < 10, "one row in 256 misses it eight times"
 
 
+def test_a_wide_nucleus_that_is_missed_keeps_its_place_before_a_long_head(widths: list[tuple[int, int]]) -> None:
+    """Both go on together from there, and are all the rows there are."""
+    logits = torch.zeros(2, 20000)
+    logits[1] = torch.randn(20000, generator=torch.Generator().manual_seed(1))
+    for seed in range(60):
+        rows = [{"temperature": 1.0, "seed": seed, **row} for row in ({"top_p": 0.02}, {"top_k": 300})]
+        alone = [sample(logits[[index]], [row])[0] for index, row in enumerate(rows)]
+        widths.clear()
+        assert sample(logits, rows) == alone
+        if (2, 1024) in widths:
+            break
+    else:
+        pytest.fail("no seed misses its nucleus eight times")
+
+
 @pytest.mark.parametrize(("top_p", "min_p"), [(0.3, 0.0), (0.9, 0.85)])
 def test_wide_nuclei_are_drawn_from_as_if_they_were_sorted(top_p: float, min_p: float) -> None:
     """Both ways, and their mixture where the trials end."""

@@ -50,8 +50,8 @@ RESTING_MS = 2
 
 
 MAX_QUEUED_REQUESTS = 2048
-MAX_QUEUED_TOKENS = 4 * 2**20
-"""What may wait in a server whose config does not say."""
+MAX_QUEUED_FILLS = 16
+"""What may wait in a server whose config does not say: requests, and tokens that fill KV memory so many times."""
 
 
 class Orders(msgspec.Struct):
@@ -138,7 +138,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
-        built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS)
+        built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
         built.hooks.call.engine_started(info=built.info, engine=built.view)
     except PegboardError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
@@ -59,3 +61,28 @@ def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | No
         text = f"{length} tokens of prompt and {wanted} new ones exceed a context of {max_context_len} tokens"
         return refusal(message, 400, "context_length_exceeded", text, param="max_new_tokens")
     return None
+
+
+@dataclass(slots=True)
+class QueueBounds:
+    """How much may wait; None: any. What has one of the `places` among the running, and tokens that KV `memory` holds,
+    do not count as waiting: they are about to start.
+    """
+
+    places: int
+    memory: int
+    requests: int | None
+    tokens: int | None
+
+    def wait(self, requests: int, tokens: int) -> bool:
+        """Whether some of so many requests, or tokens of prompts, wait."""
+        return requests > self.places or tokens > self.memory
+
+    def refuse(self, message: TokenizedRequest, requests: int, tokens: int) -> Rejected | None:
+        """A refusal where with this one more would wait than may."""
+        if self.requests is not None and requests >= self.places + self.requests:
+            return refusal(message, 503, "queue_full", f"{self.requests} requests are waiting, try again later")
+        length = len(message.prompt) // 4
+        if self.tokens is not None and tokens + length > self.memory + self.tokens:
+            return refusal(message, 503, "queue_full", f"prompts of {self.tokens} tokens are waiting, try again later")
+        return None

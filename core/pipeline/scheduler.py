@@ -25,7 +25,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.logs import quoted
-from pegboard.core.pipeline.arrivals import bad_length, new_req, refusal
+from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
@@ -136,8 +136,9 @@ class Scheduler:
             "drain": self._drain,
         }
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
-        self.max_queued_requests = config.max_queued_requests
-        self.max_queued_tokens = config.max_queued_tokens
+        self.bounds = QueueBounds(
+            config.max_running_requests, memory.total_tokens, config.max_queued_requests, config.max_queued_tokens
+        )
         self._by_rid: dict[str, Req] = {}
         self._prompt_tokens = 0
         """Of the requests that are here."""
@@ -149,10 +150,12 @@ class Scheduler:
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
 
-    def bound_queue(self, requests: int, tokens: int) -> None:
-        """Bound what may wait, as far as the config leaves it open."""
-        self.max_queued_requests = self.max_queued_requests or requests
-        self.max_queued_tokens = self.max_queued_tokens or tokens
+    def bound_queue(self, requests: int, fills: int) -> None:
+        """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
+        many times.
+        """
+        self.bounds.requests = self.bounds.requests or requests
+        self.bounds.tokens = self.bounds.tokens or fills * self.bounds.memory
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
         """Call this after every step from now on; None: nothing."""
@@ -203,21 +206,25 @@ class Scheduler:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
-        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
+        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply.
+
+        The bounds of the queue hold where something waits already when a message comes. What one message brings is
+        taken as a whole where nothing does: a batch that exceeds them by itself could not be served at any time.
+        """
         replies: list[FromScheduler] = []
         for message in messages:
-            if isinstance(message, TokenizedRequest):
-                replies.append(self._accept(message))
-            elif isinstance(message, TokenizedBatch):
-                replies.extend(self._accept(one) for one in message.requests)
+            if isinstance(message, TokenizedRequest | TokenizedBatch):
+                bounded = self.bounds.wait(*self._load)
+                requests = message.requests if isinstance(message, TokenizedBatch) else [message]
+                replies.extend(self._accept(one, bounded) for one in requests)
             elif isinstance(message, AbortRequest):
                 self._abort(message)
             elif isinstance(message, ControlRequest):
                 replies.append(self._control(message))
         return replies
 
-    def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
-        refused = self._refusal(message)
+    def _accept(self, message: TokenizedRequest, bounded: bool) -> Accepted | Rejected:
+        refused = self._refusal(message, bounded)
         if refused is None:
             req = new_req(message, self.eos_ids, self._rng, self.clock())
             refused = self._examine(req, message)
@@ -259,26 +266,19 @@ class Scheduler:
         req.timing.ready = self.clock()
         self.planner.enqueue(req)
 
-    def _refusal(self, message: TokenizedRequest) -> Rejected | None:
+    def _refusal(self, message: TokenizedRequest, bounded: bool) -> Rejected | None:
         if self._draining:
             return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in self._by_rid:
             return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
         wrong = bad_length(message, self.max_context_len)
-        return self._queue_is_full(message) if wrong is None else wrong
+        return wrong or (self.bounds.refuse(message, *self._load) if bounded else None)
 
-    def _queue_is_full(self, message: TokenizedRequest) -> Rejected | None:
-        """A refusal where more requests, or more tokens, would wait than may. What has a place among the running, or in
-        memory, does not count as waiting: it is about to start.
-        """
-        most, tokens = self.max_queued_requests, self.max_queued_tokens
+    @property
+    def _load(self) -> tuple[int, int]:
+        """Requests that run or wait, and tokens of all prompts."""
         held = 0 if self.gates is None else self.gates.held
-        if most is not None and len(self._by_rid) - held >= self.config.max_running_requests + most:
-            return refusal(message, 503, "queue_full", f"{most} requests are waiting, try again later")
-        length = len(message.prompt) // 4
-        if tokens is not None and self._prompt_tokens + length > self.memory.total_tokens + tokens:
-            return refusal(message, 503, "queue_full", f"prompts of {tokens} tokens are waiting, try again later")
-        return None
+        return len(self._by_rid) - held, self._prompt_tokens
 
     def _abort(self, message: AbortRequest) -> None:
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)
@@ -326,6 +326,8 @@ class Scheduler:
             "locked_tokens": cache.locked_tokens,
             "held_tokens": self.memory.held_tokens,
             "total_tokens": self.memory.total_tokens,
+            "max_queued_requests": self.bounds.requests,
+            "max_queued_tokens": self.bounds.tokens,
             "new_token_ratio": self.planner.ratio.current,
             "gates": [] if self.gates is None else self.gates.waiting_on(),
             "plugin_failures": self._plugin_failures(),

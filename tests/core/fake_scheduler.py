@@ -72,7 +72,7 @@ class FakeScheduler:
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
-    def bound_queue(self, requests: int, tokens: int) -> None:
+    def bound_queue(self, requests: int, fills: int) -> None:
         """It takes whatever comes."""
 
     def step(self) -> list[TokenOutput]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,10 +26,10 @@ from pegboard.core.interfaces.messages import Accepted, TokenOutput, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.budget import BILL, Bill, BudgetLimits
 from pegboard.core.pipeline.outputs import OutputState, merge
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.testing.fake_client import FakeTokenizer
 from pegboard.core.toolkit.answer_stream import AnswerWriter, _Direct
 from pegboard.core.toolkit.encoding import LONG_CHARS, encode
-from pegboard.core.toolkit.generation import Answer, Answers
+from pegboard.core.toolkit.generation import Answer
 from pegboard.core.toolkit.stop import compiled
 from pegboard.core.toolkit.tokenizer import Tokenizer
 from pegboard.core.wire import (
@@ -41,6 +41,7 @@ from pegboard.core.wire import (
     output_frames,
 )
 from pegboard.plugins.api_native.responses import Responder
+from tests.faults.stage import play, refused, submitted
 
 PIECE, MOST = 2_000, 20_000
 
@@ -401,65 +402,3 @@ def test_costly_requests_share_a_budget_and_ordinary_ones_need_none() -> None:
         assert (client.budget.bytes, client.budget.steps) == (0, 0)
 
     play(scene, limits=BudgetLimits(total_bytes=4 * 2**20))
-
-
-# ---- the stage ------------------------------------------------------------------------------------------------------
-
-
-class Wire:
-    """The API's end of a wire; its other end is the test."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self._incoming: asyncio.Queue[list[Any]] = asyncio.Queue()
-
-    def send(self, messages: Sequence[Any]) -> None:
-        for message in messages:
-            self.sent += getattr(message, "requests", [message])
-
-    async def receive(self) -> list[Any]:
-        return await self._incoming.get()
-
-    async def say(self, *messages: Any) -> None:
-        self._incoming.put_nowait(list(messages))
-        for _ in range(10):
-            await asyncio.sleep(0)
-
-
-async def submitted(client: AsyncEngineClient, wire: Wire, *requests: GenerateRequest) -> Answers:
-    """Answers of requests that the scheduler has accepted."""
-    seen = len(wire.sent)
-    task = asyncio.ensure_future(Answers.submit(client, requests))
-    while len(wire.sent) < seen + len(requests):
-        assert not task.done(), task.exception()
-        await asyncio.sleep(0.001)
-    await wire.say(*(Accepted(rid=one.rid) for one in wire.sent[seen:]))
-    return await task
-
-
-Scene = Callable[[AsyncEngineClient, Any], Awaitable[None]]
-
-
-def play(scene: Scene, tokenizer: Any = None, limits: BudgetLimits | None = None) -> None:
-    async def whole() -> None:
-        info = FakeEngineClient().info
-        client, wire = AsyncEngineClient(info, tokenizer or FakeTokenizer(), limits=limits), Wire()
-        client.attach(wire, info)  # type: ignore[arg-type]
-        await scene(client, wire)
-        client.detach("the test is over")
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
-
-
-def refused(status: int, code: str, *requests: GenerateRequest) -> None:
-    """The requests are refused together, and nothing of them has been built or sent."""
-
-    async def scene(client: AsyncEngineClient, wire: Any) -> None:
-        with pytest.raises(InvalidRequest) as caught:
-            await client.submit_all(requests)
-        assert (caught.value.status, caught.value.code) == (status, code), caught.value
-        assert json.dumps(caught.value.message)
-        assert wire.sent == []
-        assert not client._streams
-
-    play(scene)

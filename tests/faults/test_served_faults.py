@@ -111,6 +111,11 @@ def works(server: Served) -> None:
     assert answer.json()["meta_info"]["completion_tokens"] == SHORT["max_new_tokens"]
 
 
+def test_the_queue_is_bounded_where_the_config_does_not_say(shared: Served) -> None:
+    now = state(shared)
+    assert (now["max_queued_requests"], now["max_queued_tokens"]) == (2048, 16 * 16384)
+
+
 class Crowd:
     """Requests under way at once, each in a task that ends with (status, last event or body)."""
 

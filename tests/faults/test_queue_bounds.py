@@ -1,0 +1,104 @@
+"""The queue is bounded, by default too: what waits, what does not count as waiting, and what is never refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pegboard.core.client import LONG_IDS, AsyncEngineClient
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.messages import Accepted, Rejected, TokenizedBatch, TokenizedRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline import intake
+from pegboard.core.scheduler_process import MAX_QUEUED_FILLS, MAX_QUEUED_REQUESTS
+from pegboard.core.testing.fake_client import FakeEngineClient
+from tests.core.pipeline.harness import Harness
+from tests.faults.stage import play, submitted
+
+
+def request(rid: str, length: int) -> TokenizedRequest:
+    sampling = SamplingParams(max_new_tokens=2, temperature=0.0)
+    return TokenizedRequest(rid=rid, prompt=intake.pack_ids([1] * length), sampling=sampling)
+
+
+def batch(harness: Harness, name: str, count: int, length: int = 1) -> list[bool]:
+    """Whether each of a batch's requests is accepted; a refusal says that the queue is full."""
+    message = TokenizedBatch(requests=[request(f"{name}{i}", length) for i in range(count)])
+    replies = harness.scheduler.receive([message])
+    for one in replies:
+        if isinstance(one, Rejected):
+            assert (one.status, one.code) == (503, "queue_full")
+    return [isinstance(one, Accepted) for one in replies]
+
+
+def singles(harness: Harness, count: int, length: int = 1) -> int:
+    """How many of these, each alone, are accepted."""
+    return sum(sum(batch(harness, f"single{i}-", 1, length)) for i in range(count))
+
+
+def test_a_server_has_bounds_by_default() -> None:
+    """What it tells its scheduler; a served one's bounds are read in test_served_faults.py."""
+    harness = Harness(tokens=4096)
+    assert harness.scheduler.info()["max_queued_tokens"] is None
+    harness.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+    info = harness.scheduler.info()
+    assert (info["max_queued_requests"], info["max_queued_tokens"]) == (2048, 16 * 4096)
+    assert singles(harness, 100, length=1000) == 17 * 4096 // 1000
+
+
+def test_only_what_no_place_is_free_for_waits() -> None:
+    harness = Harness(max_running_requests=8, max_queued_requests=4)
+    assert singles(harness, 30) == 12
+    harness.run()
+    assert len(harness.outputs) == 12
+    assert singles(harness, 30) == 12
+
+
+@pytest.mark.parametrize(
+    ("bounds", "count", "length"),
+    [({"max_queued_requests": 4}, 64, 1), ({"max_queued_tokens": 100}, 64, 500)],
+    ids=["requests", "tokens"],
+)
+def test_a_batch_that_finds_nothing_waiting_is_taken_whole(bounds: dict[str, int], count: int, length: int) -> None:
+    """As large as it is: it would be refused at every later time too. Behind it the bounds hold."""
+    harness = Harness(max_running_requests=8, **bounds)
+    assert batch(harness, "first", 8, 100) == [True] * 8
+    assert batch(harness, "large", count, length) == [True] * count
+    assert batch(harness, "more", count, length) == [False] * count
+    assert singles(harness, 3) == 0
+    harness.run()
+    assert len(harness.outputs) == 8 + count
+    assert singles(harness, 3) == 3
+
+
+@pytest.mark.parametrize(("length", "beside"), [(LONG_IDS + 1, True), (LONG_IDS, False)])
+def test_long_lists_of_ids_are_prepared_beside_the_loop(
+    length: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    check, pack = intake.Intake._check_prompt, intake.pack_ids
+
+    def noted_check(self: intake.Intake, ids: Sequence[int]) -> None:
+        threads.append(threading.get_ident())
+        check(self, ids)
+
+    def noted_pack(ids: Sequence[int]) -> bytes:
+        threads.append(threading.get_ident())
+        return pack(ids)
+
+    monkeypatch.setattr(intake.Intake, "_check_prompt", noted_check)
+    monkeypatch.setattr(intake, "pack_ids", noted_pack)
+
+    async def scene(client: AsyncEngineClient, wire: Any) -> None:
+        prompt = [5] * length
+        answers = await submitted(client, wire, *[GenerateRequest(prompt=prompt, rid=f"r{i}") for i in range(3)])
+        # Once each for all three.
+        assert [one != threading.get_ident() for one in threads] == [beside] * 2
+        assert [len(one.prompt) for one in wire.sent] == [4 * length] * 3
+        await answers.aclose()
+
+    play(scene, info=dataclasses.replace(FakeEngineClient().info, max_context_len=2**17, max_total_tokens=2**17))

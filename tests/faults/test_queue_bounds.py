@@ -63,7 +63,7 @@ def test_only_what_no_place_is_free_for_waits() -> None:
     [({"max_queued_requests": 4}, 64, 1), ({"max_queued_tokens": 100}, 64, 500)],
     ids=["requests", "tokens"],
 )
-def test_a_batch_that_finds_nothing_waiting_is_taken_whole(bounds: dict[str, int], count: int, length: int) -> None:
+def test_a_batch_that_finds_nothing_waiting_is_taken_whole(bounds: dict[str, Any], count: int, length: int) -> None:
     """As large as it is: it would be refused at every later time too. Behind it the bounds hold."""
     harness = Harness(max_running_requests=8, **bounds)
     assert batch(harness, "first", 8, 100) == [True] * 8

@@ -126,6 +126,9 @@ def test_every_token_of_a_large_vocabulary_is_the_right_one(kind: str, vocab: in
 
 @pytest.mark.parametrize("kind", ["wide", "bf16", "steep", "few left"])
 def test_another_sampler_another_set_and_other_threads_draw_the_same(kind: str) -> None:
+    """But for a token upon the border of a filter, which rounding may put on either side: sums in float32 differ by
+    machine and by build of torch.
+    """
     vocab, count = 6007, 250
     logits = table(kind, count, vocab, seed=8)
     rows = parameters(count, vocab, seed=9)
@@ -133,7 +136,9 @@ def test_another_sampler_another_set_and_other_threads_draw_the_same(kind: str) 
     for name in SETS:
         for threads in (1, 3):
             tokens = draw(logits, rows, instructions=name, threads=threads)
-            assert tokens == torchs.tolist(), f"{name}, {threads} threads"
+            for index in (torch.tensor(tokens) != torchs).nonzero().flatten().tolist():
+                both = {tokens[index], int(torchs[index])}
+                assert both <= choices(logits[index].numpy(), rows[index]), f"{name}, {threads} threads, row {index}"
 
 
 def test_any_part_of_a_batch_in_any_order_draws_the_same() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -141,6 +142,39 @@ class TestLock:
                 assert other in entries, f"{name} needs {needed}"
                 (pin,) = entries[other][0].specifier
                 assert needed.specifier.contains(pin.version), f"{name} needs {needed}, locked {pin}"
+
+    @pytest.fixture
+    def flags(self) -> list[str]:
+        """What `make setup` installs the lock with."""
+        recipe = (ROOT / "Makefile").read_text("utf-8").partition("\n$(STAMP):")[2].partition("\n\n")[0]
+        (line,) = [one for one in recipe.splitlines() if "requirements.lock" in one and "$(PIP)" in one]
+        words = line.split()
+        assert words[:2] == ["@$(PIP)", "install"]
+        assert words[-2:] == ["-r", "requirements.lock"]
+        return words[2:-2]
+
+    def test_setup_holds_pip_to_it(self, flags: list[str], tmp_path: Path) -> None:
+        assert {"--require-hashes", "--no-deps"} <= set(flags)
+        wheel, lock = tmp_path / "locked-1.0-py3-none-any.whl", tmp_path / "requirements.lock"
+        about = {
+            "METADATA": "Metadata-Version: 2.1\nName: locked\nVersion: 1.0\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, text in about.items():
+                archive.writestr(f"locked-1.0.dist-info/{name}", text)
+        pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
+        right = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        for line, word in (
+            (f"locked==1.0 --hash=sha256:{right}", "Would install locked-1.0"),
+            (f"locked==1.0 --hash=sha256:{'0' * 64}", "DO NOT MATCH THE HASHES"),
+            ("locked==1.0", "Hashes are required"),
+        ):
+            lock.write_text(line)
+            done = subprocess.run([*pip, *flags, "-r", str(lock)], capture_output=True, text=True, check=False)
+            assert (done.returncode == 0) == (right in line), done.stderr
+            assert word in done.stdout + done.stderr
 
 
 @pytest.mark.full

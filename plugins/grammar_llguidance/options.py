@@ -18,7 +18,7 @@ class LLGuidanceOptions(Options):
 
     max_row_items: Annotated[int, Field(gt=0)] = 400
     """Most readings of an EBNF text that are kept at once, by rule and place of its beginning. An ambiguous grammar has
-    more with each token and costs their cube; its request fails with 400 there."""
+    more with each token, and masks take longer and longer; its request fails with 400 there."""
 
     lenient_schemas: bool = False
     """Take JSON schemas with keywords that cannot be enforced, as if these were not there. Off, they are refused."""

@@ -226,7 +226,8 @@ def settings(model: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[Engine]:
-    with Engine(compose(overrides=[*settings(model), "scheduler.max_queued_requests=3"], env={})) as engine:
+    bounds = ["scheduler.max_running_requests=4", "scheduler.max_queued_requests=3"]
+    with Engine(compose(overrides=[*settings(model), *bounds], env={})) as engine:
         yield engine
 
 
@@ -305,8 +306,10 @@ class TestRun:
         assert sorted(one["index"] for one in output.records) == [1, 3]
 
     def test_a_queue_that_is_full_is_waited_for(self, engine: Engine) -> None:
-        """max_queued_requests is 3: most of a window of 12 is refused at first."""
+        """4 run and 3 wait: the rest of a window of 12 is refused at first."""
+        before = engine.stats()["rejected"]
         output, run = self.go(engine, self.lines(*[3] * 12), window=12)
+        assert engine.stats()["rejected"] > before
         assert sorted(one["index"] for one in output.records) == list(range(12))
         assert run.totals.errors == 0
 

@@ -141,7 +141,8 @@ def test_a_wide_nucleus_that_is_missed_keeps_its_place_before_a_long_head(widths
     logits = torch.zeros(2, 20000)
     logits[1] = torch.randn(20000, generator=torch.Generator().manual_seed(1))
     for seed in range(60):
-        rows = [{"temperature": 1.0, "seed": seed, **row} for row in ({"top_p": 0.02}, {"top_k": 300})]
+        both = {"temperature": 1.0, "seed": seed}
+        rows = [{**both, "top_p": 0.02}, {**both, "top_k": 300}]
         alone = [sample(logits[[index]], [row])[0] for index, row in enumerate(rows)]
         widths.clear()
         assert sample(logits, rows) == alone

@@ -316,7 +316,8 @@ class AsyncEngineClient(EngineClient):
             if at:
                 await asyncio.sleep(0)
             prepared += prepare(requests[at : at + AT_ONCE], packed[at : at + AT_ONCE])
-        prepared = [_of_asker(ASKER.get(), one) for one in self.budget.fit(requests, prepared)]
+        prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
+        prepared = [_of_asker(ASKER.get(), one) for one in prepared]
         self._check_ready()
         self._check_ids(prepared)
         self.budget.charge(Demand.of(prepared, self._info.hidden_size))

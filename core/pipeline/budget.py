@@ -86,11 +86,15 @@ class Demand:
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
     @property
-    def bytes(self) -> int:
-        """Memory that they take beyond what is free."""
+    def whole_bytes(self) -> int:
+        """Memory that they take."""
         whole = self.answers * REQUEST_BYTES + self.prompt_tokens * PROMPT_BYTES
-        whole += self.entries * ENTRY_BYTES + self.numbers * NUMBER_BYTES + self.settings
-        return max(0, whole - FREE_BYTES)
+        return whole + self.entries * ENTRY_BYTES + self.numbers * NUMBER_BYTES + self.settings
+
+    @property
+    def bytes(self) -> int:
+        """What of it is beyond what is free."""
+        return max(0, self.whole_bytes - FREE_BYTES)
 
 
 @dataclass(eq=False, slots=True)
@@ -134,25 +138,24 @@ class Budget:
         self._charge(max(0, self.check_texts(texts) - FREE_BYTES), 0)
 
     def fit(
-        self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest]
+        self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest], hidden_size: int
     ) -> list[TokenizedRequest]:
-        """Shorten answers whose length the client has left open to what their log-probabilities may cost."""
-        unset = [
-            i
-            for i, one in enumerate(asked)
-            if isinstance(one, GenerateRequest) and one.sampling.max_new_tokens is None and one.logprobs is not None
-        ]
-        if not unset:
+        """Shorten answers whose length the client has left open, so that `charge` takes them: they share alike what the
+        rest leaves of `request_bytes`. Each keeps one token, whatever that costs.
+        """
+        prices = {
+            i: price
+            for i, (one, made) in enumerate(zip(asked, prepared, strict=True))
+            if isinstance(one, GenerateRequest)
+            and one.sampling.max_new_tokens is None
+            and (price := _token_bytes(made, hidden_size))
+        }
+        if not prices:
             return prepared
-        share = self.limits.request_bytes // (ENTRY_BYTES * len(unset))
-        for i in unset:
-            one = prepared[i]
-            room = one.sampling.max_new_tokens or 0
-            longest = min(room, max(1, share // _entries_per_token(one)))
-            least = min(one.sampling.min_new_tokens, longest)
-            sampling = msgspec.structs.replace(one.sampling, max_new_tokens=longest, min_new_tokens=least)
-            prepared[i] = msgspec.structs.replace(one, sampling=sampling)
-        return prepared
+        rest = Demand.of([_cut(one, 0) if i in prices else one for i, one in enumerate(prepared)], hidden_size)
+        left = self.limits.request_bytes + FREE_BYTES - rest.whole_bytes - sum(prices.values())
+        share = max(0, left) // len(prices)
+        return [_cut(one, 1 + share // prices[i]) if i in prices else one for i, one in enumerate(prepared)]
 
     def charge(self, demand: Demand) -> None:
         """Charge the HTTP request that is being served. Raises InvalidRequest: 400 for more than one request may have,
@@ -190,6 +193,21 @@ class Budget:
 
 def _entries_per_token(request: TokenizedRequest) -> int:
     return 1 + (request.logprobs or 0) + len(request.token_ids_logprob)
+
+
+def _token_bytes(request: TokenizedRequest, hidden_size: int) -> int:
+    """What another token of this answer costs."""
+    entries = 0 if request.logprobs is None else _entries_per_token(request)
+    return entries * ENTRY_BYTES + (hidden_size * NUMBER_BYTES if request.return_hidden_states else 0)
+
+
+def _cut(request: TokenizedRequest, longest: int) -> TokenizedRequest:
+    """The request with an answer of so many tokens at most."""
+    sampling = request.sampling
+    longest = min(longest, sampling.max_new_tokens or 0)
+    least = min(sampling.min_new_tokens, longest)
+    sampling = msgspec.structs.replace(sampling, max_new_tokens=longest, min_new_tokens=least)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def _settings_bytes(request: TokenizedRequest, known: dict[int, int]) -> int:

@@ -24,7 +24,15 @@ from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.budget import BILL, Bill, BudgetLimits
+from pegboard.core.pipeline.budget import (
+    BILL,
+    ENTRY_BYTES,
+    FREE_BYTES,
+    PROMPT_BYTES,
+    REQUEST_BYTES,
+    Bill,
+    BudgetLimits,
+)
 from pegboard.core.pipeline.outputs import OutputState, merge
 from pegboard.core.testing.fake_client import FakeTokenizer
 from pegboard.core.toolkit.answer_stream import AnswerWriter, _Direct
@@ -375,7 +383,8 @@ def test_an_open_length_is_cut_to_what_log_probabilities_may_cost() -> None:
     async def scene(client: AsyncEngineClient, wire: Any) -> None:
         asked = GenerateRequest(prompt="Hi", rid="r", logprobs=20, sampling=SamplingParams(max_new_tokens=None))
         answers = await submitted(client, wire, asked)
-        assert wire.sent[0].sampling.max_new_tokens == 2**20 // (320 * 21)
+        left = 2**20 + FREE_BYTES - REQUEST_BYTES - 2 * PROMPT_BYTES
+        assert wire.sent[0].sampling.max_new_tokens == left // (21 * ENTRY_BYTES)
         await answers.aclose()
 
     play(scene, limits=BudgetLimits(request_bytes=2**20))

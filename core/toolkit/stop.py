@@ -5,36 +5,42 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from pegboard.core.toolkit.stop_regex import Program, RegexMatcher, compile_stops
 
 
-def _failure_table(pattern: str) -> array[int]:
-    """Per prefix length n >= 1: the longest proper prefix of the pattern that is also a suffix of its first n chars."""
-    table = array("I", bytes(4 * (len(pattern) + 1)))
-    length = 0
-    for n in range(2, len(pattern) + 1):
-        while length and pattern[n - 1] != pattern[length]:
-            length = table[length]
-        if pattern[n - 1] == pattern[length]:
-            length += 1
-        table[n] = length
+def _learn(pattern: str, table: array[int], n: int) -> None:
+    """Write down, for the first n >= 2 characters of the pattern, the longest proper prefix that is also a suffix.
+
+    Tables are filled as far as a text has matched: a pattern costs nothing until it begins. What is written depends on
+    nothing else, so threads and answers may share a table.
+    """
+    length = table[n - 1]
+    while length and pattern[n - 1] != pattern[length]:
+        length = table[length]
+    table[n] = length + 1 if pattern[n - 1] == pattern[length] else length
+
+
+def _unknown(pattern: str) -> array[int]:
+    table = array("i", b"\xff" * (4 * (len(pattern) + 1)))
+    table[0] = table[1] = 0
     return table
 
 
 class Stops:
-    """Stop strings and expressions, compiled. Immutable: all answers that have the same ones share it (`compiled`).
+    """Stop strings and expressions, compiled. All answers that have the same ones share it (`compiled`).
 
     `strings` are sorted, longest first, so that of two that end at the same character the longer one is met first.
     """
 
-    __slots__ = ("firsts", "patterns", "program", "strings", "tables")
+    __slots__ = ("__weakref__", "firsts", "patterns", "program", "strings", "tables")
 
     def __init__(self, strings: Sequence[str], patterns: Sequence[str]) -> None:
         if not all(strings):
             raise ValueError("a stop string must not be empty")
         self.strings = tuple(sorted(dict.fromkeys(strings), key=len, reverse=True))
-        self.tables = tuple(_failure_table(stop) for stop in self.strings)
+        self.tables = tuple(map(_unknown, self.strings))
         self.firsts = frozenset(stop[0] for stop in self.strings)
         self.patterns = tuple(patterns)
         self.program: Program | None = compile_stops(self.patterns) if patterns else None
@@ -45,12 +51,19 @@ class Stops:
         return len(self.strings) + (0 if self.program is None else len(self.program.ops))
 
 
+_in_use: WeakValueDictionary[tuple[tuple[str, ...], tuple[str, ...]], Stops] = WeakValueDictionary()
+
+
 @lru_cache(maxsize=64)
 def compiled(strings: tuple[str, ...], patterns: tuple[str, ...]) -> Stops:
-    """The compiled form of these, made once however many answers have them. Raises ValueError for an empty stop string
-    and StopRegexError, which is one, for an expression that cannot be used.
+    """The compiled form of these, made once however many answers have them: it is found as long as one of them is in
+    use, and some that were used last besides. Raises ValueError for an empty stop string and StopRegexError, which is
+    one, for an expression that cannot be used.
     """
-    return Stops(strings, patterns)
+    found = _in_use.get((strings, patterns))
+    if found is None:
+        found = _in_use[strings, patterns] = Stops(strings, patterns)
+    return found
 
 
 class StopPrefixes:
@@ -87,6 +100,8 @@ class StopPrefixes:
                     state = table[state]
                 if stop[state] == char:
                     state += 1
+                    if table[state] < 0:
+                        _learn(stop, table, state)
                     if state == len(stop):
                         state = table[state]
             states[i] = state
@@ -102,6 +117,8 @@ class StopPrefixes:
                 state = table[state]
             if stop[state] == char:
                 state += 1
+                if table[state] < 0:
+                    _learn(stop, table, state)
                 if state == len(stop):
                     found = found or stop
                     state = table[state]

@@ -99,6 +99,7 @@ class Program:
         self.args: list[Any] = []
         self._tests: list[Callable[[str], bool]] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
+        self._repeated: dict[tuple[Any, int, int], int] = {}
         self._passed: dict[str, bytes] = {}
         self._folded = 0
         self.entries: list[int] = []
@@ -130,6 +131,7 @@ class Program:
             if _may_be_empty(parsed):
                 raise StopRegexError("it matches the empty text, so it would end every output at once")
             self.entries.append(len(self.ops))
+            self._repeated.clear()
             self._sequence(parsed, parsed.state.flags)
             self._emit(_MATCH, number)
         except StopRegexError as error:
@@ -152,7 +154,11 @@ class Program:
             elif op is _constants.AT:
                 self._emit(_AT, _condition(av, flags))
             else:
-                self._emit(_CHAR, self._test(op, av, flags))
+                # A class within a repeat comes again and again: it is the same object, and costly to spell out.
+                same = (op, id(av), flags)
+                if same not in self._repeated:
+                    self._repeated[same] = self._test(op, av, flags)
+                self._emit(_CHAR, self._repeated[same])
 
     def _branch(self, branches: Sequence[Any], flags: int) -> None:
         ends = []

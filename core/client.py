@@ -41,6 +41,7 @@ from pegboard.core.logs import quoted
 from pegboard.core.pipeline.budget import Budget, Demand
 from pegboard.core.pipeline.intake import Intake
 from pegboard.core.pipeline.outputs import OutputState, finish_embedding, merge
+from pegboard.core.pipeline.stops import compiled_stops
 from pegboard.core.redact import redact
 from pegboard.core.toolkit.encoding import check_length, encode_all
 
@@ -58,8 +59,6 @@ LONG_IDS = 16 * 1024
 """Token ids from which on a prompt is checked and packed in a thread, so that others' tokens keep flowing."""
 AT_ONCE = 64
 """Requests that are prepared between two turns of the loop."""
-LONG_STOPS = 1024
-"""The same of characters of stop strings; expressions always are."""
 PING = 0
 """The call id of signs of life; nobody waits for their answers."""
 
@@ -256,8 +255,8 @@ class AsyncEngineClient(EngineClient):
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         """Sent as one message, so that the scheduler can run them in one batch."""
-        await self._compile_stops(requests)
-        return list[OutputStream](await self._submit(requests, self._intake.prepare_all))
+        async with compiled_stops(requests, self._intake, self.budget):
+            return list[OutputStream](await self._submit(requests, self._intake.prepare_all))
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         streams = await self._submit(requests, self._intake.prepare_embeds)
@@ -274,13 +273,6 @@ class AsyncEngineClient(EngineClient):
         self.budget.charge_texts(texts)
         found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
         return [found[text, add_special_tokens] for text in texts]
-
-    async def _compile_stops(self, requests: Sequence[GenerateRequest]) -> None:
-        """Compile long stops and expressions beside the loop; what is prepared then finds them compiled."""
-        several = {(one.sampling.stop, one.sampling.stop_regex): one.sampling for one in requests}
-        for (strings, patterns), sampling in several.items():
-            if patterns or sum(map(len, strings)) > LONG_STOPS:
-                await asyncio.to_thread(self._intake.check_collections, sampling)
 
     async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
         """The prompt of each request as it travels; equal ones are made once."""

@@ -17,7 +17,7 @@ import msgspec
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.toolkit.stop import compiled
+from pegboard.core.toolkit.stop import Stops, compiled
 
 ENTRY_BYTES = 320
 """One log-probability: numbers in a tuple as it arrives, the object it becomes in an answer, and its JSON."""
@@ -39,6 +39,9 @@ FREE_BYTES = 256 * 1024
 """What every HTTP request has for free."""
 FREE_STEPS = 16
 """What every answer has for free."""
+CHARS_PER_STEP = 16
+"""Characters of stop expressions that cost one step more, once for all answers that have them: each process compiles
+them, and a long one may have few states. A state takes about 1 microsecond, so many characters up to 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,10 @@ class Demand:
 
     @classmethod
     def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
-        """Count; nothing is built but automata, which equal stops share."""
+        """Count. Nothing is built but the automata of stops, where nobody has compiled them before."""
         prompts = entries = numbers = steps = settings = 0
         known: dict[int, int] = {}
+        met: set[Stops] = set()
         for one in requests:
             length, longest = len(one.prompt) // 4, one.sampling.max_new_tokens or 0
             prompts += length
@@ -81,7 +85,9 @@ class Demand:
             if one.embed:
                 numbers += hidden_size
             if one.sampling.stop or one.sampling.stop_regex:
-                steps += max(0, compiled(one.sampling.stop, one.sampling.stop_regex).steps - FREE_STEPS)
+                stops = compiled(one.sampling.stop, one.sampling.stop_regex)
+                steps += stop_steps(stops, first=stops not in met)
+                met.add(stops)
             settings += _settings_bytes(one, known)
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
@@ -166,10 +172,17 @@ class Budget:
             what = f"this asks for about {size / 2**20:,.0f} MiB ({_told(demand)}), more than the "
             what += f"{limits.request_bytes / 2**20:,.0f} MiB"
             raise _too_costly(what, "request_bytes", "logprobs" if demand.entries else None)
-        if steps > limits.request_steps:
-            what = f"the stop strings and expressions of {demand.answers} answers take {steps} steps per character, "
-            raise _too_costly(f"{what}more than the {limits.request_steps}", "request_steps", "stop")
+        self.check_steps(steps)
         self._charge(size, steps)
+
+    def check_steps(self, steps: int) -> None:
+        """Raise InvalidRequest (400) for stops that take more steps than those of one request may. Nothing is charged;
+        from any thread.
+        """
+        most = self.limits.request_steps
+        if steps > most:
+            what = f"the stop strings and expressions of all answers take {steps:,} steps per character or more, "
+            raise _too_costly(f"{what}which is above the {most:,}", "request_steps", "stop")
 
     def _charge(self, size: int, steps: int) -> None:
         limits, bill = self.limits, BILL.get()
@@ -189,6 +202,12 @@ class Budget:
             self.steps -= steps
 
         bill.refunds.append(refund)
+
+
+def stop_steps(stops: Stops, *, first: bool = False) -> int:
+    """What the stops of one answer are charged; `first` for one of the answers that share them."""
+    compiling = sum(map(len, stops.patterns)) // CHARS_PER_STEP if first else 0
+    return max(0, stops.steps + compiling - FREE_STEPS)
 
 
 def _entries_per_token(request: TokenizedRequest) -> int:
@@ -221,7 +240,7 @@ def _settings_bytes(request: TokenizedRequest, known: dict[int, int]) -> int:
     for values in (sampling.extra, request.params):
         if values:
             if id(values) not in known:
-                known[id(values)] = len(repr(values))
+                known[id(values)] = len(msgspec.json.encode(values))
             size += CHAR_BYTES * known[id(values)]
     return size
 

@@ -180,8 +180,8 @@ class Intake:
             )
 
     def check_collections(self, sampling: SamplingParams) -> None:
-        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. Stops
-        are compiled on the way.
+        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. Stop
+        expressions are compiled on the way.
         """
         for name in ("stop_token_ids", "logit_bias"):
             if len(getattr(sampling, name)) > MAX_TOKEN_IDS:

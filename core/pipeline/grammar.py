@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from pegboard.core.interfaces.batch import TokenMask
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import CompiledGrammar
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.logs import quoted
@@ -19,7 +20,7 @@ from pegboard.core.logs import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
+    from pegboard.core.interfaces.grammar import Grammar, GrammarMatcher
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
@@ -31,26 +32,51 @@ KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
 @dataclass(slots=True, weakref_slot=True)
 class Account:
     """Computing time of the matchers of one owner's requests with one grammar, for as long as there are any, and the
-    tokens that they went on by. Several answers to one prompt share it.
+    tokens that they went on by. Several answers to one prompt share it, and without keys so do strangers: `requests`
+    are those that are here now.
     """
 
     seconds: float = 0.0
     tokens: int = 0
+    requests: int = 0
+
+
+class Prepared(CompiledGrammar):
+    """A compiled grammar with what is the same for all its outputs: `row` and `free` are how they may begin, as in
+    GrammarState. `worst` is the most computing time, in seconds, that going on by a token has taken so far; None where
+    no output has.
+    """
+
+    def __init__(self, compiled: CompiledGrammar, row: NDArray[np.int32], *, free: bool) -> None:
+        self._compiled = compiled
+        self.row = row
+        self.free = free
+        self.worst: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self._compiled.size_bytes + self.row.nbytes
+
+    def matcher(self) -> GrammarMatcher:
+        return self._compiled.matcher()
 
 
 @dataclass(slots=True)
 class GrammarState:
     """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
     `free` any may. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
-    its matcher took last.
+    its matcher took last, None before it has gone on by a token; `seconds` and `tokens` are its part of the account.
     """
 
     matcher: GrammarMatcher
     row: NDArray[np.int32]
     ends: NDArray[np.int32]
     account: Account
+    grammar: Prepared
     free: bool = False
-    cost: float = 0.0
+    cost: float | None = None
+    seconds: float = 0.0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -71,27 +97,28 @@ class Grammars:
     def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._words = -(-vocab_size // 32)
         self._ends = _bits(eos_ids, self._words)
-        self._firsts: WeakKeyDictionary[CompiledGrammar, tuple[NDArray[np.int32], bool]] = WeakKeyDictionary()
         self._accounts: WeakValueDictionary[tuple[str, Grammar | None], Account] = WeakValueDictionary()
 
-    def prepare(self, compiled: CompiledGrammar) -> None:
+    def prepare(self, compiled: CompiledGrammar) -> Prepared:
         """Find out how outputs may begin: the same for all of them, and done once. May be called in any thread."""
         row = np.zeros(self._words, np.int32)
         free = not compiled.matcher().fill(row[None], 0)
-        self._firsts[compiled] = (row, free)
+        return Prepared(compiled, row, free=free)
 
     def begin(self, req: Req, compiled: CompiledGrammar) -> None:
         """Raises what the backend's code raises."""
-        if compiled not in self._firsts:
-            self.prepare(compiled)
-        first, free = self._firsts[compiled]
+        grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
         account = self._accounts.setdefault((req.owner, req.sampling.grammar), Account())
-        state = GrammarState(compiled.matcher(), first.copy(), self._ends, account, free)
+        state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
         _allow_ends(req, state)
+        account.requests += 1
         _PLACE.of(req).state = state
 
     def forget(self, req: Req) -> None:
         """Nothing is kept of the request any more."""
+        state = state_of(req)
+        if state is not None:
+            state.account.requests -= 1
         _PLACE.clear(req)
 
 

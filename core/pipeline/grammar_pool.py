@@ -57,8 +57,8 @@ class _Seat:
 class GrammarPool:
     """Compiles grammars off the loop. Processes start when the first grammar comes, and again after one was killed.
 
-    Never blocks but in `close`. The result is loaded in the pool's threads as well, and `prepare` is called with it
-    there: the loop only takes it.
+    Never blocks but in `close`. The result is loaded in the pool's threads as well, and what `prepare` makes of
+    it there is what futures have: the loop only takes it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GrammarPool:
         start: Start,
         backend: GrammarBackend,
         limits: PoolLimits,
-        prepare: Callable[[CompiledGrammar], object] | None = None,
+        prepare: Callable[[CompiledGrammar], CompiledGrammar] | None = None,
     ) -> None:
         self._start = start
         self._backend = backend
@@ -164,9 +164,7 @@ class GrammarPool:
         if reply.status:
             raise InvalidRequest(reply.error, param=reply.param, code=reply.code, status=reply.status)
         compiled = self._backend.load(grammar, reply.compiled)
-        if self._prepare is not None:
-            self._prepare(compiled)
-        return compiled
+        return compiled if self._prepare is None else self._prepare(compiled)
 
     def _ask_twice(self, job: GrammarJob, seat: _Seat) -> Reply:
         """The worker's reply; where one is lost by accident, that of a fresh one."""

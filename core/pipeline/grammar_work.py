@@ -2,7 +2,12 @@
 
 Between two steps matchers have so many seconds together. A request whose matcher would take more than is left sits out:
 it is in no batch until a thread beside the loop has found out what may come next in its output. So an expensive grammar
-slows down itself. What is measured is the computing time of a thread, which does not depend on who else is busy.
+slows down itself. What a matcher takes is what it took last; the first time it is the most that its grammar has ever
+taken, and with a new grammar, of which nothing is known, the request sits out. One that takes long in the loop all the
+same, against its habit, is paid back: its owner's requests sit out for many times as long.
+
+What is measured is the computing time of a thread, which does not depend on who else is busy. But the loop also waits
+for the interpreter, which the thread beside it has meanwhile, and the others wait with it: the clock bounds that.
 """
 
 from __future__ import annotations
@@ -18,7 +23,14 @@ from pegboard.core.pipeline.grammar import advance, failure_of, look_ahead, stat
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.grammar import Account, GrammarState
+    from pegboard.core.pipeline.grammar import GrammarState
+
+PAY_BACK = 20.0
+"""A matcher that took longer in the loop than a step has makes its owner's requests sit out for so many times as long:
+one owner's surprises stop the others for a twentieth of the time at most.
+"""
+WAIT_SHARE = 3.0
+"""By the clock, the matchers of a step may take so many times the computing time that they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,9 @@ class GrammarWork:
     def __init__(self, limits: WorkLimits | None = None) -> None:
         self._limits = limits or WorkLimits()
         self._left = self._limits.step_seconds
+        self._wait_left = self._limits.step_seconds * WAIT_SHARE
+        self._debts: dict[str, float] = {}
+        """Until when the requests of these owners sit out."""
         self._changed = threading.Condition()
         self._waiting: list[_Turn] = []
         self._done: list[_Turn] = []
@@ -58,23 +73,37 @@ class GrammarWork:
     def begin_step(self) -> None:
         """The matchers of the next step have all of its time."""
         self._left = self._limits.step_seconds
+        self._wait_left = self._left * WAIT_SHARE
 
     def has_room(self, req: Req) -> bool:
-        """Whether the request's matcher may go on now, by what it took last time. Otherwise it sits out."""
+        """Whether the request's matcher may go on now, by what it is known to take. Otherwise it sits out."""
         state = state_of(req)
-        return state is None or state.cost < self._left
+        if state is None:
+            return True
+        cost = state.grammar.worst if state.cost is None else state.cost
+        if cost is None or cost >= self._left or self._wait_left <= 0:
+            return False
+        return not (self._debts and self._in_debt(req.owner))
 
-    def took(self, req: Req, since: float, tokens: int) -> FinishReason | None:
-        """The request's matcher has gone on by `tokens` since `time.thread_time` was `since`; why the request ends, if
-        that was too much.
+    def now(self) -> tuple[float, float]:
+        """The computing time of this thread, and the clock."""
+        return time.thread_time(), time.monotonic()
+
+    def took(self, req: Req, since: tuple[float, float], tokens: int) -> FinishReason | None:
+        """The request's matcher has gone on by `tokens` since it was `since` (see `now`); why the request ends, if that
+        was too much.
         """
         state = state_of(req)
         if state is None:
             return None
-        seconds = time.thread_time() - since
+        computing, clock = self.now()
+        seconds = computing - since[0]
         self._left -= seconds
-        state.cost = seconds
-        return self._charge(req, state.account, seconds, tokens)
+        self._wait_left -= clock - since[1]
+        over = seconds - self._limits.step_seconds
+        if over > 0:
+            self._debts[req.owner] = max(self._debts.get(req.owner, 0.0), clock) + PAY_BACK * over
+        return self._charge(req, state, seconds, tokens)
 
     def sit_out(self, req: Req, token: int) -> None:
         """Go on by the token in the thread; `take_done` tells when that is done."""
@@ -104,9 +133,20 @@ class GrammarWork:
         if self._thread is not None:
             self._thread.join()
 
-    def _charge(self, req: Req, account: Account, seconds: float, tokens: int) -> FinishReason | None:
-        account.seconds += seconds
-        account.tokens += tokens
+    def _in_debt(self, owner: str) -> bool:
+        now = time.monotonic()
+        self._debts = {one: until for one, until in self._debts.items() if until > now}
+        return owner in self._debts
+
+    def _charge(self, req: Req, state: GrammarState, seconds: float, tokens: int) -> FinishReason | None:
+        account, grammar = state.account, state.grammar
+        with self._changed:
+            state.cost = seconds
+            grammar.worst = max(seconds, grammar.worst or 0.0)
+            state.seconds += seconds
+            state.tokens += tokens
+            account.seconds += seconds
+            account.tokens += tokens
         if account.seconds <= self._limits.seconds + account.tokens * self._limits.token_seconds:
             return None
         text = (
@@ -121,9 +161,8 @@ class GrammarWork:
         while (turn := self._next()) is not None:
             since = time.thread_time()
             turn.reason = _go_on(turn)
-            seconds = time.thread_time() - since
-            turn.state.cost = seconds
-            turn.reason = turn.reason or self._charge(turn.req, turn.state.account, seconds, 1)
+            charged = self._charge(turn.req, turn.state, time.thread_time() - since, 1)
+            turn.reason = turn.reason or charged
             with self._changed:
                 self._done.append(turn)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -206,7 +205,7 @@ class ResultStage:
 
     def _follow(self, req: Req, state: GrammarState, token: int) -> FinishReason | None:
         """Go on in the request's grammar by the token and those that it forces; why the request ends, if it does."""
-        since = time.thread_time()
+        since = self.work.now()
         before = req.output_len
         reason = self._advance(req, state, token)
         if reason is None:

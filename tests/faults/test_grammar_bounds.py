@@ -12,7 +12,7 @@ import pytest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar_work import GrammarWork, WorkLimits
+from pegboard.core.pipeline.grammar_work import PAY_BACK, GrammarWork, WorkLimits
 from pegboard.core.testing.admission_gate import ManualClock
 from pegboard.core.testing.grammar_fakes import ScriptedGrammar, ScriptedMatcher
 from tests.core.pipeline.harness import EOS, Harness, oracle
@@ -39,11 +39,13 @@ class Matcher(ScriptedMatcher):
         if self.taken and self._drill.held:
             self._drill.entered.set()
             assert self._drill.go.wait(PATIENCE)
-        if self.taken and self._drill.spin:
+        in_loop = threading.current_thread() is threading.main_thread()
+        if self.taken and self._drill.spins(len(self.taken)):
             end = time.thread_time() + self._drill.spin
             while time.thread_time() < end:
                 pass
-        self._drill.in_loop += bool(self.taken) and threading.current_thread() is threading.main_thread()
+            self._drill.spun_in_loop += in_loop
+        self._drill.in_loop += bool(self.taken) and in_loop
         return super().fill(mask, row)
 
 
@@ -53,9 +55,14 @@ class Drill:
     def __init__(self) -> None:
         self.held = False
         self.spin = 0.0
-        self.in_loop = 0
-        """Masks that were found in the loop's thread, but for first ones."""
+        """Seconds that each mask takes but for first ones, or only the one behind `spin_at` tokens."""
+        self.spin_at = 0
+        self.in_loop = self.spun_in_loop = 0
+        """Masks that were found in the loop's thread, but for first ones; and those of them that took long."""
         self.go, self.entered = threading.Event(), threading.Event()
+
+    def spins(self, taken: int) -> bool:
+        return self.spin > 0 and self.spin_at in (0, taken)
 
 
 class DrillGrammar(ScriptedGrammar):
@@ -76,7 +83,7 @@ class DrillGate(Gate):
         found = super()._settle(grammar)
         word, _, rest = grammar.source.partition(" ")
         if word == "drill" and isinstance(found, CompiledGrammar):
-            found = DrillGrammar([int(token) for token in rest.split()], self.drill)
+            found = self._grammars.prepare(DrillGrammar([int(token) for token in rest.split()], self.drill))
             self.cache.put(grammar, found)
         return found
 
@@ -209,6 +216,56 @@ def test_a_step_has_so_much_time_for_all_matchers(make: Callable[..., Harness], 
     assert [made.tokens(f"r{i}") for i in range(8)] == [tokens_of(i, 12) for i in range(8)]
     assert made.scheduler.counters.grammar_waits > 8
     assert 0 < max(in_loop) <= 3, "the time is over behind the third"
+
+
+class TestTheFirstTime:
+    """What a matcher is going to take is not known before it has gone on by a token."""
+
+    def test_a_new_grammar_never_holds_up_the_loop(self, make: Callable[..., Harness], drill: Drill) -> None:
+        """Each is slow from its second token on. One after the other, so that none knows of another."""
+        made = make(WorkLimits(step_seconds=0.01))
+        drill.spin = 0.05
+        for i in range(6):
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens_of(i, 3)))
+            run(made)
+        assert [made.tokens(f"r{i}") for i in range(6)] == [tokens_of(i, 3) for i in range(6)]
+        assert drill.in_loop == 0
+
+    def test_one_that_is_known_to_be_cheap_never_sits_out(self, make: Callable[..., Harness]) -> None:
+        made = make(WorkLimits(step_seconds=5))
+        for i in range(6):
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens_of(1, 12)))
+            run(made)
+        assert made.scheduler.counters.grammar_waits == 1, "the very first time"
+
+    @pytest.mark.parametrize("at_once", [False, True])
+    def test_surprises_are_paid_back(self, make: Callable[..., Harness], drill: Drill, at_once: bool) -> None:
+        """Cheap at first, so that each begins in the loop, and slow at its fourth token; each grammar is a new one."""
+        made = make(WorkLimits(step_seconds=0.01))
+        drill.spin, drill.spin_at = 0.1, 4
+        began = time.monotonic()
+        for i in range(8):
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens_of(i, 8)), owner="a")
+            if not at_once:
+                run(made)
+        run(made)
+        took = time.monotonic() - began
+        assert [made.tokens(f"r{i}") for i in range(8)] == [tokens_of(i, 8) for i in range(8)]
+        assert drill.spun_in_loop <= 1 + took / (PAY_BACK * 0.09), "each keeps the loop free for twenty times as long"
+
+    def test_one_owners_surprises_are_not_anothers(self, make: Callable[..., Harness], drill: Drill) -> None:
+        made = make(WorkLimits(step_seconds=0.5))
+        for owner in ("a", "b"):
+            made.submit(f"warm {owner}", [1], 40, sampling=drilled([9, 10]), owner=owner)
+        run(made)
+        before = made.scheduler.counters.grammar_waits
+        made.scheduler.results.work._debts["a"] = time.monotonic() + PATIENCE
+        made.submit("yours", [2], 40, sampling=drilled([9, 10]), owner="b")
+        run(made)
+        assert made.scheduler.counters.grammar_waits == before
+        made.submit("mine", [1], 40, sampling=drilled([9, 10]), owner="a")
+        run(made)
+        assert made.scheduler.counters.grammar_waits == before + 2
 
 
 class TestAccounts:

@@ -82,7 +82,8 @@ class PrefillAdder:
     twice.
 
     `running` are requests that decode, `chunk_size` bounds the tokens of this prefill when chunking is on,
-    `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join.
+    `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join. `apart` are
+    requests that hold memory and decode again soon: their growth counts as well.
 
     Others are reckoned with at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
     end, so for one of those the whole course of memory is played through (`_survives`).
@@ -98,6 +99,7 @@ class PrefillAdder:
         chunk_size: int | None,
         decode_tokens: int,
         max_new_rows: int,
+        apart: Sequence[Req] = (),
     ) -> None:
         self.items: list[PrefillItem] = []
         self._memory = memory
@@ -113,6 +115,8 @@ class PrefillAdder:
         self._ratio = ratio.current
         self._running = running
         self._reserved += running.growth(ratio.current, ratio.clip)
+        self._apart = apart
+        self._reserved += sum(map(self._share, apart))
 
     @property
     def rem_total(self) -> int:
@@ -223,7 +227,7 @@ class PrefillAdder:
         and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
         its own memory is free again.
         """
-        items = [item.req for item in self.items]
+        items = [*self._apart, *(item.req for item in self.items)]
         stay = np.fromiter((id(one) not in gone for one in self._running.reqs), np.bool_, len(self._running))
         staying = [one for one, stays in zip(self._running.reqs, stay.tolist(), strict=True) if stays]
         ratios = [1.0 if one.sampling.ignore_eos else self._ratio for one in (*staying, *items)]

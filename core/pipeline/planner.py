@@ -227,6 +227,7 @@ class Planner:
             decode_tokens=int((running.left > 0).sum()) if mixed else 0,
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
+            apart=[*self.ahead, *self.holding] if self.ahead or self.sitting else (),
         )
         was_chunked = self.chunked
         if was_chunked is not None and not adder.add_chunked(was_chunked):

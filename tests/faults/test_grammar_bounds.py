@@ -200,6 +200,26 @@ def test_one_that_sits_out_gives_way(
     assert [made.tokens(rid) for rid in prompts] == [[5, 6, 8]] * 4
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_memory_that_they_grow_into_is_not_given_away(
+    make: Callable[..., Harness], drill: Drill, ignore_eos: bool
+) -> None:
+    """Otherwise those who do not sit out would be retracted for it, and be silent for as long as it is short."""
+    made = make(ALL_SIT_OUT, tokens=96, page_size=4, new_token_ratio=1.0)
+    made.scheduler.planner.clock = ManualClock()  # nothing sits out for so long that it gives way
+    drill.held = True
+    for i in range(2):
+        made.submit(f"slow{i}", [1, 2, i], 28, sampling=drilled(tokens_of(i, 28)))
+    run(made, lambda: len(made.scheduler.planner.sitting) == 2)
+    for i in range(6):
+        made.submit(f"free{i}", [3, i], 20, sampling={"ignore_eos": ignore_eos})
+    run(made, lambda: len(made.outputs) >= 2)
+    drill.go.set()
+    run(made)
+    assert [made.tokens(f"slow{i}") for i in range(2)] == [tokens_of(i, 28) for i in range(2)]
+    assert made.scheduler.counters.retractions == 0
+
+
 def test_a_step_has_so_much_time_for_all_matchers(make: Callable[..., Harness], drill: Drill) -> None:
     """Matchers of 4 ms each, in steps that have 10: only some go on in the loop, and what they took counts."""
     made = make(WorkLimits(step_seconds=0.01))

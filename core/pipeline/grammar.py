@@ -136,7 +136,7 @@ def advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
         if not state.matcher.accept(token):
             raise RuntimeError(f"the token {token} was sampled, which the grammar does not allow here")
         return FinishReason(FinishType.STOP) if state.matcher.terminated else None
-    except Exception as error:
+    except BaseException as error:
         return failure_of(req, error)
 
 
@@ -145,7 +145,7 @@ def look_ahead(req: Req, state: GrammarState) -> FinishReason | None:
     try:
         state.free = not state.matcher.fill(state.row[None], 0)
         _allow_ends(req, state)
-    except Exception as error:
+    except BaseException as error:
         return failure_of(req, error)
     return None
 
@@ -156,7 +156,8 @@ def forced(req: Req, state: GrammarState) -> list[int]:
         return []
     try:
         return [int(token) for token in state.matcher.forced()]
-    except Exception as error:
+    except BaseException as error:
+        _let_through(error)
         logger.error("the grammar of %s failed to say what it forces", quoted(req.name), exc_info=error)
         return []
 
@@ -170,14 +171,23 @@ def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
     return TokenMask(rows, np.stack([state.row for _, state in found]))
 
 
-def failure_of(req: Req, error: Exception) -> FinishReason:
-    """How a request ends in whose grammar the backend's code has raised."""
+def failure_of(req: Req, error: BaseException) -> FinishReason:
+    """How a request ends in whose grammar the backend's code has raised. Libraries in Rust panic with what is no
+    Exception.
+    """
+    _let_through(error)
     if isinstance(error, InvalidRequest):
         status, code = error.status, error.code
     else:
         logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
         status, code = 500, "grammar_failed"
     return FinishReason(FinishType.ABORT, message=f"the grammar failed: {error}", status=status, code=code)
+
+
+def _let_through(error: BaseException) -> None:
+    """Raise what the program is to end by."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
 
 
 def _allow_ends(req: Req, state: GrammarState) -> None:

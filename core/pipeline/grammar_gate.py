@@ -206,7 +206,7 @@ class GrammarGate(AdmissionGate):
     def _open(self, req: Req, compiled: CompiledGrammar) -> Verdict:
         try:
             self._grammars.begin(req, compiled)
-        except Exception as error:
+        except BaseException as error:
             reason = failure_of(req, error)
             return Verdict.failed(reason.message, status=reason.status, code=reason.code)
         return OPEN

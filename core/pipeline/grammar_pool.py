@@ -99,12 +99,13 @@ class GrammarPool:
         job.future.add_done_callback(self._done)
         useful = self._queue.put(job)
         with self._lock:
-            if self._closed:
-                job.future.cancel()
-            elif len(self._threads) < min(useful, self._limits.workers):
+            closed = self._closed
+            if not closed and len(self._threads) < min(useful, self._limits.workers):
                 name = f"grammar-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
                 self._threads[-1].start()
+        if closed:
+            job.future.cancel()  # calls `_done`, which wants the lock
         return job.future
 
     def close(self) -> None:
@@ -141,6 +142,10 @@ class GrammarPool:
                 continue
             except Exception as error:
                 result = error
+            except BaseException as error:
+                # Libraries in Rust panic with what is no Exception. Neither this thread nor the loop must end by it.
+                logger.exception("loading a compiled grammar failed")
+                result = RuntimeError(f"{type(error).__name__}: {error}")
             self._queue.done(job)
             # Cancelled meanwhile: it is not wanted any more.
             with contextlib.suppress(InvalidStateError):

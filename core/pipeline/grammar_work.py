@@ -160,9 +160,13 @@ class GrammarWork:
     def _run(self) -> None:
         while (turn := self._next()) is not None:
             since = time.thread_time()
-            turn.reason = _go_on(turn)
-            charged = self._charge(turn.req, turn.state, time.thread_time() - since, 1)
-            turn.reason = turn.reason or charged
+            try:
+                turn.reason = _go_on(turn)
+                charged = self._charge(turn.req, turn.state, time.thread_time() - since, 1)
+                turn.reason = turn.reason or charged
+            except BaseException as error:
+                # This thread must not end, whatever a library does: all who sit out wait for it.
+                turn.reason = failure_of(turn.req, RuntimeError(f"{type(error).__name__}: {error}"))
             with self._changed:
                 self._done.append(turn)
 

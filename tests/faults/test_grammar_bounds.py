@@ -28,6 +28,10 @@ PATIENCE = 30.0
 ALL_SIT_OUT = WorkLimits(step_seconds=0)
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
 class Matcher(ScriptedMatcher):
     """Its masks cost as much as a test lets them: from the second token on each waits for `go`."""
 
@@ -39,6 +43,9 @@ class Matcher(ScriptedMatcher):
         if self.taken and self._drill.held:
             self._drill.entered.set()
             assert self._drill.go.wait(PATIENCE)
+        if self.taken and self._drill.panics:
+            self._drill.panics -= 1
+            raise Panic("as asked")
         in_loop = threading.current_thread() is threading.main_thread()
         if self.taken and self._drill.spins(len(self.taken)):
             end = time.thread_time() + self._drill.spin
@@ -54,6 +61,8 @@ class Drill:
 
     def __init__(self) -> None:
         self.held = False
+        self.panics = 0
+        """So many masks raise what is no Exception."""
         self.spin = 0.0
         """Seconds that each mask takes but for first ones, or only the one behind `spin_at` tokens."""
         self.spin_at = 0
@@ -236,6 +245,21 @@ def test_a_step_has_so_much_time_for_all_matchers(make: Callable[..., Harness], 
     assert [made.tokens(f"r{i}") for i in range(8)] == [tokens_of(i, 12) for i in range(8)]
     assert made.scheduler.counters.grammar_waits > 8
     assert 0 < max(in_loop) <= 3, "the time is over behind the third"
+
+
+@pytest.mark.parametrize("limits", [ALL_SIT_OUT, WorkLimits(step_seconds=5)], ids=["in the thread", "in the loop"])
+def test_a_panic_is_one_requests_affair(make: Callable[..., Harness], drill: Drill, limits: WorkLimits) -> None:
+    made = make(limits)
+    made.submit("warm", [1], 40, sampling=drilled([5, 6, 8]))
+    run(made)
+    drill.panics = 1
+    made.submit("a", [2], 40, sampling=drilled([5, 6, 8]))
+    run(made)
+    made.submit("b", [3], 40, sampling=drilled([5, 6, 8]))
+    run(made)
+    reason = made.finish("a")
+    assert (reason["type"], reason["status"], reason["code"]) == ("abort", 500, "grammar_failed")
+    assert made.tokens("b") == [5, 6, 8]
 
 
 class TestTheFirstTime:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +39,9 @@ class Pools:
         self._directory = directory
         self.made: list[GrammarPool] = []
 
-    def __call__(self, *, factory: str = "", memory: int = 256 * 2**20, **limits: float) -> GrammarPool:
+    def __call__(
+        self, *, factory: str = "", memory: int = 256 * 2**20, prepare: Any = None, **limits: float
+    ) -> GrammarPool:
         ctx = scripted_context(self._directory)
         start = Start(
             factory=factory or "pegboard.core.testing.grammar_fakes:ScriptedBackend",
@@ -48,7 +52,8 @@ class Pools:
             eos_token_ids=[EOS],
             memory=memory,
         )
-        pool = GrammarPool(start, ScriptedBackend(NoOptions(), ctx), PoolLimits(**limits))  # type: ignore[arg-type]
+        made = PoolLimits(**limits)  # type: ignore[arg-type]
+        pool = GrammarPool(start, ScriptedBackend(NoOptions(), ctx), made, prepare)
         self.made.append(pool)
         return pool
 
@@ -197,6 +202,34 @@ def test_closing_ends_a_compilation_under_way(pools: Pools) -> None:
     assert all(gone(pid) for pid in pids)
     assert all(one.done() for one in [running, *waiting])
     pool.close()
+
+
+def test_a_panic_while_loading_fails_one_grammar(pools: Pools) -> None:
+    class Panic(BaseException):
+        """As libraries in Rust raise it."""
+
+    def prepare(compiled: ScriptedGrammar) -> ScriptedGrammar:
+        if compiled.tokens == (9,):
+            raise Panic("as asked")
+        return compiled
+
+    pool = pools(workers=1, prepare=prepare)
+    error = pool.submit(script("tokens 9")).exception(PATIENCE)
+    assert isinstance(error, RuntimeError)
+    assert "Panic: as asked" in str(error)
+    assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
+    assert (pool.open, pool._queue._running) == (0, 0)
+
+
+def test_a_closed_pool_takes_nothing(pools: Pools) -> None:
+    pool = pools(workers=1)
+    pool.close()
+    futures: list[Future[CompiledGrammar]] = []
+    thread = threading.Thread(target=lambda: futures.append(pool.submit(script("tokens 5"))), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert [one.cancelled() for one in futures] == [True]
+    assert pool.open == 0
 
 
 def test_a_worker_that_was_killed_from_outside_is_replaced(pools: Pools) -> None:

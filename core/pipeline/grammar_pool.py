@@ -79,7 +79,7 @@ class GrammarPool:
         self._open = 0
         self._closed = False
         self.killed = 0
-        """Workers that were killed or have died, since the start."""
+        """Workers that were lost, have crashed or took too long, since the start."""
 
     @property
     def full(self) -> bool:
@@ -190,12 +190,13 @@ class GrammarPool:
             if seconds >= self._limits.first_slice and self._queue.gives_way(job):
                 raise _GivesWay
 
-        worker = self._worker_of(seat)
         try:
-            return worker.compile(job.grammar, self._limits.compile_timeout, look)
-        except BaseException:
+            return self._worker_of(seat).compile(job.grammar, self._limits.compile_timeout, look)
+        except BaseException as error:
             self._end(seat)
-            self.killed += 1
+            with self._lock:
+                # One whose job gave way or is not wanted any more was as good as any.
+                self.killed += isinstance(error, (HelperLost, WorkerFailed)) and not self._closed
             raise
 
     def _worker_of(self, seat: _Seat) -> GrammarProcess:

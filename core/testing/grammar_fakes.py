@@ -23,8 +23,9 @@ EOS = 2
 class ScriptedBackend(GrammarBackend):
     """A `regex` is a script. ``tokens 5 6`` is a grammar of just these tokens; the others are drills while compiling:
     ``die`` (the process crashes), ``hang``, ``hang in C`` (holding the interpreter), ``eat`` (memory), ``raise``,
-    ``refuse`` and ``print``; ``slow 0.5`` waits before it is a grammar of the token 5, ``broken`` cannot be loaded,
-    ``trap fill`` compiles but raises from its matchers, and ``trap hang-fill`` hangs in them.
+    ``refuse`` and ``print``; ``slow 0.5`` waits before it is a grammar of the token 5 (``slow 0.5 /tmp/begun`` writes
+    the process's id there first), ``broken`` cannot be loaded, ``trap fill`` compiles but raises from its matchers, and
+    ``trap hang-fill`` hangs in them.
     """
 
     def compile(self, grammar: Grammar) -> bytes:
@@ -48,7 +49,11 @@ class ScriptedBackend(GrammarBackend):
             print("a library that talks on standard output")  # noqa: T201
             os.write(1, b"\0" * 64)
         elif word == "slow":
-            time.sleep(float(rest))
+            seconds, _, begun = rest.partition(" ")
+            if begun:
+                with Path(begun).open("a", encoding="ascii") as file:
+                    file.write(f"{os.getpid()}\n")
+            time.sleep(float(seconds))
         return grammar.source.encode()
 
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:

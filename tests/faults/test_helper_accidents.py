@@ -26,12 +26,14 @@ from pegboard.core.pipeline.grammar_pool import GrammarPool, PoolLimits
 from pegboard.core.testing.admission_gate import ManualClock, gated_request
 from pegboard.core.testing.grammar_fakes import EOS, ScriptedBackend, scripted_context
 from pegboard.core.toolkit.chat_prompt import ChatPrompt
+from pegboard.core.toolkit.helper_process import computed
 from pegboard.core.toolkit.rendering import RenderPool
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 PATIENCE = 60.0
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+LONG = "{% for i in range(5000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}b"
 ACCIDENTS = [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
 
 
@@ -44,23 +46,28 @@ def until(true: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"in vain: {what}")
 
 
-def strike(pids: Callable[[], Sequence[int]], number: int, times: int, done: Callable[[], bool]) -> None:
-    """Send a signal to as many helpers, one after the other, each while it is at work."""
+def strike(at_work: Callable[[], Sequence[int]], number: int, times: int) -> None:
+    """Send a signal to as many helpers, one after the other, each once it is at work."""
     seen: set[int] = set()
     for _ in range(times):
-        (pid,) = until(lambda: [pid for pid in pids() if pid not in seen], "a helper that was not struck yet")
+        pid = until(lambda: next((pid for pid in at_work() if pid not in seen), None), "a helper at work")
         seen.add(pid)
-        until(lambda pid=pid: _computed(pid) > 0.02, "a helper at work")  # type: ignore[misc]
-        assert not done()
         os.kill(pid, number)
 
 
-def _computed(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def spent(pid: int) -> float:
+    """Computing time of a process."""
+    return computed(pid) or 0.0
 
 
 class TestGrammars:
+    @pytest.fixture
+    def slow(self, tmp_path: Path) -> tuple[Grammar, Callable[[], list[int]]]:
+        """A grammar that takes a while, and the workers that have begun to compile it."""
+        begun = tmp_path / "begun"
+        begun.touch()
+        return Grammar("regex", f"slow 1 {begun}"), lambda: [int(line) for line in begun.read_text().splitlines()]
+
     @pytest.fixture
     def pool(self, tmp_path: Path) -> Iterator[GrammarPool]:
         ctx = scripted_context(tmp_path)
@@ -78,27 +85,40 @@ class TestGrammars:
         pool.close()
 
     @pytest.mark.parametrize("number", ACCIDENTS)
-    def test_one_accident_costs_time_only(self, pool: GrammarPool, number: int) -> None:
-        future = pool.submit(Grammar("regex", "slow 1.5"))
-        strike(pool.pids, number, 1, future.done)
+    def test_one_accident_costs_time_only(self, pool: GrammarPool, slow: Any, number: int) -> None:
+        grammar, at_work = slow
+        future = pool.submit(grammar)
+        strike(at_work, number, 1)
         assert future.result(PATIENCE).size_bytes
-        assert pool.killed <= 1
+        assert pool.killed == 1
+        assert len(at_work()) == 2
 
     @pytest.mark.parametrize("number", ACCIDENTS)
-    def test_two_are_the_servers_fault_and_not_remembered(self, pool: GrammarPool, number: int) -> None:
+    def test_nor_does_one_while_a_worker_starts(self, pool: GrammarPool, slow: Any, number: int) -> None:
+        grammar, at_work = slow
+        future = pool.submit(grammar)
+        strike(pool.pids, number, 1)
+        assert future.result(PATIENCE).size_bytes
+        assert pool.killed == 1
+        assert len(at_work()) == 1
+
+    @pytest.mark.parametrize("number", ACCIDENTS)
+    def test_two_are_the_servers_fault_and_not_remembered(self, pool: GrammarPool, slow: Any, number: int) -> None:
+        grammar, at_work = slow
         gate = GrammarGate(
             GrammarGate.make_options(),
             AdmissionGateContext(ManualClock()),
             pool=pool,
             grammars=Grammars(320, frozenset({EOS})),
         )
-        sampling = SamplingParams(max_new_tokens=4, grammar=Grammar("regex", "slow 1.5"))
+        sampling = SamplingParams(max_new_tokens=4, grammar=grammar)
         req = gated_request(rid="a", sampling=sampling)
         assert gate.enter(req).state.value == "blocked"
-        strike(pool.pids, number, 2, lambda: pool.open == 0)
+        strike(at_work, number, 2)
         verdict = until(lambda: gate.poll([req]), "a verdict")["a"]
         assert (verdict.status, verdict.code) == (503, "grammar_worker_lost")
         assert len(gate.cache) == 0
+        assert pool.killed == 2
         again = gated_request(rid="b", sampling=sampling)
         assert gate.enter(again).state.value == "blocked"
         assert until(lambda: gate.poll([again]), "a verdict")["b"].state.value == "open"
@@ -132,10 +152,24 @@ class TestTemplates:
         os.kill(self.pids(pool)[0], number)
         assert self.text(pool.submit(ChatPrompt(source="b", messages=[]))) == "b"
 
+    def test_one_while_it_renders_costs_time_only(self, pool: RenderPool) -> None:
+        assert self.text(pool.submit(ChatPrompt(source="a", messages=[]))) == "a"
+        (pid,) = self.pids(pool)
+        ready = spent(pid)
+        future = pool.submit(ChatPrompt(source=LONG, messages=[]))
+        until(lambda: spent(pid) > ready + 0.1, "a helper that renders")
+        assert not future.done()
+        os.kill(pid, signal.SIGKILL)
+        assert self.text(future) == "b"
+        assert self.pids(pool) != [pid]
+
     @pytest.mark.parametrize("number", ACCIDENTS)
     def test_two_are_the_servers_fault(self, pool: RenderPool, number: int) -> None:
+        assert self.text(pool.submit(ChatPrompt(source="a", messages=[]))) == "a"
+        ready = spent(self.pids(pool)[0])
         future = pool.submit(ChatPrompt(source=ENDLESS, messages=[]))
-        strike(lambda: self.pids(pool), number, 2, future.done)
+        # By then each is through with its imports.
+        strike(lambda: [pid for pid in self.pids(pool) if spent(pid) > 2 * ready + 0.2], number, 2)
         error = future.exception(PATIENCE)
         assert isinstance(error, InvalidRequest)
         assert (error.status, error.code) == (503, "template_helper_lost")

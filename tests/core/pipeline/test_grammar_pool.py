@@ -10,13 +10,23 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.core.grammar_worker import Start
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.arrivals import new_req
+from pegboard.core.pipeline.grammar import Grammars
+from pegboard.core.pipeline.grammar_gate import GrammarGate
 from pegboard.core.pipeline.grammar_pool import GrammarPool, PoolLimits
+from pegboard.core.pipeline.grammar_queue import GrammarJob
+from pegboard.core.pipeline.intake import pack_ids
+from pegboard.core.testing.admission_gate import ManualClock
 from pegboard.core.testing.grammar_fakes import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
 
 PATIENCE = 60.0
@@ -221,6 +231,19 @@ def test_a_panic_while_loading_fails_one_grammar(pools: Pools) -> None:
     assert (pool.open, pool._queue._running) == (0, 0)
 
 
+def test_grammars_queue_under_the_key_of_their_client(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pools(workers=1)
+    queued: list[GrammarJob] = []
+    monkeypatch.setattr(pool._queue, "put", lambda job: queued.append(job) or 0)
+    grammars = Grammars(320, frozenset({EOS}))
+    gate = GrammarGate(GrammarGate.make_options(), AdmissionGateContext(ManualClock()), pool=pool, grammars=grammars)
+    for owner in ("a", "b"):
+        sampling = SamplingParams(max_new_tokens=4, grammar=script(f"tokens 5 {owner}"))
+        message = TokenizedRequest(rid=owner, prompt=pack_ids([1]), sampling=sampling, owner=owner)
+        gate.enter(new_req(message, frozenset({EOS}), np.random.default_rng(0), 0.0))
+    assert [job.owner for job in queued] == ["a", "b"]
+
+
 def test_a_closed_pool_takes_nothing(pools: Pools) -> None:
     pool = pools(workers=1)
     pool.close()
@@ -255,14 +278,19 @@ def test_slow_grammars_do_not_hold_up_a_quick_one(pools: Pools) -> None:
     assert not any(one.done() for one in slow)
 
 
-def test_one_that_gave_way_is_compiled_in_the_end(pools: Pools) -> None:
+def test_one_that_gave_way_is_compiled_in_the_end(pools: Pools, tmp_path: Path) -> None:
     pool = pools(workers=1, compile_timeout=30, first_slice=0.1)
-    slow = pool.submit(script("slow 1"))
-    while not pool.pids():
+    begun = tmp_path / "begun"
+    begun.touch()
+    slow = pool.submit(script(f"slow 1 {begun}"))
+    deadline = time.monotonic() + PATIENCE
+    while not begun.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.3)
     assert pool.submit(script("tokens 5")).result(PATIENCE).size_bytes
     assert slow.result(PATIENCE).size_bytes
+    first, second = begun.read_text().split()
+    assert first != second, "it gave way, and began again in another worker"
+    assert pool.killed == 0, "the first was as good as any"
 
 
 def test_one_that_is_not_wanted_any_more_leaves_its_worker(pools: Pools) -> None:
@@ -280,3 +308,4 @@ def test_one_that_is_not_wanted_any_more_leaves_its_worker(pools: Pools) -> None
     assert endless.cancel()
     assert pool.submit(script("tokens 7")).result(PATIENCE).size_bytes
     assert gone(before)
+    assert pool.killed == 0

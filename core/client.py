@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pegboard.core.asker import ASKER
+from pegboard.core.body_room import GIVE_BODY_ROOM
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -271,6 +272,7 @@ class AsyncEngineClient(EngineClient):
         for text in texts:
             check_length(text, self._info.max_context_len)
         self.budget.charge_texts(texts)
+        GIVE_BODY_ROOM.get()()
         found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
         return [found[text, add_special_tokens] for text in texts]
 
@@ -313,6 +315,7 @@ class AsyncEngineClient(EngineClient):
         self._check_ready()
         self._check_ids(prepared)
         self.budget.charge(Demand.of(prepared, self._info.hidden_size))
+        GIVE_BODY_ROOM.get()()
         streams = [_Stream(self, one, self._tokenizer) for one in prepared]
         self._streams.update((stream.wire_id, stream) for stream in streams)
         for one in prepared:

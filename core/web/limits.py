@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.body_room import GIVE_BODY_ROOM
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import PARSE_TURN, SMALL_BODY
 from pegboard.core.toolkit.json_weight import JsonWeight
-from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns, budget_full
+from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns
 from pegboard.core.web.front import write_error
 from pegboard.core.web.memory import MemoryReturn
 
@@ -40,7 +40,8 @@ class BodyLimit:
     """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives, and those
     with more values than a parser should make. Lets no more arrive than there is room for in the budget of all.
 
-    Small bodies need no room: whatever large ones are under way, they get through.
+    Small bodies need no room: whatever large ones are under way, they get through. A large one holds its room until the
+    engine has taken the request over: what is parsed lives on while it is prepared.
     """
 
     def __init__(self, app: ASGIApp, routes: Routes, bounds: BodyBounds) -> None:
@@ -66,12 +67,18 @@ class BodyLimit:
             return
         scope.setdefault("extensions", {})[PARSE_TURN] = self._turns.turn
         arriving = _Arriving(receive, most, self._bounds.values, self._budget)
+
+        def give() -> None:
+            if arriving.share.held:
+                self._memory.soon()
+            self._budget.give(arriving.share)
+
+        token = GIVE_BODY_ROOM.set(give)
         try:
             await self._app(scope, arriving.receive, send)
         finally:
-            if arriving.share.held:
-                self._budget.give(arriving.share)
-                self._memory.soon()
+            GIVE_BODY_ROOM.reset(token)
+            give()
 
 
 class _Arriving:
@@ -88,11 +95,8 @@ class _Arriving:
 
     async def receive(self) -> Message:
         """The next message. Raises InvalidRequest where a bound is passed."""
-        try:
-            async with asyncio.timeout_at(self.share.deadline):
-                message = await self._receive()
-        except TimeoutError:
-            raise budget_full() from None
+        async with self.share.in_time():
+            message = await self._receive()
         body = message.get("body", b"")
         if body:
             await self._add(body)

@@ -6,6 +6,7 @@ The budget and the weight by themselves: tests/core/web/test_body_budget.py, tes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import socket
@@ -232,20 +233,42 @@ def announce(server: Server, path: str, size: int, sent: int) -> socket.socket:
     return connection
 
 
-def test_bodies_that_never_end_leave_room_for_others(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def narrow(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Room for a megabyte of bodies."""
+    directory = tmp_path_factory.mktemp("narrow")
+    with running(model, directory, max_body_bytes=LARGEST, max_bodies_bytes=MIB) as one:
+        yield one.started()
+        assert "Traceback" not in one.log, one.log
+
+
+def test_bodies_that_never_end_leave_room_for_others(narrow: Server) -> None:
     """They have filled the room together; small bodies need none, and a large one at a time goes beyond."""
-    with running(model, tmp_path, max_body_bytes=LARGEST, max_bodies_bytes=MIB) as server:
-        server.started()
-        before = memory(server)
-        endless = [announce(server, "/generate", LARGEST, 500_000) for _ in range(2)]
-        more = [announce(server, "/generate", LARGEST, 40_000) for _ in range(20)]
-        assert server.generate(sampling_params={"max_new_tokens": 1}).status_code == 200
-        large = {"input_ids": [5] * 90_000, "x" * 500_000: 1, "sampling_params": {"max_new_tokens": 1}}
-        answers = send_all(server, "/generate", json.dumps(large).encode())
-        assert [one.status_code for one in answers] == [200] * SENDERS
-        assert memory(server) < before + 40 * MIB
-        for connection in [*endless, *more]:
-            connection.close()
+    before = memory(narrow)
+    endless = [announce(narrow, "/generate", LARGEST, 500_000) for _ in range(2)]
+    more = [announce(narrow, "/generate", LARGEST, 40_000) for _ in range(20)]
+    assert narrow.generate(sampling_params={"max_new_tokens": 1}).status_code == 200
+    large = {"input_ids": [5] * 90_000, "x" * 500_000: 1, "sampling_params": {"max_new_tokens": 1}}
+    answers = send_all(narrow, "/generate", json.dumps(large).encode())
+    assert [one.status_code for one in answers] == [200] * SENDERS
+    assert memory(narrow) < before + 40 * MIB
+    for connection in [*endless, *more]:
+        connection.close()
+
+
+def test_bodies_hold_no_room_while_their_answers_are_made(narrow: Server) -> None:
+    """Each takes more than all may, since one character makes its text four times as large. Before, the second one was
+    refused after 10 s, because the first one was still being answered.
+    """
+    body = json.dumps(
+        {"text": "hi", "x": "a" * 300_000 + "😀", "stream": True, "sampling_params": {"max_new_tokens": 50_000}},
+        ensure_ascii=False,
+    ).encode()
+    with contextlib.ExitStack() as stack:
+        answers = [stack.enter_context(narrow.client.stream("POST", "/generate", content=body)) for _ in range(4)]
+        assert [one.status_code for one in answers] == [200] * 4
+        for one in answers:
+            assert next(one.iter_lines()).startswith("data: {")
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------

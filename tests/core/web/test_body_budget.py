@@ -100,6 +100,63 @@ def test_without_room_in_time_it_is_refused_and_harms_nobody() -> None:
     run(scene)
 
 
+def test_stalled_bodies_lose_their_room_once_others_wait() -> None:
+    """Before, they kept it for as long as a request may take to arrive, 120 s."""
+
+    async def scene() -> None:
+        budget, late = BodyBudget(100, NEVER, SOON), BodyShare()
+        stalled, arrived = [BodyShare() for _ in range(3)], BodyShare()
+        ended = []
+
+        async def stall(share: BodyShare) -> None:
+            try:
+                async with share.in_time():
+                    await asyncio.Event().wait()
+            except InvalidRequest as error:
+                ended.append((error.status, error.code))
+            budget.give(share)
+
+        await budget.take(arrived, 40)
+        budget.arrived(arrived)
+        for share in stalled:
+            await budget.take(share, 30)
+        tasks = [asyncio.ensure_future(stall(share)) for share in stalled]
+        await asyncio.sleep(2 * SOON)
+        assert [share.deadline for share in stalled[:2]] == [None, None], "nothing waits for their room"
+        await budget.take(late, 30)
+        await asyncio.gather(*tasks)
+        assert set(ended) == {(408, "too_slow")}
+        assert arrived.deadline is None, "it waits for us"
+        assert budget.held == 70
+
+    run(scene)
+
+
+def test_time_in_which_a_body_waits_for_room_is_not_its_own() -> None:
+    async def scene() -> None:
+        budget, full, slow, last = BodyBudget(100, NEVER, 100.0), BodyShare(), BodyShare(), BodyShare()
+        await budget.take(slow, 10)
+        await budget.take(full, 90)
+        await budget.take(BodyShare(), 1)
+        began = slow.began
+        waiting = asyncio.ensure_future(budget.take(slow, 10))
+        await asyncio.sleep(SOON)
+        assert slow.deadline == began + 100
+        budget.give(full)
+        await waiting
+        assert slow.deadline is None, "nothing waits any more"
+        assert slow.began >= began + SOON
+        more = asyncio.ensure_future(budget.take(last, 90))
+        await asyncio.sleep(0)
+        assert slow.deadline == slow.began + 100
+        more.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert slow.deadline is None
+
+    run(scene)
+
+
 def test_turns_are_taken_one_by_one_with_pauses() -> None:
     async def scene() -> None:
         turns, busy, order = ParseTurns(), 0, list[str]()

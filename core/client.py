@@ -276,6 +276,9 @@ class AsyncEngineClient(EngineClient):
         found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
         return [found[text, add_special_tokens] for text in texts]
 
+    def charge(self, size: int) -> None:
+        self.budget.charge_answer(size)
+
     async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
         """The prompt of each request as it travels; equal ones are made once."""
         for one in requests:

@@ -210,6 +210,12 @@ class EngineClient(abc.ABC):
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+    def charge(self, size: int) -> None:
+        """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call
+        it before the answer is made, where no other method here makes it. Raises InvalidRequest: 400 for more than one
+        request may have, 503 where others have it just now.
+        """
+
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         """Embeddings of prompts, in order; all of them, or InvalidRequest. Being cancelled aborts them."""
         raise InvalidRequest("this engine makes no embeddings", code="no_embeddings")

@@ -143,6 +143,14 @@ class Budget:
         """Charge texts whose tokens are the answer. Raises InvalidRequest as `charge` does."""
         self._charge(max(0, self.check_texts(texts) - FREE_BYTES), 0)
 
+    def charge_answer(self, size: int) -> None:
+        """Charge an answer that the engine has no part in. Raises InvalidRequest as `charge` does."""
+        most = self.limits.request_bytes
+        if size > most:
+            what = f"the answer would take about {size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB"
+            raise _too_costly(what, "request_bytes", None)
+        self._charge(max(0, size - FREE_BYTES), 0)
+
     def fit(
         self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest], hidden_size: int
     ) -> list[TokenizedRequest]:

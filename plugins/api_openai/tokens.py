@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import MAX_REQUESTS
-from pegboard.core.toolkit.http import RequestModel, json_response, parse_body, until_disconnect
+from pegboard.core.toolkit.http import RequestModel, built_response, parse_body, until_disconnect
 from pegboard.core.toolkit.rendering import render_chat
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Surface, documented
 
+T = TypeVar("T")
+Ids = Sequence[Sequence[int]]
+
 LONG = 16 * 1024
-"""Characters or tokens from which on the work is done in a thread."""
+"""Tokens from which on the work is done in a thread."""
+ID_BYTES = 8
+"""One token id of an answer."""
+STRING_BYTES = 32
+"""One token's text of an answer, where equal ones are one object."""
+LETTER_BYTES = 8
+"""One letter of a token in an answer that has the text twice."""
 
 
 class TokenizeBody(RequestModel):
@@ -66,18 +78,20 @@ class Tokens:
         if len(texts) > MAX_REQUESTS:
             raise InvalidRequest(f"at most {MAX_REQUESTS} texts, got {len(texts)}", param="prompt")
         found = await self._surface.client.tokenize(texts, add_special_tokens=special)
-        spelled: list[list[str]] = []
-        if body.return_token_strs:
-            spelled = [[self._surface.texts.text(token) for token in ids] for ids in found]
-        many = isinstance(body.prompt, list)
-        return json_response(
-            {
+        many, spell = isinstance(body.prompt, list), body.return_token_strs
+        size = sum(map(len, found))
+        self._surface.client.charge(size * (ID_BYTES + STRING_BYTES * spell))
+
+        def answer() -> dict[str, Any]:
+            spelled = self._spelled(found) if spell else None
+            return {
                 "tokens": found if many else found[0],
                 "count": [len(ids) for ids in found] if many else len(found[0]),
                 "max_model_len": self._surface.client.info.max_context_len,
-                "token_strs": None if not body.return_token_strs else spelled if many else spelled[0],
+                "token_strs": spelled if many or spelled is None else spelled[0],
             }
-        )
+
+        return await built_response(answer, large=size > LONG)
 
     async def detokenize(self, request: Request) -> Response:
         body = await parse_body(request, DetokenizeBody)
@@ -85,20 +99,43 @@ class Tokens:
         given: Any = body.tokens
         many = bool(given) and isinstance(given[0], list)
         lists: list[list[int]] = given if many else [given]
-        size = self._surface.client.info.vocab_size
-        for ids in lists:
-            for token in ids:
-                if not 0 <= token < size:
-                    raise InvalidRequest(
-                        f"tokens: {token} is no token id of this model (0 to {size - 1})", param="tokens"
-                    )
+        self._check_sizes(lists)
+        long = sum(map(len, lists)) > LONG
+        letters = await _maybe_threaded(long, lambda: self._letters(lists))
+        self._surface.client.charge(letters * LETTER_BYTES)
         decode = self._surface.client.tokenizer.decode
-        texts = await _maybe_threaded(
-            sum(map(len, lists)), lambda: [decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
-        )
-        text = texts if many else texts[0]
-        # vLLM's name for it, and SGLang's.
-        return json_response({"prompt": text, "text": text})
+
+        def answer() -> dict[str, Any]:
+            texts = [decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+            text = texts if many else texts[0]
+            # vLLM's name for it, and SGLang's.
+            return {"prompt": text, "text": text}
+
+        return await built_response(answer, large=long)
+
+    def _check_sizes(self, lists: Ids) -> None:
+        """Raise InvalidRequest for more lists, or longer ones, than a request could have as prompts."""
+        if len(lists) > MAX_REQUESTS:
+            raise InvalidRequest(f"tokens: at most {MAX_REQUESTS} lists, got {len(lists)}", param="tokens")
+        most, longest = self._surface.client.info.max_context_len, max(map(len, lists))
+        if longest > most:
+            message = f"tokens: {longest} ids, but the context of this model has {most}; send them in parts"
+            raise InvalidRequest(message, param="tokens", code="context_length_exceeded")
+
+    def _letters(self, lists: Ids) -> int:
+        """Most letters that the text of these ids has. Raises InvalidRequest for what is no id."""
+        size, spelling = self._surface.client.info.vocab_size, self._surface.client.tokenizer.id_to_token
+        counts = Counter(chain.from_iterable(lists))
+        for token in counts:
+            if not 0 <= token < size:
+                message = f"tokens: {token} is no token id of this model (0 to {size - 1})"
+                raise InvalidRequest(message, param="tokens")
+        # Some decoders put a space before each.
+        return sum(number * (1 + len(spelling(token) or "")) for token, number in counts.items())
+
+    def _spelled(self, found: Ids) -> list[list[str]]:
+        texts = {token: self._surface.texts.text(token) for token in set(chain.from_iterable(found))}
+        return [[texts[token] for token in ids] for ids in found]
 
     async def _texts(self, request: Request, body: TokenizeBody) -> list[str]:
         if (body.prompt is None) == (body.messages is None):
@@ -121,8 +158,8 @@ class Tokens:
         return [await until_disconnect(request, render)]
 
 
-async def _maybe_threaded(size: int, work: Any) -> Any:
-    return await asyncio.to_thread(work) if size > LONG else work()
+async def _maybe_threaded(threaded: bool, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if threaded else work()
 
 
 class Tokenized(BaseModel):

@@ -280,6 +280,10 @@ def _tokenize(sizes: Sizes) -> Body:
     return {"prompt": texts(sizes.get("prompt", 1), sizes.get("characters", 8)), "return_token_strs": True}
 
 
+def _detokenize(sizes: Sizes) -> Body:
+    return {"tokens": ids(sizes.get("lists", 1), sizes.get("ids", 1))}
+
+
 _CHAT_SIZES = {"messages": 40_000, "characters": _LETTERS, "tools": 128, "tool_characters": 500_000, "schema": 60_000}
 _SCORED = {"query": _LETTERS, "characters": _LETTERS, "params": 60 * 1024}
 
@@ -342,6 +346,7 @@ ROUTES = {
         {"prompt": 100_000, "characters": _LETTERS, "messages": 40_000, "tools": 128, "tool_characters": 500_000},
         _tokenize,
     ),
+    "detokenize": Route("/detokenize", {"lists": 1024, "ids": CONTEXT}, _detokenize),
     "messages": Route("/v1/messages", {**_CHAT_SIZES, "system": _LETTERS, **SAMPLING}, _anthropic_messages),
     "count_tokens": Route(
         "/v1/messages/count_tokens",

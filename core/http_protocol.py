@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -52,8 +52,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _refusal: InvalidRequest | None = None
     _unread_timer: asyncio.TimerHandle | None = None
-    _unread = 0.0
-    """Bytes of answers that the client had not read when it was last looked at; infinite where it has gone on since."""
+    _read = 0
+    """Bytes of answers that had left for the client when it was last looked at."""
+    _counted: _CountingTransport
 
     def __init__(
         self,
@@ -71,7 +72,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- connections ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
+        self._counted = _CountingTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._counted))
         self._place.end = self._make_room
         if self._place.spare:
             self.loop.call_later(SPARE_SECONDS, transport.close)
@@ -132,25 +134,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch_reader()
 
-    def resume_writing(self) -> None:
-        self._unread = float("inf")
-        super().resume_writing()
-
     def timeout_keep_alive_handler(self) -> None:
         self._watch_reader()
         super().timeout_keep_alive_handler()
 
     def _watch_reader(self) -> None:
         if self._unread_timer is None:
-            self._unread = self.transport.get_write_buffer_size()
+            self._read = self._counted.left
             self._unread_timer = self.loop.call_later(self._request_timeout, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
         self._unread_timer = None
-        left = self.transport.get_write_buffer_size()
-        if left >= self._unread:
+        if not self.transport.get_write_buffer_size():
+            return
+        if self._counted.left <= self._read:
             self.transport.abort()
-        elif left:
+        else:
             self._watch_reader()
 
     # ---- what the parser finds ------------------------------------------------------------------------------------
@@ -221,9 +220,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle is not None and cycle.response_complete:
             cycle.scope.pop("extensions", None)
-        if not self.pipeline:
+        pipelined = bool(self.pipeline)
+        if not pipelined:
             self._place.is_idle()
         super().on_response_complete()
+        if pipelined and not self.pipeline and self._begun and not self._in_head:
+            # The next one begins only now, and its body has not arrived.
+            self._place.is_slow()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -257,6 +260,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             lines += [name + b": " + value for name, value in response.raw_headers]
             self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self.transport.close()
+
+
+class _CountingTransport:
+    """A transport that knows how much was written to it. Where its buffer is no smaller than before, only this tells a
+    client that reads slowly from one that reads nothing.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._write = transport.write
+        self.written = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that are no longer in the buffer."""
+        return self.written - self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        self._write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._transport, name)
+        setattr(self, name, found)
+        return found
 
 
 class _BodyWriter:

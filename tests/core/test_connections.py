@@ -163,17 +163,54 @@ def test_answers_that_nobody_reads_are_cut_off(size: int) -> None:
 
 
 def test_answers_that_are_read_slowly_are_not() -> None:
-    size = 1 << 20
+    size, parts, timeout = 1 << 20, 16, 1.0
 
     async def scene(app: App, server: HttpServer, address: Any) -> None:
         reader, writer = await ask(address, f"/{size}")
         await reader.readuntil(b"\r\n\r\n")
-        for _ in range(8):
-            await reader.readexactly(size // 8)
-            await asyncio.sleep(0.2)
+        for _ in range(parts):
+            await reader.readexactly(size // parts)
+            await asyncio.sleep(timeout / 10)
         writer.close()
 
-    run(scene, request_timeout=1.0)
+    run(scene, request_timeout=timeout)
+
+
+class Hovering(asyncio.Transport):
+    """A transport whose buffer is as full as ever, because as much is read as is written."""
+
+    aborted = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 40_000
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    close = abort
+
+
+def test_an_answer_is_read_where_its_buffer_stays_as_full() -> None:
+    async def scene(app: App, server: HttpServer, address: Any) -> None:
+        transport, protocol = Hovering(), server._protocol(server.places.take())
+        protocol.connection_made(transport)
+        protocol.transport.write(b"x" * 50_000)
+        protocol.pause_writing()
+        for _ in range(3):
+            protocol.transport.write(b"x" * 1000)
+            protocol._look_at_reader()
+            assert not transport.aborted
+        protocol._look_at_reader()
+        assert transport.aborted, "nothing has been read"
+        protocol.connection_lost(None)
+
+    run(scene)
 
 
 def test_a_slow_body_makes_room_and_is_told() -> None:
@@ -193,3 +230,36 @@ def test_a_slow_body_makes_room_and_is_told() -> None:
             one.close()
 
     run(scene, places=Places(1, clock=lambda: now))
+
+
+def test_a_slow_body_behind_another_request_makes_room_too() -> None:
+    """Sent in one piece, the second request is there before the first one's answer has begun."""
+    now = 0.0
+
+    async def scene(app: App, server: HttpServer, address: Any) -> None:
+        nonlocal now
+        second = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab"
+        slow, slow_writer = await ask(address, "/", b"\r\n" + second)
+        assert b"200 OK" in await slow.readuntil(b"\r\n\r\n")
+        while not server.places._slow:
+            await asyncio.sleep(0)
+        now = SLOW_GRACE
+        reader, writer = await ask(address, "/")
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert b" 408 " in await slow.readuntil(b"\r\n\r\n")
+        for one in (writer, slow_writer):
+            one.close()
+
+    run(scene, places=Places(1, clock=lambda: now))
+
+
+def test_a_whole_body_behind_another_request_is_not_slow() -> None:
+    async def scene(app: App, server: HttpServer, address: Any) -> None:
+        second = b"POST /9 HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
+        reader, writer = await ask(address, "/", b"\r\n" + second)
+        for _ in range(2):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert not server.places._slow
+        writer.close()
+
+    run(scene)

@@ -210,7 +210,7 @@ class EngineClient(abc.ABC):
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-    def charge(self, size: int) -> None:
+    def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts
         """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call
         it before the answer is made, where no other method here makes it. Raises InvalidRequest: 400 for more than one
         request may have, 503 where others have it just now.

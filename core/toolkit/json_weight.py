@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -13,7 +14,9 @@ the ratios of the time and memory that it takes to parse, check and free them.""
 MAX_TEXTS = 1024 * 1024
 """What the JSON texts inside of one request may weigh together."""
 _BEYOND_BMP = bytes(range(0xF0, 0xF5))
-_SURROGATES = (b"\\ud", b"\\uD")
+_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
+"""The first of the two escapes of a character beyond the first plane, as far as it tells. Hangul's begin with d, too."""
+_SEAM = len(rb"\ud8") - 1
 
 
 class JsonWeight:
@@ -53,8 +56,9 @@ class JsonWeight:
     def _has_wide(self, data: bytes) -> bool:
         if not data.isascii() and len(data.translate(None, _BEYOND_BMP)) < len(data):
             return True
-        seam, self._end = self._end + data[:2], data[-2:]
-        return any(one in data or one in seam for one in _SURROGATES)
+        seam = self._end + data[:_SEAM]
+        self._end = (self._end + data[-_SEAM:])[-_SEAM:]
+        return _SURROGATE.search(data) is not None or _SURROGATE.search(seam) is not None
 
 
 class JsonTexts:

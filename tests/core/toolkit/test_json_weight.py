@@ -76,7 +76,10 @@ def test_it_is_what_a_parser_makes_wherever_the_pieces_end(ascii_only: bool) -> 
         ('"plain, ü, 漢字"', False),
         ('"😀"', True),
         (r'"\u6f22\u5b57"', False),
+        ('"한국어, \ud7ff"', False),
+        (r'"\ud55c\uad6d\uc5b4, \uD7FF, \ufb01"', False),
         (r'"\uD83D\uDE00"', True),
+        (r'"\udBff\udfff"', True),
         (r'"\ud83d\ude00"', True),
     ],
 )
@@ -87,6 +90,11 @@ def test_wide_characters_are_found_wherever_the_pieces_end(text: str, wide: bool
         weight.add(data[:cut])
         weight.add(data[cut:])
         assert weight.wide == wide, cut
+    for size in range(1, 7):
+        weight = JsonWeight()
+        for start in range(0, len(data), size):
+            weight.add(data[start : start + size])
+        assert weight.wide == wide, size
 
 
 def test_the_texts_of_a_request_are_bounded_together() -> None:

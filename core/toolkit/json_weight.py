@@ -15,7 +15,7 @@ MAX_TEXTS = 1024 * 1024
 """What the JSON texts inside of one request may weigh together."""
 _BEYOND_BMP = bytes(range(0xF0, 0xF5))
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]")
-"""The first of the two escapes of a character beyond the first plane, as far as it tells. Hangul's begin with d, too."""
+"""The first of the two escapes of a character beyond the first plane, as far as it tells. Hangul also begins with d."""
 _SEAM = len(rb"\ud8") - 1
 
 

@@ -40,11 +40,11 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.logs import quoted
 from pegboard.core.pipeline.budget import Budget, Demand
-from pegboard.core.pipeline.intake import Intake
+from pegboard.core.pipeline.intake import Intake, Prompt
 from pegboard.core.pipeline.outputs import OutputState, finish_embedding, merge
 from pegboard.core.pipeline.stops import compiled_stops
 from pegboard.core.redact import redact
-from pegboard.core.toolkit.encoding import check_length, encode_all
+from pegboard.core.toolkit.encoding import check_length, encode_all, encode_each
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -280,25 +280,29 @@ class AsyncEngineClient(EngineClient):
         self.budget.charge_answer(size)
 
     async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
-        """The prompt of each request as it travels; equal ones are made once."""
+        """The prompt of each request as it travels; equal ones are made once. Of tokens as numbers, which take ten
+        times the memory, there are one text's at a time.
+        """
         for one in requests:
             self._intake.check_text(one.prompt)
         self.budget.check_texts(one.prompt for one in requests if isinstance(one.prompt, str))
-        texts = [(one.prompt, one.add_special_tokens) for one in requests if isinstance(one.prompt, str)]
-        tokens = await encode_all(self._tokenizer, texts)
         made: dict[Hashable, bytes] = {}
+        texts = [(one.prompt, one.add_special_tokens) for one in requests if isinstance(one.prompt, str)]
+        async for text, ids in encode_each(self._tokenizer, texts):
+            made[text] = await self._pack(text[0], ids)
         found = []
         for one in requests:
             prompt = one.prompt
-            text = (prompt, one.add_special_tokens) if isinstance(prompt, str) else None
-            key: Hashable = text or id(prompt)
+            key: Hashable = (prompt, one.add_special_tokens) if isinstance(prompt, str) else id(prompt)
             if key not in made:
-                ids = tokens[text] if text is not None else None
-                long = len(prompt if ids is None else ids) > LONG_IDS
-                pack = self._intake.pack
-                made[key] = await asyncio.to_thread(pack, prompt, ids) if long else pack(prompt, ids)
+                made[key] = await self._pack(prompt)
             found.append(made[key])
         return found
+
+    async def _pack(self, prompt: Prompt, ids: Sequence[int] | None = None) -> bytes:
+        if len(prompt if ids is None else ids) > LONG_IDS:
+            return await asyncio.to_thread(self._intake.pack, prompt, ids)
+        return self._intake.pack(prompt, ids)
 
     async def _submit(
         self, requests: Sequence[R], prepare: Callable[[Sequence[R], Sequence[bytes]], list[TokenizedRequest]]

@@ -26,7 +26,10 @@ NUMBER_BYTES = 64
 PROMPT_BYTES = 12
 """One token of a prompt on its way to the scheduler."""
 TEXT_BYTES = 24
-"""One character of a text that becomes tokens."""
+"""One character of the text that is becoming tokens: what the tokenizer holds, and the tokens as numbers."""
+WAITING_BYTES = 4
+"""One character of a text whose turn comes before or after: its tokens, packed, of which there are hardly more than
+characters. The text itself counts as part of its body."""
 SETTING_BYTES = 128
 """One entry of `logit_bias`, in both processes."""
 ID_BYTES = 32
@@ -129,19 +132,26 @@ class Budget:
         """Charged now."""
         self.steps = 0
 
-    def check_texts(self, texts: Iterable[str]) -> int:
-        """Refuse more text than one request may have, before it becomes tokens; return its size in bytes. Equal texts
-        count once. Raises InvalidRequest (400). Nothing is charged: only one long text at a time becomes tokens.
+    def check_texts(self, texts: Iterable[str]) -> None:
+        """Refuse more text than one request may have, before it becomes tokens, which one text does at a time. Equal
+        texts count once. Raises InvalidRequest (400). Nothing is charged: their tokens are, once they can be counted.
         """
-        length = sum(map(len, set(texts)))
-        most = self.limits.request_bytes // TEXT_BYTES
-        if length > most:
-            raise _too_costly(f"{length:,} characters of text are more than the {most:,}", "request_bytes", "prompt")
-        return length * TEXT_BYTES
+        lengths = [len(text) for text in set(texts)]
+        longest, whole = max(lengths, default=0), sum(lengths)
+        size = longest * TEXT_BYTES + (whole - longest) * WAITING_BYTES
+        if size > self.limits.request_bytes:
+            what = f"texts of {whole:,} characters, of which the longest has {longest:,}, take about "
+            what += (
+                f"{size / 2**20:,.0f} MiB to become tokens, more than the {self.limits.request_bytes / 2**20:,.0f} MiB"
+            )
+            raise _too_costly(what, "request_bytes", "prompt")
 
     def charge_texts(self, texts: Iterable[str]) -> None:
-        """Charge texts whose tokens are the answer. Raises InvalidRequest as `charge` does."""
-        self._charge(max(0, self.check_texts(texts) - FREE_BYTES), 0)
+        """Charge texts whose tokens are the answer, all of them together. Raises InvalidRequest as `charge` does."""
+        length, most = sum(map(len, set(texts))), self.limits.request_bytes // TEXT_BYTES
+        if length > most:
+            raise _too_costly(f"{length:,} characters of text are more than the {most:,}", "request_bytes", "prompt")
+        self._charge(max(0, length * TEXT_BYTES - FREE_BYTES), 0)
 
     def charge_answer(self, size: int) -> None:
         """Charge an answer that the engine has no part in. Raises InvalidRequest as `charge` does."""

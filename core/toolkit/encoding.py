@@ -5,7 +5,7 @@ enough: long texts go one at a time and do not keep shorter ones waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -48,9 +48,8 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
     return await asyncio.get_running_loop().run_in_executor(lane, work)
 
 
-async def encode_all(tokenizer: Tokenizer, texts: Iterable[Text]) -> Mapping[Text, list[int]]:
-    """The tokens of each text, equal ones once. Other work goes on between any two of them."""
-    found: dict[Text, list[int]] = {}
+async def encode_each(tokenizer: Tokenizer, texts: Iterable[Text]) -> AsyncIterator[tuple[Text, list[int]]]:
+    """Each text with its tokens, as soon as it has them; equal ones once. Other work goes on between any two."""
     inline = 0
     for text, special in dict.fromkeys(texts):
         if len(text) <= INLINE_CHARS:
@@ -58,5 +57,9 @@ async def encode_all(tokenizer: Tokenizer, texts: Iterable[Text]) -> Mapping[Tex
             if inline > INLINE_CHARS:
                 inline = len(text)
                 await asyncio.sleep(0)
-        found[text, special] = await encode(tokenizer, text, add_special_tokens=special)
-    return found
+        yield (text, special), await encode(tokenizer, text, add_special_tokens=special)
+
+
+async def encode_all(tokenizer: Tokenizer, texts: Iterable[Text]) -> Mapping[Text, list[int]]:
+    """The tokens of each text, as `encode_each` brings them."""
+    return {text: ids async for text, ids in encode_each(tokenizer, texts)}

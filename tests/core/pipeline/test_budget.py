@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from typing import Any
 
 import pytest
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pegboard.core.client import AsyncEngineClient
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.budget import Budget, BudgetLimits, Demand
+from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
 
 CONTEXT = 131_072
 HIDDEN = 4096
@@ -93,3 +97,45 @@ def test_what_is_cut_is_taken(pairs: list[Pair], size: int) -> None:
     for (asked, made), length in zip(pairs, lengths(budget, pairs), strict=True):
         given_length = asked.sampling.max_new_tokens
         assert length == made.sampling.max_new_tokens if given_length is not None else length >= 1
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "taken"),
+    [(1024, 3_000, True), (1, 2_796_202, True), (1, 2_796_203, False), (8, 1_500_000, False), (1024, 16_400, False)],
+)
+def test_texts_take_memory_one_at_a_time(count: int, length: int, taken: bool) -> None:
+    """The longest is what the tokenizer holds; of the others there are packed tokens."""
+    texts = [f"{i:04}".ljust(length, "x") for i in range(count)]
+    budget = Budget()
+    if taken:
+        budget.check_texts(texts * 2)
+        return
+    with pytest.raises(InvalidRequest, match="request_bytes") as caught:
+        budget.check_texts(texts)
+    assert caught.value.code == "request_too_costly"
+
+
+def test_tokens_are_packed_before_the_next_text_is_tokenised() -> None:
+    """What `WAITING_BYTES` counts on."""
+
+    class Ids(list[int]):
+        """A list that can be watched."""
+
+    seen: list[weakref.ref[Ids]] = []
+
+    class Watched(FakeTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            assert sum(one() is not None for one in seen) <= 1
+            ids = Ids(super().encode(text, add_special_tokens=add_special_tokens))
+            seen.append(weakref.ref(ids))
+            return ids
+
+    async def scene() -> None:
+        client = AsyncEngineClient(FakeEngineClient().info, Watched())
+        requests = [GenerateRequest(prompt=f"text {i}") for i in range(20)]
+        assert len(set(await client._packed(requests))) == 20
+
+    asyncio.run(scene())

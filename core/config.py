@@ -99,7 +99,7 @@ class SessionsSection(Section):
 
 class BudgetSection(Section):
     """What requests may cost beyond what is ordinary. It is reckoned from what they ask for, before any of it is built;
-    unset lengths of answers with log-probabilities are cut to what is left."""
+    unset lengths of answers with log-probabilities or hidden states are cut to what is left."""
 
     request_bytes: PositiveInt = 64 * 1024 * 1024
     """Most memory that one HTTP request may take in the API process, for log-probabilities (320 bytes each), vectors,
@@ -107,8 +107,9 @@ class BudgetSection(Section):
     total_bytes: PositiveInt = 192 * 1024 * 1024
     """The same of all requests in progress; one more costly request is answered with 503."""
     request_steps: PositiveInt = 4096
-    """Most steps per character of output that the stop strings (1 each) and stop expressions (1 per state) of one HTTP
-    request may take, all its answers together; 16 per answer are free. More is answered with 400."""
+    """Most steps per character of output that the stop strings (1 each) and stop expressions (1 per state, and 1 per 16
+    characters once) of one HTTP request may take, all its answers together; 16 per answer are free. More is answered
+    with 400."""
     total_steps: PositiveInt = 8192
     """The same of all requests in progress; one more costly request is answered with 503."""
 

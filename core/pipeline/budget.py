@@ -3,7 +3,7 @@
 Single fields have bounds of their own; what hurts is their products: answers x tokens x log-probabilities, answers x
 stop expressions x states. They are reckoned here in two currencies, bytes of memory and steps of stop automata per
 character of output, and bounded per HTTP request (400: ask for less) and for all in progress (503: try again).
-Ordinary requests cost nothing, so costly ones never keep them waiting.
+Every request has a share of both for free. What is within is not charged, so costly requests never keep it waiting.
 """
 
 from __future__ import annotations

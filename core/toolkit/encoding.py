@@ -1,13 +1,15 @@
 """Text to tokens beside an event loop. The tokenizer works without the interpreter's lock, so one thread per lane is
-enough: long texts go one at a time and do not keep shorter ones waiting.
+enough: long texts go one at a time and do not keep shorter ones waiting (`LongLane`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -22,11 +24,83 @@ CHARS_PER_TOKEN = 32
 """Text longer than this times the context is refused before it is tokenised. Prose has 3 to 6 characters per token, and
 code with long runs of spaces under 20."""
 
+MOST_WAITING = 16 * 2**20
+"""Most characters of long texts that wait for the thread, of a size or shorter: 10 to 20 seconds of work. There are
+hardly ever more tokens in them than the scheduler's queue takes."""
+OLDEST_EVERY = 4
+"""One long text in so many is the one that has waited longest, whatever its size, so that each has its turn."""
+
 Text = tuple[str, bool]
 """A text, and whether the model's own special tokens are added around it."""
 
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    length: int
+    work: Callable[[], list[int]]
+    future: Future[list[int]]
+
+    @property
+    def size(self) -> int:
+        """Lengths up to twice as long are of one size."""
+        return self.length.bit_length()
+
+
+class LongLane:
+    """One thread for long texts. Shorter ones go first, those of one size in the order in which they came: many very
+    long texts do not keep a text of some pages waiting. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "tokenise-long")
+        self._lock = Lock()
+        self._waiting: list[_Job] = []
+        """In the order in which they came."""
+        self._turns = 0
+
+    def submit(self, length: int, work: Callable[[], list[int]]) -> Future[list[int]]:
+        """Do the work of a text of this length when its turn comes; cancel the future to give that up. Raises
+        InvalidRequest (503) where more characters wait of texts that go before it, or beside it, than `MOST_WAITING`.
+        """
+        job = _Job(length, work, Future())
+        with self._lock:
+            before = sum(one.length for one in self._waiting if one.size <= job.size)
+            if before and before + length > MOST_WAITING:
+                raise InvalidRequest(
+                    f"{before:,} characters wait to become tokens of texts like this one, which has {length:,}; that is "
+                    f"done to one of them at a time, so try again later",
+                    code="tokenizer_busy",
+                    status=503,
+                )
+            self._waiting.append(job)
+        job.future.add_done_callback(lambda future: self._give_up(job) if future.cancelled() else None)
+        self._thread.submit(self._next)
+        return job.future
+
+    def _give_up(self, job: _Job) -> None:
+        with self._lock:
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    def _next(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                return
+            self._turns += 1
+            first = (
+                self._waiting[0] if self._turns % OLDEST_EVERY == 0 else min(self._waiting, key=lambda one: one.size)
+            )
+            self._waiting.remove(first)
+        if not first.future.set_running_or_notify_cancel():
+            return
+        try:
+            first.future.set_result(first.work())
+        except BaseException as error:
+            first.future.set_exception(error)
+
+
 _medium = ThreadPoolExecutor(1, "tokenise")
-_long = ThreadPoolExecutor(1, "tokenise-long")
+_long = LongLane()
 
 
 def check_length(text: str, context: int, param: str = "prompt") -> None:
@@ -40,12 +114,15 @@ def check_length(text: str, context: int, param: str = "prompt") -> None:
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """`Tokenizer.encode` without holding up the loop. Check the text's length first."""
+    """`Tokenizer.encode` without holding up the loop. Check the text's length first. Raises InvalidRequest (503) for a
+    long text while too many wait.
+    """
     if len(text) <= INLINE_CHARS:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    lane = _medium if len(text) <= LONG_CHARS else _long
     work = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-    return await asyncio.get_running_loop().run_in_executor(lane, work)
+    if len(text) > LONG_CHARS:
+        return await asyncio.wrap_future(_long.submit(len(text), work))
+    return await asyncio.get_running_loop().run_in_executor(_medium, work)
 
 
 async def encode_each(tokenizer: Tokenizer, texts: Iterable[Text]) -> AsyncIterator[tuple[Text, list[int]]]:

@@ -84,9 +84,23 @@ def _tagged(text: str) -> bool:
     return isinstance(value, list if found[1] == "add" else str)
 
 
+FORMATS = jsonschema.FormatChecker(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+
+
+@FORMATS.checks("ipv4")
+def _dotted_quad(value: object) -> bool:
+    """As RFC 2673 has it, which JSON Schema names: three digits at most, leading zeros among them. Python takes none."""
+    parts = str(value).split(".")
+    return len(parts) == 4 and all(re.fullmatch("[0-9]{1,3}", one) and int(one) < 256 for one in parts)
+
+
 def validate(schema: Any, text: str) -> None:
-    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
+    jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(text))
+
+
+def _matches(regex: str, text: str) -> bool:
+    """Whether it does with classes of all of Unicode or of ASCII: `\\s` and the like are one or the other, by backend."""
+    return any(re.fullmatch(regex, text, flags) for flags in (re.NOFLAG, re.ASCII))
 
 
 def answers(engine: Engine, grammars: Sequence[Grammar], tokens: int, prompt: str) -> list[GenerateOutput]:
@@ -122,7 +136,7 @@ def check_schemas(engine: Engine, schemas: Sequence[tuple[str, Any]], tokens: in
 def check_others(engine: Engine, tokens: int, prompt: str) -> int:
     """How many answers to regexes, EBNF and structural tags finished, all of them right."""
     cases: list[tuple[Grammar, Callable[[str], bool]]] = [
-        (Grammar("regex", regex), lambda text, regex=regex: re.fullmatch(regex, text) is not None)  # type: ignore[misc]
+        (Grammar("regex", regex), lambda text, regex=regex: _matches(regex, text))  # type: ignore[misc]
         for regex in REGEXES
     ]
     cases += [(Grammar("ebnf", source), right) for source, right in EBNFS]

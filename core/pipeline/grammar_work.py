@@ -147,11 +147,16 @@ class GrammarWork:
             state.tokens += tokens
             account.seconds += seconds
             account.tokens += tokens
-        if account.seconds <= self._limits.seconds + account.tokens * self._limits.token_seconds:
+        limits = self._limits
+        if account.seconds <= limits.seconds + account.tokens * limits.token_seconds:
+            return None
+        # Together they have had too much. Who has had no more than a fair share is not to blame for it.
+        if state.seconds <= limits.seconds / max(1, account.requests) + state.tokens * limits.token_seconds:
             return None
         text = (
-            f"finding out which tokens may come next has taken {account.seconds:.1f} s of computing time "
-            f"for {account.tokens} tokens; make it simpler"
+            f"finding out which tokens may come next has taken {state.seconds:.1f} s of computing time for "
+            f"{state.tokens} tokens (with the other answers that have this grammar, {account.seconds:.1f} s); "
+            "make it simpler"
         )
         return failure_of(req, InvalidRequest(text, code="grammar_too_complex"))
 

@@ -47,7 +47,7 @@ class Matcher(ScriptedMatcher):
             self._drill.panics -= 1
             raise Panic("as asked")
         in_loop = threading.current_thread() is threading.main_thread()
-        if self.taken and self._drill.spins(len(self.taken)):
+        if self.taken and self._drill.spins(self):
             end = time.thread_time() + self._drill.spin
             while time.thread_time() < end:
                 pass
@@ -66,12 +66,19 @@ class Drill:
         self.spin = 0.0
         """Seconds that each mask takes but for first ones, or only the one behind `spin_at` tokens."""
         self.spin_at = 0
+        self.spin_for = 100
+        """Only so many matchers do."""
+        self._spinning: set[Matcher] = set()
         self.in_loop = self.spun_in_loop = 0
         """Masks that were found in the loop's thread, but for first ones; and those of them that took long."""
         self.go, self.entered = threading.Event(), threading.Event()
 
-    def spins(self, taken: int) -> bool:
-        return self.spin > 0 and self.spin_at in (0, taken)
+    def spins(self, matcher: Matcher) -> bool:
+        if not self.spin or self.spin_at not in (0, len(matcher.taken)):
+            return False
+        if len(self._spinning) < self.spin_for:
+            self._spinning.add(matcher)
+        return matcher in self._spinning
 
 
 class DrillGrammar(ScriptedGrammar):
@@ -325,6 +332,18 @@ class TestAccounts:
             assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")
         assert sum(len(made.tokens(f"mine{i}")) for i in range(4)) < 24, "together they had 30 ms"
         assert made.tokens("free") == oracle([3], 20)
+
+    def test_one_that_costs_little_does_not_pay_for_the_others(
+        self, make: Callable[..., Harness], drill: Drill
+    ) -> None:
+        """Without keys, strangers with one public schema share an account. Here only one of them is slow."""
+        made = make(WorkLimits(step_seconds=0, seconds=0.1, token_seconds=0.001))
+        drill.spin, drill.spin_at, drill.spin_for = 0.3, 2, 1
+        tokens = tokens_of(1, 30)
+        for i in range(3):
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens))
+        run(made)
+        assert sorted(made.finish(f"r{i}")["type"] for i in range(3)) == ["abort", "stop", "stop"]
 
     def test_another_owner_has_another_and_later_requests_a_new_one(
         self, make: Callable[..., Harness], drill: Drill

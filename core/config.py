@@ -251,9 +251,11 @@ class GrammarSection(UseSection):
     """Seconds after which a grammar that is not compiled yet gives way to new ones that wait for a helper. It
     starts again behind them, and then has all of `compile_timeout`."""
     queue_timeout: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds that a grammar may wait for a helper; its request fails with 503 then."""
+    """Seconds that a grammar may wait for a helper, the time before it gave way included; its request fails with 503
+    then."""
     max_queued: PositiveInt = 256
-    """Most grammars that wait to be compiled; a request with one more fails with 503."""
+    """Most grammars that wait to be compiled; one more fails with 503, or the newest one of the API key that has more
+    of them waiting than the others."""
     max_source_bytes: PositiveInt = 256 * 1024
     """Longest grammar that is taken, in bytes."""
     worker_memory_bytes: PositiveInt = 1024 * 1024 * 1024

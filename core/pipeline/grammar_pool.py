@@ -72,7 +72,7 @@ class GrammarPool:
         self._backend = backend
         self._limits = limits
         self._prepare = prepare
-        self._queue = GrammarQueue(limits.workers)
+        self._queue = GrammarQueue(limits.workers, limits.queue_timeout)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._workers: set[GrammarProcess] = set()
@@ -107,6 +107,19 @@ class GrammarPool:
         if closed:
             job.future.cancel()  # calls `_done`, which wants the lock
         return job.future
+
+    def make_room(self, owner: str) -> bool:
+        """Where the pool is full: whether there is room for a grammar of this owner, because the one with most has to
+        wait with its newest, which fails with 503.
+        """
+        job = self._queue.push_out(owner)
+        if job is None:
+            return False
+        kind = job.grammar.kind
+        text = f"{kind}: too many grammars wait to be compiled, most of them with this API key; try again later"
+        with contextlib.suppress(InvalidStateError):
+            job.future.set_exception(InvalidRequest(text, param=kind, code="grammar_queue_full", status=503))
+        return True
 
     def close(self) -> None:
         """End all workers and wait for the threads. May be called twice."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+
+LATE_SECONDS = 5.0
+"""After so long a wait a late job may go before new ones."""
 
 
 @dataclass(slots=True, eq=False)
 class GrammarJob:
-    """A grammar to be compiled, and the key of the client that sent it. `late` once it has used up its first slice;
-    `since` when it was last queued. The future can be cancelled until it has a result.
+    """A grammar to be compiled, and the key of the client that sent it. `late` once it has used up its first slice,
+    `late_since` when; `since` when it was first queued, `taken` when a worker had it last. The future can be cancelled
+    until it has a result.
     """
 
     grammar: Grammar
@@ -24,6 +29,8 @@ class GrammarJob:
     future: Future[CompiledGrammar] = field(default_factory=Future)
     late: bool = False
     since: float = field(default_factory=time.monotonic)
+    late_since: float = 0.0
+    taken: float = 0.0
 
 
 class _Lane:
@@ -49,6 +56,14 @@ class _Lane:
             self._jobs[owner] = jobs
         return job
 
+    def all(self) -> list[GrammarJob]:
+        self._forget_cancelled()
+        return [job for jobs in self._jobs.values() for job in jobs]
+
+    def remove(self, job: GrammarJob) -> None:
+        self._jobs[job.owner].remove(job)
+        self._forget_cancelled()
+
     def _forget_cancelled(self) -> None:
         for owner, jobs in list(self._jobs.items()):
             kept = deque(job for job in jobs if not job.future.cancelled())
@@ -61,11 +76,18 @@ class _Lane:
 class GrammarQueue:
     """Two lanes. New grammars go first, the owners in turn. One that has not been compiled within a short slice gives
     way when a new one waits, and starts again in the late lane, for as long as it may take; late ones never have all
-    the workers, unless there is only one. Thread-safe.
+    the workers, unless there is only one. One that has waited for `LATE_SECONDS` goes before new ones, which then have
+    the workers for as long as it took. Thread-safe.
+
+    A job that has waited for `timeout` seconds is given out before all others: all that is left is to say so.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, timeout: float = float("inf"), clock: Clock = time.monotonic) -> None:
         self._workers = workers
+        self._timeout = timeout
+        self._clock = clock
+        self._late_again = float("-inf")
+        """Until then new ones go first."""
         self._most_late = max(1, workers - 1)
         self._changed = threading.Condition()
         self._new, self._late = _Lane(), _Lane()
@@ -85,10 +107,9 @@ class GrammarQueue:
         """The next job, as soon as there is one; None once the queue is closed."""
         with self._changed:
             while not self._closed:
-                job = self._new.take()
-                if job is None and self._running_late < self._most_late:
-                    job = self._late.take()
+                job = self._next()
                 if job is not None:
+                    job.taken = self._clock()
                     self._running += 1
                     self._running_late += job.late
                     return job
@@ -108,7 +129,7 @@ class GrammarQueue:
         with self._changed:
             self._leaving -= 1
             self._running -= 1
-            job.late, job.since = True, time.monotonic()
+            job.late, job.late_since = True, self._clock()
             self._late.put(job)
             self._changed.notify_all()
 
@@ -117,7 +138,26 @@ class GrammarQueue:
         with self._changed:
             self._running -= 1
             self._running_late -= job.late
+            if job.late:
+                now = self._clock()
+                self._late_again = now + (now - job.taken)
             self._changed.notify_all()
+
+    def push_out(self, owner: str) -> GrammarJob | None:
+        """Make room for a job of `owner`: take the newest one out that waits, of the owner with most. None where that
+        is this very one, or would have fewer than this one then.
+        """
+        with self._changed:
+            waiting = [*self._late.all(), *self._new.all()]
+            owners = Counter(job.owner for job in waiting)
+            if not owners:
+                return None
+            most, number = owners.most_common(1)[0]
+            if number <= owners[owner] + 1:
+                return None
+            job = [job for job in waiting if job.owner == most][-1]
+            (self._late if job.late else self._new).remove(job)
+            return job
 
     def close(self) -> list[GrammarJob]:
         """Give out nothing more; the jobs that were left."""
@@ -129,3 +169,16 @@ class GrammarQueue:
                 while (job := lane.take()) is not None:
                     left.append(job)
             return left
+
+    def _next(self) -> GrammarJob | None:
+        now = self._clock()
+        late = self._late.all()
+        for lane, jobs in ((self._new, self._new.all()), (self._late, late)):
+            overdue = [job for job in jobs if now - job.since > self._timeout]
+            if overdue:
+                lane.remove(overdue[0])
+                return overdue[0]
+        late_may = bool(late) and self._running_late < self._most_late
+        if late_may and now >= self._late_again and now - min(job.late_since for job in late) >= LATE_SECONDS:
+            return self._late.take()
+        return self._new.take() or (self._late.take() if late_may else None)

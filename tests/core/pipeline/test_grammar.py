@@ -44,6 +44,9 @@ class ManualPool:
     def full(self) -> bool:
         return self.open >= self.most
 
+    def make_room(self, owner: str) -> bool:
+        return False
+
     def submit(self, grammar: Grammar, owner: str = "") -> Future[CompiledGrammar]:
         self.submitted.append(grammar)
         self.jobs[grammar] = future = Future()

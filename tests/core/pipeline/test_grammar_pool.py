@@ -19,6 +19,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.arrivals import new_req
 from pegboard.core.pipeline.grammar import Grammars
@@ -238,10 +239,37 @@ def test_grammars_queue_under_the_key_of_their_client(pools: Pools, monkeypatch:
     grammars = Grammars(320, frozenset({EOS}))
     gate = GrammarGate(GrammarGate.make_options(), AdmissionGateContext(ManualClock()), pool=pool, grammars=grammars)
     for owner in ("a", "b"):
-        sampling = SamplingParams(max_new_tokens=4, grammar=script(f"tokens 5 {owner}"))
-        message = TokenizedRequest(rid=owner, prompt=pack_ids([1]), sampling=sampling, owner=owner)
-        gate.enter(new_req(message, frozenset({EOS}), np.random.default_rng(0), 0.0))
+        gate.enter(asked(f"tokens 5 {owner}", owner))
     assert [job.owner for job in queued] == ["a", "b"]
+
+
+def asked(text: str, owner: str) -> Req:
+    sampling = SamplingParams(max_new_tokens=4, grammar=script(text))
+    message = TokenizedRequest(rid=text, prompt=pack_ids([1]), sampling=sampling, owner=owner)
+    return new_req(message, frozenset({EOS}), np.random.default_rng(0), 0.0)
+
+
+def test_a_full_queue_is_shared_by_keys(pools: Pools) -> None:
+    pool = pools(workers=1, max_queued=3, compile_timeout=600)
+    grammars = Grammars(320, frozenset({EOS}))
+    gate = GrammarGate(GrammarGate.make_options(), AdmissionGateContext(ManualClock()), pool=pool, grammars=grammars)
+    first = asked("hang", "a")
+    assert gate.enter(first).state.value == "blocked"
+    deadline = time.monotonic() + PATIENCE
+    while pool._queue._running == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    reqs = [first] + [asked("hang" + " " * number, "a") for number in range(1, 4)]
+    assert {gate.enter(req).state.value for req in reqs[1:]} == {"blocked"}
+    assert pool.full
+    more = gate.enter(asked("hang" + " " * 4, "a"))
+    assert (more.status, more.code) == (503, "grammar_queue_full")
+    assert gate.enter(asked("tokens 5", "b")).state.value == "blocked"
+    found = gate.poll(reqs)
+    assert {rid: (one.status, one.code) for rid, one in found.items()} == {reqs[3].rid: (503, "grammar_queue_full")}, (
+        "the newest of the key that has most"
+    )
+    assert pool.full
+    assert len(gate.cache) == 0
 
 
 def test_a_closed_pool_takes_nothing(pools: Pools) -> None:

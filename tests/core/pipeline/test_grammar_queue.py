@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.pipeline.grammar_queue import GrammarJob, GrammarQueue
+from pegboard.core.pipeline.grammar_queue import LATE_SECONDS, GrammarJob, GrammarQueue
 
 
 def job(name: str, owner: str = "") -> GrammarJob:
@@ -73,6 +73,92 @@ def test_late_ones_never_have_all_workers() -> None:
     assert taken(queue) == "new 3", "the second late one waits although a worker is free"
     queue.done(late)
     assert queue.take() is slow[1]
+
+
+def queued(queue: GrammarQueue, name: str, now: float) -> GrammarJob:
+    one = job(name)
+    one.since = now
+    queue.put(one)
+    return one
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_late_one_has_its_turn_while_new_ones_keep_coming() -> None:
+    """One worker, new jobs of a second each that never cease. The late one takes ten seconds."""
+    clock = Clock()
+    queue = GrammarQueue(1, 60.0, clock)
+    slow = [queued(queue, f"slow {number}", 0.0) for number in range(3)]
+    for one in slow:
+        assert queue.take() is one
+        queued(queue, "new", 0.0)
+        assert queue.gives_way(one)
+        queue.put_back(one)
+    ended: dict[str, float] = {}
+    news = 0
+    while clock.now < 60:
+        queued(queue, "new", clock.now)
+        found = queue.take()
+        assert found is not None
+        clock.now += 10 if found.late else 1
+        queue.done(found)
+        ended[found.grammar.source] = clock.now
+        news += not found.late
+    assert sorted(ended) == ["new", "slow 0", "slow 1", "slow 2"]
+    assert ended["slow 0"] <= LATE_SECONDS + 11
+    assert news >= 25, "and new ones have half the time"
+
+
+def test_each_has_an_answer_in_time() -> None:
+    """24 of ten seconds, beside quick ones that never cease. What has waited for too long comes in time to be told."""
+    clock = Clock()
+    queue = GrammarQueue(2, 60.0, clock)
+    slow = {queued(queue, f"slow {number}", 0.0) for number in range(24)}
+    answered: dict[GrammarJob, float] = {}
+    in_vain = 0
+    busy: list[tuple[float, GrammarJob]] = []
+    while len(answered) < 24 and clock.now < 200:
+        for until, one in [*busy]:
+            if until <= clock.now:
+                busy.remove((until, one))
+                queue.done(one)
+                if one in slow:
+                    answered[one] = clock.now
+            elif one in slow and clock.now - one.taken >= 1 and queue.gives_way(one):
+                busy.remove((until, one))
+                queue.put_back(one)
+        for _ in range(2):
+            queued(queue, "quick", clock.now)
+        while len(busy) < 2:
+            found = queue.take()
+            assert found is not None
+            late = clock.now - found.since > 60
+            in_vain += late and found in slow
+            busy.append((clock.now + (0.0 if late else 10.0 if found in slow else 0.5), found))
+        clock.now += 0.5
+    assert len(answered) == 24
+    assert max(answered.values()) <= 60 + 10 + 1
+    assert in_vain < 24
+
+
+def test_who_has_most_makes_room_for_others() -> None:
+    queue = GrammarQueue(1)
+    for name in ("a1", "a2", "a3"):
+        queue.put(job(name, "a"))
+    queue.put(job("b1", "b"))
+    assert queue.push_out("a") is None, "not for its own"
+    gone = queue.push_out("c")
+    assert gone is not None
+    assert gone.grammar.source == "a3", "its newest one"
+    queue.put(job("c1", "c"))
+    assert queue.push_out("b") is None, "one for each: nothing would be won"
+    assert [taken(queue) for _ in range(4)] == ["a1", "b1", "c1", "a2"]
 
 
 def test_closing_hands_back_what_is_left() -> None:

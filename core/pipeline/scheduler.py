@@ -146,6 +146,8 @@ class Scheduler:
         self._late: list[Req] = []
         """Requests that ended while some layers of their prefill were still to come; released when it is through."""
         self._was_idle = True
+        self._stuck = False
+        """Nothing could be planned last time."""
         self._cached_told = 0
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
@@ -183,11 +185,11 @@ class Scheduler:
 
     @property
     def resting(self) -> bool:
-        """All requests that are here are held back or kept by gates, or the scheduler is paused: a step can wait some
-        milliseconds.
+        """All requests that are here are held back or kept by gates, or wait for those that sit out, or the scheduler
+        is paused: a step can wait some milliseconds.
         """
         planner = self.planner
-        if self.paused:
+        if self.paused or (planner.sitting and self._stuck):
             return not self._outbox and self.loop.flight is None
         return not (
             planner.waiting
@@ -375,6 +377,7 @@ class Scheduler:
         start = time.perf_counter()
         planned_at = self.clock()
         step = self.planner.plan(flight)
+        self._stuck = step is None
         if step is None:
             return None
         self._was_idle = False

@@ -100,6 +100,7 @@ class DrillGate(Gate):
         word, _, rest = grammar.source.partition(" ")
         if word == "drill" and isinstance(found, CompiledGrammar):
             found = self._grammars.prepare(DrillGrammar([int(token) for token in rest.split()], self.drill))
+            found.worst = None
             self.cache.put(grammar, found)
         return found
 
@@ -214,6 +215,26 @@ def test_one_that_sits_out_gives_way(
     drill.go.set()
     run(made)
     assert [made.tokens(rid) for rid in prompts] == [[5, 6, 8]] * 4
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_the_loop_rests_while_others_wait_for_one_that_sits_out(
+    make: Callable[..., Harness], drill: Drill, loop: str
+) -> None:
+    """Spinning, it would have the interpreter that the thread beside it needs."""
+    made = make(ALL_SIT_OUT, loop=loop, max_running_requests=1)
+    made.scheduler.planner.clock = ManualClock()
+    drill.held = True
+    made.submit("slow", [1, 2], 20, sampling=drilled([5, 6, 8]))
+    run(made, drill.entered.is_set)
+    made.submit("waits", [3], 4)
+    for _ in range(3):
+        made.step()
+        assert made.scheduler.resting
+    assert len(made.scheduler.waiting) == 1
+    drill.go.set()
+    run(made)
+    assert made.tokens("waits") == oracle([3], 4)
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

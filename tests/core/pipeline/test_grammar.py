@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,13 +12,13 @@ import pytest
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline import grammar as stage
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar import Grammars
+from pegboard.core.pipeline.grammar import Grammars, Prepared
 from pegboard.core.pipeline.grammar_gate import CacheLimits, GrammarGate
 from pegboard.core.pipeline.grammar_work import GrammarWork, WorkLimits
 from pegboard.core.testing.admission_gate import AdmissionGateContract, ManualClock, gated_request
@@ -70,12 +71,21 @@ class ManualPool:
         self.closed = True
 
 
+class KnownGrammars(Grammars):
+    """None is new, so that none sits out for it."""
+
+    def prepare(self, compiled: CompiledGrammar) -> Prepared:
+        prepared = super().prepare(compiled)
+        prepared.worst = 0.0
+        return prepared
+
+
 class Gate(GrammarGate):
     """A grammar gate with a pool that a test drives."""
 
     def __init__(self, options: Any, ctx: AdmissionGateContext, limits: CacheLimits | None = None) -> None:
         self.manual = ManualPool()
-        grammars = Grammars(VOCAB, frozenset({EOS}))
+        grammars = KnownGrammars(VOCAB, frozenset({EOS}))
         super().__init__(options, ctx, pool=self.manual, grammars=grammars, limits=limits)  # type: ignore[arg-type]
 
 
@@ -87,6 +97,8 @@ def make_gate(clock: ManualClock | None = None, *, eager: bool = True, cls: type
 
 def harness(gate: Gate | None = None, **arrangement: Any) -> Harness:
     keeper = GateKeeper([("grammar", gate or make_gate())], ManualClock())
+    # On a busy machine too, no request sits out.
+    arrangement.setdefault("work", GrammarWork(WorkLimits(step_seconds=60)))
     return Harness(parts={"gates": keeper}, **arrangement)
 
 
@@ -110,6 +122,33 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "little memory": {"tokens": 96, "page_size": 4, "new_token_ratio": 0.1},
     "block cache": {"cache": "block", "page_size": 4},
 }
+
+
+@dataclass(slots=True)
+class PlainGrammar(CompiledGrammar):
+    """Neither hashable nor weakly referenceable, as plain dataclasses are not."""
+
+    tokens: list[int]
+
+    @property
+    def size_bytes(self) -> int:
+        return 1
+
+    def matcher(self) -> GrammarMatcher:
+        return ScriptedGrammar(self.tokens, eos=EOS).matcher()
+
+
+def test_nothing_is_asked_of_a_compiled_grammar_but_its_contract() -> None:
+    gate = make_gate(eager=False)
+    keeper = GateKeeper([("grammar", gate)], ManualClock())
+    made = Harness(parts={"gates": keeper})
+    for rid in ("a", "b"):
+        made.submit(rid, [1, 2], 8, sampling=constrained([5, 6]))
+    (future,) = gate.manual.jobs.values()
+    gate.manual.jobs.clear()
+    future.set_result(PlainGrammar([5, 6]))
+    made.run()
+    assert [made.tokens(rid) for rid in ("a", "b")] == [[5, 6], [5, 6]]
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])

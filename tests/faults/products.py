@@ -7,38 +7,47 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pegboard.core.config import GrammarSection, ServerSection
+from pegboard.core.toolkit.encoding import CHARS_PER_TOKEN
+
 CONTEXT = 128
 """Of the model that is asked: short, so that all of these requests are over soon."""
 MAX_BODY = 4 * 2**20
-"""`server.max_body_bytes`: texts and lists that would not fit together share it."""
-_ROOM = MAX_BODY - 300 * 1024
-"""For whatever grows with its number: the other field of a pair has the rest."""
+"""Bytes of a body: texts and lists that would not fit together share it."""
+LARGEST_BODY, LARGEST_SCHEMA = ServerSection().max_body_bytes, GrammarSection().max_source_bytes - 2048
+"""What a server takes by itself; of the schema that is what `schema` is asked for, which makes a little more."""
 
-_LETTERS = 256 * CONTEXT
-"""Characters of a text that could fit into the context."""
+_FIT = CONTEXT // 2
+"""Characters of a text that fits into the context, with what a template puts around it."""
+_LETTERS = CHARS_PER_TOKEN * CONTEXT - 16
+"""Most characters of a text that is looked at, since it could fit."""
+_TEXTS = frozenset({"characters", "characters_1", "characters_2", "query", "system", "instructions"})
 
 MANY = frozenset(
     {"n", "best_of", "prompts", "tokens", "messages", "input", "items", "documents", "text_1", "text_2", "prompt"}
 )
 """Fields that say how many times something is done."""
 HURT = {
-    ("n", "stop"),
-    ("n", "stop_regex"),
-    ("n", "params"),
-    ("n", "bad_words"),
-    ("n", "token_ids_logprob"),
-    ("prompts", "characters"),
-    ("prompts", "token_ids_logprob"),
-    ("tokens", "token_ids_logprob"),
-    ("messages", "characters"),
-    ("messages", "tools"),
-    ("prompt", "characters"),
-    ("documents", "query"),
-    ("items", "label_token_ids"),
-    ("input", "characters"),
-    ("text_1", "characters_1"),
+    frozenset(names)
+    for names in (
+        ("n", "stop"),
+        ("n", "stop_regex"),
+        ("n", "params"),
+        ("n", "bad_words"),
+        ("n", "token_ids_logprob"),
+        ("prompts", "characters"),
+        ("prompts", "token_ids_logprob"),
+        ("tokens", "token_ids_logprob"),
+        ("messages", "characters"),
+        ("messages", "tools"),
+        ("prompt", "characters"),
+        ("documents", "query"),
+        ("items", "label_token_ids"),
+        ("input", "characters"),
+        ("text_1", "characters_1"),
+    )
 }
-"""Pairs that made servers large or silent, on whichever route."""
+"""Pairs that made servers large or silent, on whichever route and in whichever order."""
 
 Sizes = Mapping[str, int]
 Body = dict[str, Any]
@@ -72,8 +81,16 @@ class Route:
         it is done many times over, only those pairs that have hurt.
         """
         for names in itertools.combinations(self.bounds, 2):
-            if not quick or MANY.isdisjoint(names) or names in HURT:
+            if not quick or MANY.isdisjoint(names) or frozenset(names) in HURT:
                 yield names, self.build({name: self.bounds[name] for name in names})
+
+    def largest(self) -> Iterator[tuple[tuple[str, ...], Body]]:
+        """The same of the pairs that have hurt, and of schemas many times over, as large as a server takes them."""
+        for names in itertools.combinations(self.bounds, 2):
+            if frozenset(names) in HURT or ("schema" in names and not MANY.isdisjoint(names)):
+                more = {"schema": LARGEST_SCHEMA, **dict.fromkeys(_TEXTS, _LETTERS)}
+                sizes = {name: more.get(name, self.bounds[name]) for name in names}
+                yield names, self.build({**sizes, "body": LARGEST_BODY})
 
 
 # ---- parts of bodies ------------------------------------------------------------------------------------------------
@@ -84,15 +101,20 @@ def text(length: int) -> str:
     return ("some words of a text " * (length // 21 + 1))[: max(1, length)]
 
 
-def texts(count: int, length: int, room: int = _ROOM) -> list[str]:
+def room(sizes: Sizes) -> int:
+    """For whatever grows with its number: the other field of a pair has the rest."""
+    return sizes.get("body", MAX_BODY) - 300 * 1024
+
+
+def texts(count: int, length: int, room: int) -> list[str]:
     """Different texts, cut so that all of them take less than `room`."""
     length = min(length, max(1, room // count - 16))
     return [f"{number} {text(length)}" for number in range(count)]
 
 
-def ids(count: int, length: int) -> list[list[int]]:
+def ids(count: int, length: int, room: int) -> list[list[int]]:
     """Lists of token ids, no two of which begin alike; three bytes a token."""
-    length = min(length, max(2, _ROOM // count // 3 - 2))
+    length = min(length, max(2, room // count // 3 - 2))
     return [[10 + number % 90, 10 + number // 90 % 90, *([10] * (length - 2))][:length] for number in range(count)]
 
 
@@ -127,10 +149,11 @@ def common(sizes: Sizes) -> Body:
 
 
 def schema(size: int) -> Body:
-    """A JSON schema of about `size` bytes."""
-    names = [f"name_{number}" for number in range(size // 96)]
+    """A JSON schema of about `size` bytes. Names are bounded by themselves, so that the rest is words about them."""
+    names = [f"name_{number}" for number in range(min(size, 60_000) // 96)]
     properties = {name: {"type": "string", "maxLength": 20, "description": "some words"} for name in names}
-    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    rest = {"description": text(size - 60_000)} if size > 60_000 else {}
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False, **rest}
 
 
 def tools(sizes: Sizes, key: str = "parameters", wrapped: bool = True) -> list[Body]:
@@ -148,7 +171,7 @@ def tools(sizes: Sizes, key: str = "parameters", wrapped: bool = True) -> list[B
 
 def messages(sizes: Sizes) -> list[Body]:
     """A conversation: the number of its messages, and the characters of each."""
-    found = texts(sizes.get("messages", 1), sizes.get("characters", 8), MAX_BODY // 4)
+    found = texts(sizes.get("messages", 1), sizes.get("characters", 8), room(sizes) // 4)
     return [{"role": ("user", "assistant")[number % 2], "content": one} for number, one in enumerate(found)]
 
 
@@ -168,10 +191,10 @@ def _generate(sizes: Sizes) -> Body:
     body: Body = {"sampling_params": inner, **common(sizes)}
     count = sizes.get("prompts", 1)
     if "ids" in sizes:
-        many: list[Any] = ids(count, sizes["ids"])
+        many: list[Any] = ids(count, sizes["ids"], room(sizes))
         body["input_ids"] = many if count > 1 else many[0]
     else:
-        many = texts(count, sizes.get("characters", 8))
+        many = texts(count, sizes.get("characters", 8), room(sizes))
         body["text"] = many if count > 1 else many[0]
     if any(name in sizes for name in ("top_logprobs_num", "token_ids_logprob", "prompt_logprobs")):
         body |= {
@@ -183,15 +206,15 @@ def _generate(sizes: Sizes) -> Body:
         body["logprob_start_len"] = 0
         if "ids" not in sizes and "characters" not in sizes:
             body.pop("text")
-            body["input_ids"] = ids(count, CONTEXT - 2) if count > 1 else ids(1, CONTEXT - 2)[0]
+            body["input_ids"] = ids(count, CONTEXT - 2, room(sizes)) if count > 1 else ids(1, CONTEXT - 2, MAX_BODY)[0]
     return body
 
 
 def _encode(sizes: Sizes) -> Body:
     count = sizes.get("prompts", 1)
     if "ids" in sizes:
-        return {"input_ids": ids(count, sizes["ids"]), **common(sizes)}
-    return {"text": texts(count, sizes.get("characters", 8)), **common(sizes)}
+        return {"input_ids": ids(count, sizes["ids"], room(sizes)), **common(sizes)}
+    return {"text": texts(count, sizes.get("characters", 8), room(sizes)), **common(sizes)}
 
 
 def _chat(sizes: Sizes) -> Body:
@@ -206,7 +229,11 @@ def _chat(sizes: Sizes) -> Body:
 
 def _completions(sizes: Sizes) -> Body:
     count = sizes.get("prompts", 1)
-    prompts: list[Any] = ids(count, sizes["ids"]) if "ids" in sizes else texts(count, sizes.get("characters", 8))
+    prompts: list[Any] = (
+        ids(count, sizes["ids"], room(sizes))
+        if "ids" in sizes
+        else texts(count, sizes.get("characters", 8), room(sizes))
+    )
     body: Body = {"prompt": prompts, "n": sizes.get("n", 1), **sampling(sizes), **common(sizes)}
     body |= _response_format(sizes)
     if "best_of" in sizes:
@@ -245,12 +272,12 @@ def _anthropic_messages(sizes: Sizes) -> Body:
 def _embeddings(sizes: Sizes) -> Body:
     count = sizes.get("input", 1)
     if "ids" in sizes:
-        return {"input": ids(count, sizes["ids"]), **common(sizes)}
-    return {"input": texts(count, sizes.get("characters", 8)), **common(sizes)}
+        return {"input": ids(count, sizes["ids"], room(sizes)), **common(sizes)}
+    return {"input": texts(count, sizes.get("characters", 8), room(sizes)), **common(sizes)}
 
 
 def _score(sizes: Sizes) -> Body:
-    half = _ROOM // 2
+    half = room(sizes) // 2
     found = {
         "text_1": texts(sizes.get("text_1", 1), sizes.get("characters_1", 8), half),
         "text_2": texts(sizes.get("text_2", 1), sizes.get("characters_2", 8), half),
@@ -263,29 +290,29 @@ def _score(sizes: Sizes) -> Body:
 def _labels(sizes: Sizes) -> Body:
     return {
         "query": text(sizes.get("query", 8)),
-        "items": texts(sizes.get("items", 1), sizes.get("characters", 8)),
+        "items": texts(sizes.get("items", 1), sizes.get("characters", 8), room(sizes)),
         "label_token_ids": [5] * sizes.get("label_token_ids", 1),
         **common(sizes),
     }
 
 
 def _rerank(sizes: Sizes) -> Body:
-    documents = texts(sizes.get("documents", 1), sizes.get("characters", 8))
+    documents = texts(sizes.get("documents", 1), sizes.get("characters", 8), room(sizes))
     return {"query": text(sizes.get("query", 8)), "documents": documents, **common(sizes)}
 
 
 def _tokenize(sizes: Sizes) -> Body:
     if "messages" in sizes or "tools" in sizes or "tool_characters" in sizes:
         return {"messages": messages(sizes), "tools": tools(sizes), "return_token_strs": True}
-    return {"prompt": texts(sizes.get("prompt", 1), sizes.get("characters", 8)), "return_token_strs": True}
+    return {"prompt": texts(sizes.get("prompt", 1), sizes.get("characters", 8), room(sizes)), "return_token_strs": True}
 
 
 def _detokenize(sizes: Sizes) -> Body:
-    return {"tokens": ids(sizes.get("lists", 1), sizes.get("ids", 1))}
+    return {"tokens": ids(sizes.get("lists", 1), sizes.get("ids", 1), room(sizes))}
 
 
-_CHAT_SIZES = {"messages": 40_000, "characters": _LETTERS, "tools": 128, "tool_characters": 500_000, "schema": 60_000}
-_SCORED = {"query": _LETTERS, "characters": _LETTERS, "params": 60 * 1024}
+_CHAT_SIZES = {"messages": 40_000, "characters": _FIT, "tools": 128, "tool_characters": 500_000, "schema": 60_000}
+_SCORED = {"query": _FIT, "characters": _FIT, "params": 60 * 1024}
 
 ROUTES = {
     "generate": Route(
@@ -293,7 +320,7 @@ ROUTES = {
         {
             "n": 1024,
             "prompts": 1024,
-            "characters": _LETTERS,
+            "characters": _FIT,
             "ids": CONTEXT - 1,
             **SAMPLING,
             "top_logprobs_num": 128,
@@ -303,9 +330,7 @@ ROUTES = {
         },
         _generate,
     ),
-    "encode": Route(
-        "/encode", {"prompts": 1024, "characters": _LETTERS, "ids": CONTEXT - 1, "params": 60 * 1024}, _encode
-    ),
+    "encode": Route("/encode", {"prompts": 1024, "characters": _FIT, "ids": CONTEXT - 1, "params": 60 * 1024}, _encode),
     "chat": Route(
         "/v1/chat/completions",
         {"n": 128, **_CHAT_SIZES, **SAMPLING, "top_logprobs": 20, "prompt_logprobs": 20},
@@ -317,7 +342,7 @@ ROUTES = {
             "n": 128,
             "best_of": 128,
             "prompts": 1024,
-            "characters": _LETTERS,
+            "characters": _FIT,
             "ids": CONTEXT - 1,
             **SAMPLING,
             "logprobs": 20,
@@ -327,33 +352,33 @@ ROUTES = {
         _completions,
     ),
     "responses": Route(
-        "/v1/responses", {**_CHAT_SIZES, "instructions": _LETTERS, **SAMPLING, "top_logprobs": 20}, _responses
+        "/v1/responses", {**_CHAT_SIZES, "instructions": _FIT, **SAMPLING, "top_logprobs": 20}, _responses
     ),
     "embeddings": Route(
         "/v1/embeddings",
-        {"input": 2048, "characters": _LETTERS, "ids": CONTEXT - 1, "params": 60 * 1024},
+        {"input": 2048, "characters": _FIT, "ids": CONTEXT - 1, "params": 60 * 1024},
         _embeddings,
     ),
     "score": Route(
         "/v1/score",
-        {"text_1": 1024, "text_2": 1024, "characters_1": _LETTERS, "characters_2": _LETTERS, "params": 60 * 1024},
+        {"text_1": 1024, "text_2": 1024, "characters_1": _FIT, "characters_2": _FIT, "params": 60 * 1024},
         _score,
     ),
     "labels": Route("/v1/score", {"items": 1024, "label_token_ids": 4096, **_SCORED}, _labels),
     "rerank": Route("/v1/rerank", {"documents": 1024, **_SCORED}, _rerank),
     "tokenize": Route(
         "/tokenize",
-        {"prompt": 100_000, "characters": _LETTERS, "messages": 40_000, "tools": 128, "tool_characters": 500_000},
+        {"prompt": 1024, "characters": _FIT, "messages": 40_000, "tools": 128, "tool_characters": 500_000},
         _tokenize,
     ),
     "detokenize": Route("/detokenize", {"lists": 1024, "ids": CONTEXT}, _detokenize),
-    "messages": Route("/v1/messages", {**_CHAT_SIZES, "system": _LETTERS, **SAMPLING}, _anthropic_messages),
+    "messages": Route("/v1/messages", {**_CHAT_SIZES, "system": _FIT, **SAMPLING}, _anthropic_messages),
     "count_tokens": Route(
         "/v1/messages/count_tokens",
         {
             "messages": 40_000,
-            "characters": _LETTERS,
-            "system": _LETTERS,
+            "characters": _FIT,
+            "system": _FIT,
             "tools": 128,
             "tool_characters": 500_000,
         },

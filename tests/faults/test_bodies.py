@@ -38,8 +38,8 @@ MIB = 2**20
 LARGEST = 16 * MIB
 SENDERS = 4
 HEALTH_S = 1.2
-"""Ten times what /health takes at most beside four senders of the heaviest bodies, asked from a process of its own. Before
-there were bounds it was seven seconds."""
+"""Ten times what /health takes at most beside four senders of the heaviest bodies, asked from a process of its own.
+Before there were bounds it was seven seconds."""
 TAKES_PROMPTS = {
     "/generate", "/encode", "/classify",
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",

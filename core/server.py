@@ -6,19 +6,15 @@ Imports neither torch nor transformers. The scheduler process is a child that li
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import ipaddress
 import json
 import logging
-import os
 import resource
-import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +33,7 @@ from pegboard.core.pipeline.source import prepare_model
 from pegboard.core.scheduler_process import BUILDER
 from pegboard.core.select import Selection
 from pegboard.core.sessions import Sessions
+from pegboard.core.stop_signals import StopSignals
 from pegboard.core.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.core.toolkit import rendering
 from pegboard.core.waiting_room import BACKLOG, WaitingRoom
@@ -79,9 +76,10 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     listener = listen(engine.server)
     if (warning := exposure(engine.server, keys, listener)) is not None:
         logger.warning(warning)
+    longest = engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Server(resolved, listener, builder, keys, tls).run())
+        with StopSignals(longest) as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_Server(resolved, listener, builder, keys, tls).run(signals))
     finally:
         listener.close()
 
@@ -150,8 +148,8 @@ class _Server:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
-    async def run(self) -> None:
-        self._hear_signals(asyncio.get_running_loop())
+    async def run(self, signals: StopSignals) -> None:
+        signals.tell(asyncio.get_running_loop(), self._signalled)
         self._hooks.call.configure(config=self._resolved.engine)
         try:
             most = self._resolved.engine.server.max_connections
@@ -162,23 +160,6 @@ class _Server:
         finally:
             await self._supervisor.stop()
             self._hooks.call.shutdown()
-
-    def _hear_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop at SIGINT and SIGTERM. Python's own handlers run between any two lines, so a loop that is busy or stuck
-        does not keep the process alive: it ends hard some seconds after it should have ended by itself.
-        """
-        longest = self._resolved.engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
-        deadline = threading.Timer(longest, _end_hard, [longest])
-        deadline.daemon = True
-
-        def heard(number: int, frame: object) -> None:
-            loop.call_soon_threadsafe(self._signalled)
-            if not deadline.is_alive():
-                with contextlib.suppress(RuntimeError):
-                    deadline.start()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, heard)
 
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
@@ -300,12 +281,6 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     in a line of its own.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-def _end_hard(seconds: float) -> None:
-    # The scheduler process notices that its pipe has closed, and ends too.
-    logger.critical("the server did not stop within %g s; it ends now, with requests cut off", seconds)
-    os._exit(1)
 
 
 async def _first(work: Any, event: asyncio.Event) -> bool:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Sequence
@@ -208,36 +205,6 @@ def test_a_stream_costs_what_its_answer_does() -> None:
     # What still grows is a character of text and a token id.
     assert sizes[-1] - sizes[0] < 200 * 8
     assert not answer.logprobs
-
-
-BUSY = """
-import asyncio, sys, time
-from types import SimpleNamespace
-from pegboard.core import server
-server.PATIENCE = server.LAST_ANSWERS = server.STOP_TIMEOUT = 0.1
-
-async def main():
-    settings = SimpleNamespace(engine=SimpleNamespace(server=SimpleNamespace(shutdown_timeout=0.1)))
-    one = SimpleNamespace(_resolved=settings, _signalled=lambda: None)
-    server._Server._hear_signals(one, asyncio.get_running_loop())
-    print("busy", flush=True)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        pass
-
-asyncio.run(main(), loop_factory=server._loop_factory()) if sys.version_info >= (3, 12) else asyncio.Runner(
-    loop_factory=server._loop_factory()).run(main())
-"""
-
-
-def test_sigterm_is_heard_whatever_the_loop_does() -> None:
-    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"busy\n"
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert b"did not stop" in said
 
 
 # ---- 3. tokenising --------------------------------------------------------------------------------------------------

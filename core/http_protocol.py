@@ -17,7 +17,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.logs import LimitedLog, quoted
 from pegboard.core.toolkit.answer_stream import BODY_WRITER
 from pegboard.core.toolkit.http import answer_error
-from pegboard.core.web.front import SPARE
+from pegboard.core.web.front import SPARE, no_connection_left
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -92,6 +92,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         answer, unless it is to be at once.
         """
         if self._begun and not self._in_head and not self._is_quiet():
+            if self._place.spare:
+                self._refuse(no_connection_left())
+                return True
             self._too_late(SLOW_GRACE, ", which is all that one gets while connections are short")
         elif at_once or not self.transport.get_write_buffer_size():
             self.transport.abort()

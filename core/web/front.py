@@ -133,6 +133,11 @@ class Front:
 def _no_place(entry: Entry, scope: Scope) -> InvalidRequest | None:
     if entry.level == "public" or SPARE not in scope["state"]:
         return None
+    return no_connection_left()
+
+
+def no_connection_left() -> InvalidRequest:
+    """The refusal of what came in a spare place and is no health probe, or stays too long."""
     return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
 
 

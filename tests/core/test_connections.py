@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from pegboard.core import connections
 from pegboard.core.connections import IDLE_GRACE, SLOW_GRACE, SPARE_PLACES, Place, Places
 from pegboard.core.http_server import HttpServer
 
@@ -230,6 +231,26 @@ def test_a_slow_body_makes_room_and_is_told() -> None:
             one.close()
 
     run(scene, places=Places(1, clock=lambda: now))
+
+
+def test_a_spare_place_that_is_needed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not had the time that others have, so nothing was too slow."""
+    monkeypatch.setattr(connections, "SPARE_PLACES", 1)
+
+    async def scene(app: App, server: HttpServer, address: Any) -> None:
+        _, first = await ask(address, "/", b"content-length: 5\r\n\r\nab")
+        while not server.places._slow:
+            await asyncio.sleep(0)
+        spare, second = await ask(address, "/", b"content-length: 5\r\n\r\nab")
+        while len(server.server_state.tasks) < 2:
+            await asyncio.sleep(0)
+        _, third = await ask(address, "/")
+        assert b" 503 " in await spare.readuntil(b"\r\n\r\n")
+        assert b'"busy"' in await spare.read()
+        for one in (first, second, third):
+            one.close()
+
+    run(scene, places=Places(1, clock=lambda: 0.0))
 
 
 def test_a_slow_body_behind_another_request_makes_room_too() -> None:

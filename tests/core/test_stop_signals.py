@@ -58,6 +58,19 @@ assert not signals._deadline.is_alive()
 print("went on")
 """
 
+EARLY = """
+with StopSignals(60.0) as signals:
+    os.kill(os.getpid(), {number})
+
+    async def main():
+        heard = asyncio.Event()
+        signals.tell(asyncio.get_running_loop(), heard.set)
+        await heard.wait()
+        print("busy", flush=True)
+
+    asyncio.run(main())
+"""
+
 
 def started(script: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", BEGIN + script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -95,19 +108,6 @@ def test_a_program_goes_on_after_its_server() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_comes_before_the_loop_is_told_too(number: int) -> None:
-    script = (
-        "with StopSignals(60.0) as signals:\n"
-        + f"    os.kill(os.getpid(), {int(number)})\n"
-        + """
-    async def main():
-        heard = asyncio.Event()
-        signals.tell(asyncio.get_running_loop(), heard.set)
-        await heard.wait()
-        print("busy", flush=True)
-
-    asyncio.run(main())
-"""
-    )
-    process = started(script)
+    process = started(EARLY.format(number=int(number)))
     process.communicate(timeout=PATIENCE)
     assert process.returncode == os.EX_OK

@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -348,7 +350,10 @@ class Attacker:
                     await reader.read(-1)
                 return "200, closed by the server"
             return "200"
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError) as error:
+            # That is this client's own doing, and no answer of the server's.
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                return "not sent: no file left (ulimit -Hn)"
             return "no answer"
         finally:
             if writer is not None:
@@ -379,6 +384,13 @@ async def obey(client: Health | Streams | Grammars | Attacker) -> None:
     os._exit(0)
 
 
+def allow_files() -> None:
+    """Every connection is an open file, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=("health", "streams", "grammars", "attack"))
@@ -388,6 +400,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--client", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args(words)
+    allow_files()
     client: Health | Streams | Grammars | Attacker
     if args.kind == "health":
         client = Health(args.url)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +54,27 @@ def test_streams_without_a_proper_end() -> None:
     assert outcomes[:2] == ["no end", "error engine_failed"]
     assert outcomes[2].startswith("ended: ")
     assert clients._end_of(stream({"choices": []}), native=False)["outcome"] == "no end"
+
+
+def test_a_client_without_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the server that did not answer."""
+
+    async def fails(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "open_connection", fails)
+    attacker = clients.Attacker(clients.Address.parse("127.0.0.1:1"), ATTACKS["idle"], 0, 1.0)
+    assert asyncio.run(attacker._opened(0.0)).startswith("not sent")
+
+
+def test_clients_may_open_as_many_files_as_there_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        clients.allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_refusal_is_said_by_its_code() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pegboard.core.asker import ASKER
-from pegboard.core.body_room import GIVE_BODY_ROOM
+from pegboard.core.body_room import engine_has
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -272,7 +272,7 @@ class AsyncEngineClient(EngineClient):
         for text in texts:
             check_length(text, self._info.max_context_len)
         self.budget.charge_texts(texts)
-        GIVE_BODY_ROOM.get()()
+        engine_has(texts)
         found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
         return [found[text, add_special_tokens] for text in texts]
 
@@ -321,8 +321,9 @@ class AsyncEngineClient(EngineClient):
         prepared = [_of_asker(ASKER.get(), one) for one in prepared]
         self._check_ready()
         self._check_ids(prepared)
-        self.budget.charge(Demand.of(prepared, self._info.hidden_size))
-        GIVE_BODY_ROOM.get()()
+        demand = Demand.of(prepared, self._info.hidden_size)
+        self.budget.charge(demand)
+        engine_has((one.prompt for one in requests), demand.settings)
         streams = [_Stream(self, one, self._tokenizer) for one in prepared]
         self._streams.update((stream.wire_id, stream) for stream in streams)
         for one in prepared:

@@ -33,6 +33,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.value_size import memory_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ SMALL_BODY = 64 * 1024
 """Most bytes of a body that is parsed at once and needs no room in the server's budget; a larger one waits its turn."""
 
 PARSE_TURN = "pegboard.parse_turn"
-"""The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn."""
+"""The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn, with a
+function that is to be told how many bytes of memory the parsed values take.
+"""
 
 LARGE_ANSWER = 256 * 1024
 """Bytes from which on an answer is sent in pieces."""
@@ -230,8 +233,11 @@ async def parse_body(request: Request, model: type[M]) -> M:
     if len(data) <= SMALL_BODY:
         return validate_body(data, model)
     turn = request.scope.get("extensions", {}).get(PARSE_TURN, contextlib.nullcontext)
-    async with turn():
-        return await asyncio.to_thread(validate_body, data, model)
+    async with turn() as parsed:
+        body = await asyncio.to_thread(validate_body, data, model)
+        if parsed is not None:
+            parsed(await asyncio.to_thread(memory_of, body))
+        return body
 
 
 def validate_body(data: bytes | bytearray, model: type[M]) -> M:

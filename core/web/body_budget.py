@@ -6,7 +6,7 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
@@ -60,10 +60,16 @@ class BodyBudget:
             granted.cancel()
             self._serve()
 
+    def shrink(self, share: BodyShare, size: int) -> None:
+        """Have `share` hold `size` bytes at most."""
+        less = max(0, share.held - size)
+        self._held -= less
+        share.held -= less
+        self._serve()
+
     def give(self, share: BodyShare) -> None:
         """Take back all that `share` holds."""
-        self._held -= share.held
-        share.held = 0
+        self.shrink(share, 0)
         self.arrived(share)
 
     def arrived(self, share: BodyShare) -> None:
@@ -151,11 +157,11 @@ class ParseTurns:
         self._lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """One body's turn."""
+    async def turn(self, parsed: Callable[[int], None]) -> AsyncIterator[Callable[[int], None]]:
+        """One body's turn, in which `parsed` is told how much memory its values take."""
         await self._lock.acquire()
         began = time.monotonic()
         try:
-            yield
+            yield parsed
         finally:
             asyncio.get_running_loop().call_later(time.monotonic() - began, self._lock.release)

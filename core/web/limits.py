@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard.core.body_room import GIVE_BODY_ROOM
@@ -40,8 +41,8 @@ class BodyLimit:
     """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives, and those
     with more values than a parser should make. Lets no more arrive than there is room for in the budget of all.
 
-    Small bodies need no room: whatever large ones are under way, they get through. A large one holds its room until the
-    engine has taken the request over: what is parsed lives on while it is prepared.
+    Small bodies need no room: whatever large ones are under way, they get through. A large one holds room for its
+    values until the engine has taken the request over, and until its end for those of which the engine knows nothing.
     """
 
     def __init__(self, app: ASGIApp, routes: Routes, bounds: BodyBounds) -> None:
@@ -65,33 +66,44 @@ class BodyLimit:
         if announced is not None and (not announced.isdigit() or int(announced) > most):
             await write_error(scope, _too_large(most))(scope, receive, send)
             return
-        scope.setdefault("extensions", {})[PARSE_TURN] = self._turns.turn
-        arriving = _Arriving(receive, most, self._bounds.values, self._budget)
-
-        def give() -> None:
-            if arriving.share.held:
-                self._memory.soon()
-            self._budget.give(arriving.share)
-
-        token = GIVE_BODY_ROOM.set(give)
+        arriving = _Arriving(receive, most, self._bounds.values, self._budget, self._memory)
+        scope.setdefault("extensions", {})[PARSE_TURN] = partial(self._turns.turn, arriving.parsed)
+        token = GIVE_BODY_ROOM.set(arriving.explained)
         try:
             await self._app(scope, arriving.receive, send)
         finally:
             GIVE_BODY_ROOM.reset(token)
-            give()
+            arriving.end()
 
 
 class _Arriving:
     """A body on its way in."""
 
-    def __init__(self, receive: Receive, most: int, values: int, budget: BodyBudget) -> None:
+    def __init__(self, receive: Receive, most: int, values: int, budget: BodyBudget, memory: MemoryReturn) -> None:
         self._receive = receive
         self._most = most
         self._values = values
         self._budget = budget
+        self._memory = memory
         self._size = 0
         self._weight = JsonWeight()
         self.share = BodyShare()
+
+    def parsed(self, size: int) -> None:
+        """Its bytes are gone, and its values take this much memory."""
+        self._budget.shrink(self.share, size)
+        self._memory.soon()
+
+    def explained(self, size: int) -> None:
+        """The engine has an account of its own of so many bytes of the values."""
+        rest = self.share.held - size
+        self._budget.shrink(self.share, rest if rest > SMALL_BODY else 0)
+
+    def end(self) -> None:
+        """Its request has ended."""
+        self._budget.give(self.share)
+        if self._size > SMALL_BODY:
+            self._memory.soon()
 
     async def receive(self) -> Message:
         """The next message. Raises InvalidRequest where a bound is passed."""

@@ -163,7 +163,7 @@ def test_turns_are_taken_one_by_one_with_pauses() -> None:
 
         async def parse(name: str) -> None:
             nonlocal busy
-            async with turns.turn():
+            async with turns.turn(lambda size: None):
                 busy += 1
                 assert busy == 1
                 order.append(name)

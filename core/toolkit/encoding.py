@@ -67,8 +67,8 @@ class LongLane:
             before = sum(one.length for one in self._waiting if one.size <= job.size)
             if before and before + length > MOST_WAITING:
                 raise InvalidRequest(
-                    f"{before:,} characters wait to become tokens of texts like this one, which has {length:,}; that is "
-                    f"done to one of them at a time, so try again later",
+                    f"{before:,} characters of texts like this one, which has {length:,}, wait to become tokens, which "
+                    f"happens to one of them at a time: try again later",
                     code="tokenizer_busy",
                     status=503,
                 )

@@ -89,7 +89,7 @@ FORMATS = jsonschema.FormatChecker(jsonschema.Draft202012Validator.FORMAT_CHECKE
 
 @FORMATS.checks("ipv4")
 def _dotted_quad(value: object) -> bool:
-    """As RFC 2673 has it, which JSON Schema names: three digits at most, leading zeros among them. Python takes none."""
+    """As RFC 2673 has it, which JSON Schema names: up to three digits, leading zeros among them. Python takes none."""
     parts = str(value).split(".")
     return len(parts) == 4 and all(re.fullmatch("[0-9]{1,3}", one) and int(one) < 256 for one in parts)
 
@@ -99,7 +99,7 @@ def validate(schema: Any, text: str) -> None:
 
 
 def _matches(regex: str, text: str) -> bool:
-    """Whether it does with classes of all of Unicode or of ASCII: `\\s` and the like are one or the other, by backend."""
+    """Whether it does with classes of Unicode or of ASCII: `\\s` and the like are one or the other, by backend."""
     return any(re.fullmatch(regex, text, flags) for flags in (re.NOFLAG, re.ASCII))
 
 

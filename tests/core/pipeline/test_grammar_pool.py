@@ -235,7 +235,12 @@ def test_a_panic_while_loading_fails_one_grammar(pools: Pools) -> None:
 def test_grammars_queue_under_the_key_of_their_client(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pools(workers=1)
     queued: list[GrammarJob] = []
-    monkeypatch.setattr(pool._queue, "put", lambda job: queued.append(job) or 0)
+
+    def put(job: GrammarJob) -> int:
+        queued.append(job)
+        return 0
+
+    monkeypatch.setattr(pool._queue, "put", put)
     grammars = Grammars(320, frozenset({EOS}))
     gate = GrammarGate(GrammarGate.make_options(), AdmissionGateContext(ManualClock()), pool=pool, grammars=grammars)
     for owner in ("a", "b"):

@@ -68,6 +68,7 @@ def test_late_ones_never_have_all_workers() -> None:
         queue.put_back(one)
     assert [taken(queue), taken(queue)] == ["new 1", "new 2"]
     late = queue.take()
+    assert late is not None
     assert late is slow[0]
     queue.put(job("new 3"))
     assert taken(queue) == "new 3", "the second late one waits although a worker is free"

@@ -152,8 +152,8 @@ class ServerSection(Section):
     """Most values in a request body: an item of a list counts one, a string four, a list, an object or a name in an
     object eight. More are answered with 413, before they are parsed."""
     max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes that bodies larger than 64 KiB may hold together, of all requests under way. Without room, more of a body
-    is not read; after 10 s it is answered with 503."""
+    """Bytes that bodies larger than 64 KiB may hold together while they arrive and are made into requests. Without
+    room, more of a body is not read; after 10 s it is answered with 503."""
     max_connections: PositiveInt = 4096
     """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
     503; health probes have places of their own."""

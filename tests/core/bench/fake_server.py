@@ -60,6 +60,8 @@ class FakeServer:
         self._at_once = 0
         self._lock: asyncio.Lock | None = None
         self._count = 0
+        # Kept: the loop knows tasks that wait by weak references only.
+        self._never = asyncio.Event()
         self.close: Callable[[], None] = lambda: None
         """Ends it, with all its connections."""
 
@@ -105,7 +107,7 @@ class FakeServer:
             )
         self.seen.append(body)
         if self.hang_from is not None and self._count >= self.hang_from:
-            await asyncio.Event().wait()
+            await self._never.wait()
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:

@@ -139,7 +139,7 @@ class _Stream(Answer):
         super().body(data, now)
         if self.status != 200:
             return
-        events = self._splitter.feed(data)
+        events = list(self._splitter.feed(data))
         self.events = [*self.events[-1:], *events][-3:]
         if not self.speaks:
             # A chat says at once who speaks, and then waits for its turn.

@@ -155,3 +155,16 @@ def test_it_runs_by_its_path() -> None:
     command = [sys.executable, "benchmarks/attacks.py", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "--against" in done.stdout
+
+
+def test_a_stream_is_silent_from_its_first_token_on() -> None:
+    """The event that says who speaks in a chat comes before its turn does."""
+    streams = clients.Streams(clients.Address.parse("127.0.0.1:1"), 1)
+    stream = clients._Stream(streams)
+    stream.head(200, {})
+    began = stream.sent
+    said = [b'{"choices":[{"delta":{"role":"assistant","content":""}}]}', b'{"choices":[{"delta":{"content":"a"}}]}']
+    for at, event in ((1.0, said[0]), (5.0, said[1]), (5.5, said[1])):
+        stream.body(b"data: " + event + b"\n\n", began + at)
+    assert [seconds for _, seconds in streams.firsts] == pytest.approx([5.0])
+    assert [seconds for _, seconds in streams.gaps] == pytest.approx([0.5])

@@ -131,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         message = f"the request did not arrive within {seconds:g} s{why}"
         self._refuse(InvalidRequest(message, status=408, code="too_slow"))
 
-    # An answer of which nothing is read for as long as a request may take to arrive is read by nobody any more.
+    # Where nothing of an answer is read for as long as a request may take to arrive, its client has gone.
 
     def pause_writing(self) -> None:
         super().pause_writing()

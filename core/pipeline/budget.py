@@ -73,7 +73,7 @@ class Demand:
 
     @classmethod
     def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
-        """Count. Nothing is built but the automata of stops, where nobody has compiled them before."""
+        """Count. Nothing is built but the automata of stops that are not compiled yet."""
         prompts = entries = numbers = steps = settings = 0
         known: dict[int, int] = {}
         met: set[Stops] = set()

@@ -28,8 +28,8 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Seconds for one compilation, of which it has `first_slice` whoever waits, and for the wait before it; how many
-    may wait.
+    """Seconds for one compilation, for the wait before it, and before a compilation may have to give way to a new one;
+    how many may wait.
     """
 
     workers: int = 1

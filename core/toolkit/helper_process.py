@@ -60,8 +60,8 @@ def _stat(pid: int) -> list[str]:
 
 
 class Watch:
-    """One piece of work of a helper: it may take `seconds` from now on. `look` is called now and then while somebody
-    waits, and may raise.
+    """One piece of work of a helper: it may take `seconds` from now on. `look` is called now and then meanwhile,
+    and may raise.
     """
 
     def __init__(self, pid: int, seconds: float, look: Callable[[float], None] | None = None) -> None:

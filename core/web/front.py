@@ -40,7 +40,7 @@ class Front:
     Every answer carries an `x-request-id`: the client's, if it is a plain word, or a new one, which routes find as
     ``request.state.request_id``. What has no key where one is needed is refused, in the error format of the API that
     the path belongs to, before anything of its body is read; so is what a web page of elsewhere may have sent, and,
-    where all places are taken, what is not public. An exception that nobody answered becomes a 500 here, so
+    where all places are taken, what is not public. An exception without an answer becomes a 500 here, so
     that it has these headers too; it is raised again, for the log.
     """
 

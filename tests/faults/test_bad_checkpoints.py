@@ -158,7 +158,7 @@ class TestConfig:
 
 
 class TestFiles:
-    """The files around config.json, each of which somebody else has written."""
+    """The files around config.json, which come from elsewhere as well."""
 
     @pytest.mark.parametrize("name", ["config", "tokenizer_config", "generation_config", "special_tokens_map"])
     @pytest.mark.parametrize(

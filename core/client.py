@@ -321,6 +321,7 @@ class AsyncEngineClient(EngineClient):
         prepared = [_of_asker(ASKER.get(), one) for one in prepared]
         self._check_ready()
         self._check_ids(prepared)
+        self._intake.check_size(prepared)
         demand = Demand.of(prepared, self._info.hidden_size)
         self.budget.charge(demand)
         engine_has((one.prompt for one in requests), demand.settings)

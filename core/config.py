@@ -200,13 +200,13 @@ class SchedulerSection(Section):
     max_running_requests: PositiveInt = 256
     """Most requests that run at once."""
     max_queued_requests: PositiveInt | None = None
-    """Most requests that wait because all `max_running_requests` places are taken; one more is answered with 503. What
-    comes while none waits is taken, as large a batch as it may be. Unset: 2048 in a server, and no limit for an engine
-    in your own process."""
+    """Most requests that wait because all `max_running_requests` places are taken; one more is answered with 503, and
+    an HTTP request that has more by itself with 400. Unset: 2048 in a server, and no limit for an engine in your own
+    process."""
     max_queued_tokens: PositiveInt | None = None
-    """Most prompt tokens that wait because KV memory does not hold them; a request with more is answered with 503. What
-    comes while none wait is taken. Unset: 16 times what KV memory holds in a server, and no limit for an engine in your
-    own process."""
+    """Most prompt tokens that wait because KV memory does not hold them; a request with more is answered with 503, and
+    an HTTP request that has more by itself with 400. Unset: 16 times what KV memory holds in a server, and no limit for
+    an engine in your own process."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
     """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
     max_prefill_tokens: PositiveInt = 16384

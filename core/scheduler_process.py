@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -138,9 +138,10 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
-        built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+        bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+        info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
-        built.hooks.call.engine_started(info=built.info, engine=built.view)
+        built.hooks.call.engine_started(info=info, engine=built.view)
     except PegboardError as error:
         wire.send([StartFailed(message=str(error))])
         return 1
@@ -150,7 +151,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         return 1
     gc.collect()
     gc.freeze()
-    wire.send([Ready(info=asdict(built.info), directory=str(built.directory))])
+    wire.send([Ready(info=asdict(info), directory=str(built.directory))])
     run(wire, built.scheduler, Watchdog(resolved.engine.scheduler.watchdog_timeout))
     built.hooks.call.shutdown()
     built.close()

@@ -113,6 +113,10 @@ class ModelInfo:
     features: tuple[str, ...] = ()
     hidden_size: int = 0
     """Numbers of a hidden state; 0 where it is not known."""
+    most_requests: int | None = None
+    """Requests that the engine holds at once, of all clients, those that wait included; None: any number."""
+    most_tokens: int | None = None
+    """The same of the tokens of their prompts."""
 
 
 ABORTED_BY_CLIENT = 499

@@ -74,15 +74,21 @@ class QueueBounds:
     requests: int | None
     tokens: int | None
 
-    def wait(self, requests: int, tokens: int) -> bool:
-        """Whether some of so many requests, or tokens of prompts, wait."""
-        return requests > self.places or tokens > self.memory
+    @property
+    def most_requests(self) -> int | None:
+        """Requests that may run and wait; None: any number."""
+        return None if self.requests is None else self.places + self.requests
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that their prompts may have; None: any number."""
+        return None if self.tokens is None else self.memory + self.tokens
 
     def refuse(self, message: TokenizedRequest, requests: int, tokens: int) -> Rejected | None:
-        """A refusal where with this one more would wait than may."""
-        if self.requests is not None and requests >= self.places + self.requests:
+        """A refusal where so many run and wait that with this one more would wait than may."""
+        if self.most_requests is not None and requests >= self.most_requests:
             return refusal(message, 503, "queue_full", f"{self.requests} requests are waiting, try again later")
         length = len(message.prompt) // 4
-        if self.tokens is not None and tokens + length > self.memory + self.tokens:
+        if self.most_tokens is not None and tokens + length > self.most_tokens:
             return refusal(message, 503, "queue_full", f"prompts of {self.tokens} tokens are waiting, try again later")
         return None

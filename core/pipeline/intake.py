@@ -71,6 +71,24 @@ class Intake:
         self._check_prompt(found)
         return pack_ids(found)
 
+    def check_size(self, requests: Sequence[TokenizedRequest]) -> None:
+        """Raise InvalidRequest for requests of one client that the engine could not take together at any time."""
+        tokens = sum(len(one.prompt) for one in requests) // 4
+        most = self._info.most_requests
+        if most is not None and len(requests) > most:
+            raise InvalidRequest(
+                f"{len(requests)} answers at once, where at most {most} may run and wait; ask for fewer "
+                "(scheduler.max_running_requests and max_queued_requests)",
+                code="batch_too_large",
+            )
+        most = self._info.most_tokens
+        if most is not None and tokens > most:
+            raise InvalidRequest(
+                f"prompts of {tokens} tokens at once, one for each answer, where at most {most} may be in memory and "
+                "wait; send fewer (memory.max_total_tokens and scheduler.max_queued_tokens)",
+                code="batch_too_large",
+            )
+
     def prepare_all(self, requests: Sequence[GenerateRequest], packed: Sequence[bytes]) -> list[TokenizedRequest]:
         """`prepare` of requests that belong together: parameters that several of them share are checked once."""
         checked: set[tuple[int, ...]] = set()

@@ -152,12 +152,13 @@ class Scheduler:
         self._draining = False
         self._rng = np.random.default_rng(config.seed)
 
-    def bound_queue(self, requests: int, fills: int) -> None:
+    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
         """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
         many times.
         """
         self.bounds.requests = self.bounds.requests or requests
         self.bounds.tokens = self.bounds.tokens or fills * self.bounds.memory
+        return self.bounds
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
         """Call this after every step from now on; None: nothing."""
@@ -208,25 +209,21 @@ class Scheduler:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
-        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply.
-
-        The bounds of the queue hold where something waits already when a message comes. What one message brings is
-        taken as a whole where nothing does: a batch that exceeds them by itself could not be served at any time.
-        """
+        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
         replies: list[FromScheduler] = []
         for message in messages:
-            if isinstance(message, TokenizedRequest | TokenizedBatch):
-                bounded = self.bounds.wait(*self._load)
-                requests = message.requests if isinstance(message, TokenizedBatch) else [message]
-                replies.extend(self._accept(one, bounded) for one in requests)
+            if isinstance(message, TokenizedRequest):
+                replies.append(self._accept(message))
+            elif isinstance(message, TokenizedBatch):
+                replies.extend(self._accept(one) for one in message.requests)
             elif isinstance(message, AbortRequest):
                 self._abort(message)
             elif isinstance(message, ControlRequest):
                 replies.append(self._control(message))
         return replies
 
-    def _accept(self, message: TokenizedRequest, bounded: bool) -> Accepted | Rejected:
-        refused = self._refusal(message, bounded)
+    def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
+        refused = self._refusal(message)
         if refused is None:
             req = new_req(message, self.eos_ids, self._rng, self.clock())
             refused = self._examine(req, message)
@@ -268,19 +265,15 @@ class Scheduler:
         req.timing.ready = self.clock()
         self.planner.enqueue(req)
 
-    def _refusal(self, message: TokenizedRequest, bounded: bool) -> Rejected | None:
+    def _refusal(self, message: TokenizedRequest) -> Rejected | None:
         if self._draining:
             return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in self._by_rid:
             return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
-        wrong = bad_length(message, self.max_context_len)
-        return wrong or (self.bounds.refuse(message, *self._load) if bounded else None)
-
-    @property
-    def _load(self) -> tuple[int, int]:
-        """Requests that run or wait, and tokens of all prompts."""
         held = 0 if self.gates is None else self.gates.held
-        return len(self._by_rid) - held, self._prompt_tokens
+        return bad_length(message, self.max_context_len) or self.bounds.refuse(
+            message, len(self._by_rid) - held, self._prompt_tokens
+        )
 
     def _abort(self, message: AbortRequest) -> None:
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)

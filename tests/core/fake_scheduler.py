@@ -27,6 +27,7 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
+from pegboard.core.pipeline.arrivals import QueueBounds
 
 DIES, HANGS, RAISES, RAVES = 7, 8, 9, 10
 STEP = 0.002
@@ -72,8 +73,9 @@ class FakeScheduler:
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
-    def bound_queue(self, requests: int, fills: int) -> None:
-        """It takes whatever comes."""
+    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
+        """It takes all that comes."""
+        return QueueBounds(places=1, memory=1, requests=None, tokens=None)
 
     def step(self) -> list[TokenOutput]:
         if self.running:

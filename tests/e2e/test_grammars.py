@@ -84,7 +84,8 @@ def _tagged(text: str) -> bool:
     return isinstance(value, list if found[1] == "add" else str)
 
 
-FORMATS = jsonschema.FormatChecker(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+FORMATS = jsonschema.FormatChecker(())
+FORMATS.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
 
 
 @FORMATS.checks("ipv4")

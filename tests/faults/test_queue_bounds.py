@@ -11,6 +11,7 @@ import pytest
 
 from pegboard.core.client import LONG_IDS, AsyncEngineClient
 from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline import intake
@@ -60,19 +61,37 @@ def test_only_what_no_place_is_free_for_waits() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "count", "length"),
-    [({"max_queued_requests": 4}, 64, 1), ({"max_queued_tokens": 100}, 64, 500)],
+    [({"most_requests": 12}, 12, 1), ({"most_tokens": 6400}, 64, 100)],
     ids=["requests", "tokens"],
 )
-def test_a_batch_that_finds_nothing_waiting_is_taken_whole(bounds: dict[str, Any], count: int, length: int) -> None:
-    """As large as it is: it would be refused at every later time too. Behind it the bounds hold."""
-    harness = Harness(max_running_requests=8, **bounds)
-    assert batch(harness, "first", 8, 100) == [True] * 8
-    assert batch(harness, "large", count, length) == [True] * count
-    assert batch(harness, "more", count, length) == [False] * count
-    assert singles(harness, 3) == 0
+def test_a_batch_that_could_never_be_taken_is_refused_for_good(bounds: dict[str, int], count: int, length: int) -> None:
+    """With 400, where 503 would have its client try again for ever; nothing is sent."""
+
+    async def scene(client: AsyncEngineClient, wire: Any) -> None:
+        def asked(name: str, number: int) -> list[GenerateRequest]:
+            return [GenerateRequest(prompt=[5] * length, rid=f"{name}{i}") for i in range(number)]
+
+        with pytest.raises(InvalidRequest) as refused:
+            await client.submit_all(asked("more", count + 1))
+        assert (refused.value.status, refused.value.code) == (400, "batch_too_large")
+        assert str(count + 1 if length == 1 else (count + 1) * length) in str(refused.value)
+        assert not wire.sent
+        answers = await submitted(client, wire, *asked("most", count))
+        await answers.aclose()
+
+    play(scene, info=dataclasses.replace(FakeEngineClient().info, **bounds))
+
+
+def test_the_api_process_knows_what_may_be_taken() -> None:
+    """An empty queue takes the largest batch that the API process lets through, and not a token more."""
+    harness = Harness(tokens=512, max_running_requests=8, max_queued_requests=56)
+    bounds = harness.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+    assert (bounds.most_requests, bounds.most_tokens) == (64, 17 * 512)
+    assert batch(harness, "whole", 64, 17 * 8) == [True] * 64
+    assert singles(harness, 1) == 0
     harness.run()
-    assert len(harness.outputs) == 8 + count
-    assert singles(harness, 3) == 3
+    assert len(harness.outputs) == 64
+    assert batch(harness, "more", 65) == [True] * 64 + [False]
 
 
 @pytest.mark.parametrize(("length", "beside"), [(LONG_IDS + 1, True), (LONG_IDS, False)])

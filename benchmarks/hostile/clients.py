@@ -36,7 +36,7 @@ OPEN = -1
 """In place of a status: not answered when the client was asked to end."""
 KEPT_BYTES = 2048
 """Of an answer: enough for an error."""
-TOO_LARGE = frozenset({"413", "request_too_costly", "context_length_exceeded"})
+TOO_LARGE = frozenset({"413", "request_too_costly", "batch_too_large", "context_length_exceeded"})
 """A status or a code, of which an answer says that less would be taken."""
 SMALLEST = 1 / 64
 """The least part of an attack that is tried where more is refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from pegboard.core.web.turns import Turns
 
@@ -19,15 +20,20 @@ async def _crowd(turns: Turns, count: int, begun: list[int]) -> list[asyncio.Tas
 
 def test_a_crowd_begins_in_order_a_few_in_each_turn() -> None:
     async def run() -> None:
-        turns, begun = Turns(at_once=4), list[int]()
-        tasks = await _crowd(turns, 100, begun)
-        seen = [len(begun)]
-        while len(begun) < 100:
-            await asyncio.sleep(0)
-            seen.append(len(begun))
-        assert begun == list(range(100))
-        assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) == 4
-        await asyncio.gather(*tasks)
+        turns, begun = Turns(at_once=16, of_a_crowd=4), list[int]()
+        for _ in range(2):
+            tasks = await _crowd(turns, 100, begun)
+            seen = [len(begun)]
+            while len(begun) < 100:
+                await asyncio.sleep(0)
+                seen.append(len(begun))
+            assert begun == list(range(100))
+            assert seen[0] == 16, "as many as there may be, and after a crowd again"
+            assert max(after - before for before, after in itertools.pairwise(seen)) == 4
+            await asyncio.gather(*tasks)
+            begun.clear()
+            for _ in range(3):
+                await asyncio.sleep(0)
 
     asyncio.run(run())
 
@@ -46,7 +52,7 @@ def test_a_few_do_not_wait() -> None:
 
 def test_one_that_has_left_takes_no_turn() -> None:
     async def run() -> None:
-        turns, begun = Turns(at_once=1), list[int]()
+        turns, begun = Turns(at_once=1, of_a_crowd=1), list[int]()
         tasks = await _crowd(turns, 5, begun)
         for one in tasks[1:4]:
             one.cancel()

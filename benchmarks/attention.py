@@ -70,7 +70,7 @@ def calls(name: str, rig: AttentionRig, pool: Any, registry: Registry) -> tuple[
     record = registry.get("attention", name)
     if record is None:
         raise SystemExit(f"no attention backend {name!r} is installed")
-    reason = record.load().supports(rig.context_for())
+    reason = record.load().supports(None, rig.context_for())
     if reason is not None:
         raise SystemExit(f"{name}: {reason}")
     backend: AttentionBackend = record.load()(record.options_model()(), rig.context_for())

@@ -26,7 +26,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.registry import Registry
-from pegboard.plugins.sampler_torch.noise import bits, keys
+from pegboard.core.toolkit.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 DEMO = "demo:smollm2-135m-instruct"

@@ -491,7 +491,7 @@ def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
     """The request with an id on the wire that no other key's can have."""
     if not asker:
         return request
-    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, owner=asker)
+    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, principal=asker)
 
 
 def _batched(messages: list[ToScheduler]) -> list[ToScheduler]:

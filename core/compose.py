@@ -68,6 +68,10 @@ class ResolvedConfig:
         """The options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
         return record.options_model().model_validate(_option_values(self.values, record))
 
+    def provides(self, record: ProviderRecord) -> frozenset[str]:
+        """The capabilities that a provider has with its options."""
+        return _provides(self.values, record)
+
     def to_json(self, *, keys: bool = True) -> str:
         """What another process needs to compose the same; see `from_json`. Without `keys`, those of the server are left
         out, which only the process that speaks HTTP needs.
@@ -133,7 +137,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
         engine = model.model_validate(_input(merged.data))
     except ValidationError as error:
         problems += _beside(problems_of(error, model, merged, registry), problems)
-    solution = solve(resolution.candidates, registry)
+    solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
     problems += solution.problems
     if problems or engine is None:
         raise ConfigError(problems)
@@ -196,6 +200,18 @@ def _input(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(out.get(path), list):
             out[path] = [{"use": one} if isinstance(one, str) else one for one in out[path]]
     return out
+
+
+def _provides(values: Mapping[str, Any], record: ProviderRecord) -> frozenset[str]:
+    """What is declared, less what its options leave out; as declared where these are no good, which others report."""
+    declared = record.provides
+    if not declared or not record.provider.config:
+        return declared
+    try:
+        options = record.options_model().model_validate(_option_values(values, record))
+    except (PluginError, MissingExtra, ValidationError):
+        return declared
+    return declared & options.provides(declared)
 
 
 def _option_values(values: Mapping[str, Any], record: ProviderRecord) -> dict[str, Any]:

@@ -25,11 +25,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen provider, imported and with its options. `reasons` says why others before it were passed over."""
+    """A chosen provider, imported, with its options and the capabilities that it has with them.
+
+    `reasons` says why others before it were passed over.
+    """
 
     record: ProviderRecord
     cls: type[Any]
     options: Options
+    provides: frozenset[str] = frozenset()
     automatic: bool = False
     reasons: tuple[str, ...] = ()
 
@@ -98,7 +102,7 @@ class Selection:
     def _pick(self, contract: str, context: object) -> Choice:
         reasons = self._reasons.setdefault(contract, [])
         for record in self._left[contract]:
-            narrowed = solve({**self._left, contract: (record,)}, self.resolved.registry)
+            narrowed = solve({**self._left, contract: (record,)}, self.resolved.registry, self.resolved.provides)
             if narrowed.problems:
                 reasons.append(f"{record.name}: {narrowed.problems[0].message}")
                 continue
@@ -117,11 +121,12 @@ class Selection:
             cls = record.load()
         except MissingExtra as error:
             return None, str(error)
-        objection = cls.supports(context)
+        options = self.resolved.options(record)
+        objection = cls.supports(options, context)
         if objection is not None:
             return None, objection
         automatic = record.contract.name not in self.resolved.named
-        return Choice(record, cls, self.resolved.options(record), automatic, reasons), ""
+        return Choice(record, cls, options, self.resolved.provides(record), automatic, reasons), ""
 
     def _nobody(self, contract: str, reasons: Sequence[str]) -> Problem:
         path = use_path(CONTRACTS[contract])
@@ -143,10 +148,11 @@ def select(
     for record in candidates:
         try:
             cls = record.load()
+            options = record.options_model()()
         except MissingExtra as error:
             objections[record.name] = str(error)
             continue
-        objection = cls.supports(context)
+        objection = cls.supports(options, context)
         if objection is None:
             return cls, objections
         objections[record.name] = objection

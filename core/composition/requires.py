@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pegboard.core.composition.shape import use_path
@@ -13,6 +13,8 @@ from pegboard.core.records import ProviderRecord
 from pegboard.core.registry import Registry
 
 Candidates = Mapping[str, tuple[ProviderRecord, ...]]
+Provides = Callable[[ProviderRecord], frozenset[str]]
+"""The capabilities of a provider with the options that it would get."""
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Solution:
     """What is left of the candidates, why others went (per contract), and what cannot be met."""
 
     candidates: dict[str, tuple[ProviderRecord, ...]]
+    provides: Provides
     reasons: dict[str, list[str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -28,14 +31,14 @@ class Solution:
         self.reasons.setdefault(contract, []).extend(f"{one.name}: {reason}" for one in records)
 
 
-def solve(candidates: Candidates, registry: Registry) -> Solution:
+def solve(candidates: Candidates, registry: Registry, provides: Provides) -> Solution:
     """Narrow the candidates until every requirement of what is certain is met, or say why it cannot be.
 
     A provider that is certain (named, the only one left, or in a list) narrows what it requires; a mere candidate whose
     requirements cannot be met is dropped itself. A contract that is missing from `candidates` is left alone: the config
     is wrong about it and says so elsewhere.
     """
-    solution = Solution(dict(candidates))
+    solution = Solution(dict(candidates), provides)
     reported: set[tuple[ProviderRecord, Requirement]] = set()
     while True:
         step = next(_open(solution, reported), None)
@@ -60,7 +63,7 @@ def _open(
                 targets = solution.candidates.get(requirement.contract)
                 if targets is None or (record, requirement) in reported:
                     continue
-                having = _having(targets, requirement)
+                having = _having(targets, requirement, solution.provides)
                 many = CONTRACTS[requirement.contract].cardinality is Cardinality.MANY
                 if not having or (len(having) < len(targets) and not many and _certain(record, solution.candidates)):
                     yield record, requirement
@@ -74,20 +77,20 @@ def _settle(
     reported: set[tuple[ProviderRecord, Requirement]],
 ) -> None:
     targets = solution.candidates[requirement.contract]
-    having = _having(targets, requirement)
+    having = _having(targets, requirement, solution.provides)
     if having:
         lacking = [one for one in targets if one not in having]
         solution.drop(requirement.contract, lacking, f"{record.name} needs {_wanted(requirement)}")
     elif _certain(record, solution.candidates):
         reported.add((record, requirement))
-        solution.problems.append(_problem(record, requirement, targets, registry))
+        solution.problems.append(_problem(record, requirement, targets, registry, solution.provides))
     else:
         solution.drop(record.contract.name, [record], f"it needs {_wanted(requirement)}, which nothing here provides")
 
 
-def _having(records: tuple[ProviderRecord, ...], requirement: Requirement) -> list[ProviderRecord]:
+def _having(records: tuple[ProviderRecord, ...], requirement: Requirement, provides: Provides) -> list[ProviderRecord]:
     wanted = requirement.capability
-    return [one for one in records if wanted is None or wanted in one.provides]
+    return [one for one in records if wanted is None or wanted in provides(one)]
 
 
 def _wanted(requirement: Requirement) -> str:
@@ -95,18 +98,38 @@ def _wanted(requirement: Requirement) -> str:
 
 
 def _problem(
-    record: ProviderRecord, requirement: Requirement, targets: tuple[ProviderRecord, ...], registry: Registry
+    record: ProviderRecord,
+    requirement: Requirement,
+    targets: tuple[ProviderRecord, ...],
+    registry: Registry,
+    provides: Provides,
 ) -> Problem:
     """Who needs it, who lacks it, and who has it."""
     place = use_path(CONTRACTS[requirement.contract])
     why = f" because {requirement.why}" if requirement.why else ""
     lacking = " and ".join(_quoted(one) for one in targets)
     chosen = f"but {place} is {lacking}, without it" if targets else f"but {place} names none"
-    having = [one for one in _having(registry.providers(requirement.contract), requirement) if not one.problem]
-    remedy = f"{place} can be {', '.join(str(one) for one in having)}" if having else "nothing installed provides it"
+    remedy = _remedy(requirement, targets, place, registry, provides)
     return Problem(
         use_path(record.contract), f"{_quoted(record)} needs {_wanted(requirement)}{why}, {chosen}; {remedy}"
     )
+
+
+def _remedy(
+    requirement: Requirement,
+    targets: tuple[ProviderRecord, ...],
+    place: str,
+    registry: Registry,
+    provides: Provides,
+) -> str:
+    wanted = requirement.capability
+    narrowed = [one for one in targets if wanted in one.provides]
+    if narrowed:
+        return f"the options of {' and '.join(_quoted(one) for one in narrowed)} switch it off"
+    having = [
+        one for one in _having(registry.providers(requirement.contract), requirement, provides) if not one.problem
+    ]
+    return f"{place} can be {', '.join(str(one) for one in having)}" if having else "nothing installed provides it"
 
 
 def _quoted(record: ProviderRecord) -> str:

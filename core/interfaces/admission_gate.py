@@ -82,7 +82,7 @@ class AdmissionGate(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: AdmissionGateContext) -> str | None:
+    def supports(cls, options: Any, ctx: AdmissionGateContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 

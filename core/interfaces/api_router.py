@@ -45,7 +45,7 @@ class ApiRouter(abc.ABC):
         self.client = ctx.client
 
     @classmethod
-    def supports(cls, ctx: ApiContext) -> str | None:
+    def supports(cls, options: Any, ctx: ApiContext) -> str | None:
         """None, or the reason why it cannot serve here."""
         return None
 

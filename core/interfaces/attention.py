@@ -39,7 +39,7 @@ class AttentionBackend(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: AttentionContext) -> str | None:
+    def supports(cls, options: Any, ctx: AttentionContext) -> str | None:
         """None, or the reason why it cannot serve these layers on this device."""
         return None
 

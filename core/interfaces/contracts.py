@@ -156,7 +156,8 @@ _ALL = (
         suite=f"{_S}.sampler:SamplerContract",
         capabilities={
             "seeded": "the same seed and logits give the same token in any batch, and logits that rounding moves "
-            "seldom another one"
+            "seldom another one",
+            "params": "requests may bring parameters for it, under its name",
         },
     ),
     Contract(

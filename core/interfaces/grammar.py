@@ -103,7 +103,7 @@ class GrammarBackend(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
         """None, or the reason why it cannot work with this tokenizer."""
         return None
 

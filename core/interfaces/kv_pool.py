@@ -36,7 +36,7 @@ class KVPool(abc.ABC):
         self.num_slots = (ctx.num_pages + 1) * ctx.page_size
 
     @classmethod
-    def supports(cls, ctx: KVPoolContext) -> str | None:
+    def supports(cls, options: Any, ctx: KVPoolContext) -> str | None:
         """None, or the reason why this pool cannot hold these layers."""
         return None
 

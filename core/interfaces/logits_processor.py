@@ -47,7 +47,7 @@ class LogitsProcessor(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 

@@ -18,8 +18,7 @@ class Message(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
 class TokenizedRequest(Message):
     """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
     `embed` asks for the prompt's embedding, and nothing is generated. `rid` is unique; `name` is what its client calls
-    it, where that is something else. `owner` tells clients apart where they take turns: a tag of the API key, ""
-    without one.
+    it, where that is something else. `principal` says who asks: the name of the API key, "" without one.
     """
 
     rid: str
@@ -35,7 +34,7 @@ class TokenizedRequest(Message):
     embed: bool = False
     name: str = ""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
-    owner: str = ""
+    principal: str = ""
 
 
 class TokenizedBatch(Message):

@@ -66,7 +66,7 @@ class ModelFamily(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: ModelContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
         """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads
         weights.
         """

@@ -47,7 +47,7 @@ class ModelRunner(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: ModelRunnerContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelRunnerContext) -> str | None:
         """None, or the reason why it cannot run this model."""
         return None
 

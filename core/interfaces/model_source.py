@@ -27,7 +27,7 @@ class ModelSource(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
         """None when the reference is of this source's kind, or the reason why not. Looks, but fetches nothing."""
         return None
 

@@ -86,7 +86,7 @@ class OutputParser(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         """None, or the reason why this model does not write so. Asked where the config says `auto`."""
         return None
 

@@ -42,7 +42,7 @@ class Pooler(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: PoolerContext) -> str | None:
+    def supports(cls, options: Any, ctx: PoolerContext) -> str | None:
         """None, or the reason why the model is not pooled so. Asked where the config says `auto`."""
         return None
 

@@ -71,7 +71,7 @@ class PrefixCache(abc.ABC):
         """Grows with every change of what `match` could answer; whoever remembers a match compares it."""
 
     @classmethod
-    def supports(cls, ctx: PrefixCacheContext) -> str | None:
+    def supports(cls, options: Any, ctx: PrefixCacheContext) -> str | None:
         """None, or the reason why this cache cannot work here (an unsupported page size, say)."""
         return None
 

@@ -162,7 +162,7 @@ class ReqTiming:
     """Times by the scheduler's clock, in seconds; 0.0 where it has not happened yet.
 
     `ready` is when the last gate let it into the queue (`arrived` where there is none), `queued` when it last entered
-    the queue (again after a retraction).
+    the queue (again after a retraction). `waiting_since` is what aging counts from.
     """
 
     arrived: float = field(default_factory=time.monotonic)
@@ -173,6 +173,11 @@ class ReqTiming:
     last_token: float = 0.0
     finished: float = 0.0
 
+    @property
+    def waiting_since(self) -> float:
+        """When it first entered the queue. A retraction does not change that: who has to go keeps its turn."""
+        return self.ready or self.arrived
+
 
 class Req:
     """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
@@ -180,8 +185,9 @@ class Req:
     `name` is what its client calls it, which for another key's client may be something else; `rid` is unique.
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
-    the request says to plugins, by the name of the provider meant. `owner` is a tag of the client's key, "" without
-    one. `flags` are the pipeline's own notes. With `pooling` its embedding is wanted and no token.
+    the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
+    never the key; "" on a server without keys. `flags` are the pipeline's own notes. With `pooling`
+    its embedding is wanted and no token.
     """
 
     __slots__ = (
@@ -195,9 +201,9 @@ class Req:
         "name",
         "namespace",
         "output",
-        "owner",
         "params",
         "pooling",
+        "principal",
         "priority",
         "rid",
         "sampling",
@@ -225,7 +231,7 @@ class Req:
         params: Mapping[str, Any] | None = None,
         name: str = "",
         arrived: float | None = None,
-        owner: str = "",
+        principal: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -241,7 +247,7 @@ class Req:
         self.pooling = pooling
         self.output = ReqOutput()
         self.kv = ReqKV()
-        self.owner = owner
+        self.principal = principal
         self.params: Mapping[str, Any] = params or {}
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING

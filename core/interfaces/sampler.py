@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,31 @@ class Sampler(abc.ABC):
     to mean the same tokens. Normal noise of 0.02 in all logits may change fewer than 5% of the draws of the suite.
     Noise for each token achieves that: of those that the filters keep, draw the token with the largest
     `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
-    probabilities does not achieve it.
+    probabilities does not achieve it. `pegboard.core.toolkit.noise` has both kinds of numbers.
+
+    With the capability `params` requests may bring parameters for it: `SamplingParams.extra[<provider's name>]`, a dict
+    of plain values from the network (see toolkit.custom_params). Where a request of the batch has some, `batch.rows`
+    has every row's parameters, tokens and memo; what the sampler keeps of a request goes into `SamplingRow.memo`, under
+    itself as the key. Steps may be repeated: count by the row's tokens and not by the calls.
     """
+
+    reads_output = False
+    """Whether `sample` reads `SamplingRow.output_ids` (see `LogitsProcessor.reads_output`)."""
 
     def __init__(self, options: Any, ctx: SamplerContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: SamplerContext) -> str | None:
+    def supports(cls, options: Any, ctx: SamplerContext) -> str | None:
         """None, or the reason why it cannot sample here."""
         return None
+
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether a request has parameters for this sampler. Asked once per request, with the capability `params`
+        alone. Raises InvalidRequest, naming the parameter, for what it cannot do: the request is refused.
+        """
+        return False
 
     @abc.abstractmethod
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:

@@ -35,7 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     was matched last is trimmed from the leftmost place where a match that ends there begins (see toolkit.stop_regex).
     `grammar` is what the output must look like; None is free text.
     `seed` decides what is drawn: equal logits give equal tokens, in any batch. `logit_bias` maps token id to an addend.
-    `extra` carries parameters of logits processors that plugins add, a dict each, by processor name.
+    `extra` carries parameters of logits processors and samplers that plugins add, a dict each, by provider name.
     """
 
     max_new_tokens: int | None = 128
@@ -131,7 +131,7 @@ def _check_range(name: str, value: float, low: float, high: float, *, open_low: 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What a logits processor may know of one sampled row: plain values, no request object.
+    """What a logits processor or a sampler may know of one sampled row: plain values, no request object.
 
     `prompt_ids` int64 [prompt] and `output_ids` int64 [known so far] are views; they may be read, not kept. With the
     overlap loop the newest `pending` tokens are not known to the host yet, unless a processor of the request reads
@@ -165,9 +165,9 @@ class SamplingBatch:
     Tensors are on the model's device: `temperatures`, `top_ps`, `min_ps` float32 [n]; `top_ks` int64 [n] (vocab size
     where off); `seeds` int64 [n] and `steps` int64 [n] (tokens generated so far) decide what is drawn (see `Sampler`);
     a row without a seed has one drawn for it at intake. `all_greedy` and the `need_*` flags let a sampler skip work.
-    `rows` feeds the logits processors and is empty when no request of the batch wants one. `mask` int32
-    [m, ceil(vocab / 32)] has a bit for each token that the rows `mask_rows` int64 [m] may get, after all processors
-    (bit i%32 of word i//32 for token i); None where every row may get any.
+    `rows` feeds the logits processors and the sampler, and is empty when no request of the batch wants one of them.
+    `mask` int32 [m, ceil(vocab / 32)] has a bit for each token that the rows `mask_rows` int64 [m] may get, after all
+    processors (bit i%32 of word i//32 for token i); None where every row may get any.
     """
 
     temperatures: torch.Tensor

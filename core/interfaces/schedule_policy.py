@@ -36,7 +36,7 @@ class SchedulePolicy(abc.ABC):
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, ctx: SchedulePolicyContext) -> str | None:
+    def supports(cls, options: Any, ctx: SchedulePolicyContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 

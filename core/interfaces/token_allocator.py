@@ -30,7 +30,7 @@ class TokenAllocator(abc.ABC):
         self.page_size = ctx.page_size
 
     @classmethod
-    def supports(cls, ctx: TokenAllocatorContext) -> str | None:
+    def supports(cls, options: Any, ctx: TokenAllocatorContext) -> str | None:
         """None, or the reason why this allocator cannot work here."""
         return None
 

@@ -32,7 +32,7 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         params=message.params,
         name=message.name,
         arrived=now,
-        owner=message.owner,
+        principal=message.principal,
     )
     if message.return_hidden_states:
         req.output.hidden = []

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
@@ -32,33 +33,35 @@ if TYPE_CHECKING:
 
 
 _MEMOS: ReqSlot[dict[object, Any]] = ReqSlot(dict)
-"""What logits processors keep of a request."""
+"""What logits processors and samplers keep of a request."""
 
 
 class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
+
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it.
     """
 
     def __init__(
         self,
         memory: MemoryManager,
-        processors: Sequence[LogitsProcessor],
+        asked: Sequence[LogitsProcessor | Sampler],
         vocab_size: int,
         pooler: Pooler | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._pooler = pooler
         self._memory = memory
-        self._processors = tuple(processors)
+        self._asked = tuple(asked)
         self._numbers = itertools.count(1)
         self._versions = itertools.count(1)
         self._info: SamplingInfo | None = None
         self._info_of = NEVER
 
     def flags(self, req: Req) -> int:
-        """The flags of a new request. Raises what a logits processor's `wants` raises."""
-        return flags_of(req, self._processors)
+        """The flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
+        return flags_of(req, self._asked)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
         """One token for each running request that may have one more; None when there is none.

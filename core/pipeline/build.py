@@ -236,6 +236,7 @@ class _Parts:
         self.attention = cast(AttentionBackend, attention.build(attention_ctx))
         self.processors = tuple(cast(LogitsProcessor, choice.build(processor_ctx)) for choice in processors)
         sampler_made = cast(Sampler, sampler.build(sampler_ctx))
+        self.asked = (*self.processors, *((sampler_made,) if "params" in sampler.provides else ()))
 
         def runner_context(network: Any) -> ModelRunnerContext:
             return ModelRunnerContext(
@@ -250,14 +251,14 @@ class _Parts:
             )
 
         runner = choose("runner", runner_context(None))
-        if self.config.scheduler.split_prefill_layers and "split_prefill" not in runner.record.provider.provides:
+        if self.config.scheduler.split_prefill_layers and "split_prefill" not in runner.provides:
             raise ConfigError(
                 f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
                 "capability split_prefill); set it to 0, or choose another runner.use"
             )
-        self.prefers_mixed = "prefers_mixed" in runner.record.provider.provides
+        self.prefers_mixed = "prefers_mixed" in runner.provides
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
-        if "own_weights" in runner.record.provider.provides:
+        if "own_weights" in runner.provides:
             built = runner.build(runner_context(None))
             self.pool = self._make_pool()
             return cast(ModelRunner, built)
@@ -305,7 +306,7 @@ class _Parts:
             config,
             memory,
             policy,
-            BatchBuilder(memory, self.processors, self.spec.vocab_size, pooler),
+            BatchBuilder(memory, self.asked, self.spec.vocab_size, pooler),
             ResultStage(
                 cast(Any, tokenizer),
                 self.spec.eos_token_ids,
@@ -339,7 +340,7 @@ class _Parts:
         """In front of all others, since what it refuses need not pass them. None where there are no grammars."""
         grammar_ctx = GrammarContext(self.model.directory, tokenizer, self.spec.vocab_size, self.spec.eos_token_ids)
         choice = self.selection.choose("grammar", grammar_ctx)
-        self.grammar_kinds = tuple(kind for kind in KINDS if kind in choice.record.provides)
+        self.grammar_kinds = tuple(kind for kind in KINDS if kind in choice.provides)
         if not self.grammar_kinds:
             return []
         self.grammar_gate = make_grammar_gate(choice, grammar_ctx, self.config.grammar, ctx)
@@ -360,7 +361,7 @@ class _Parts:
     def _capabilities(self) -> frozenset[str]:
         """Of the runner that was chosen."""
         (choice,) = self.selection.choices["runner"]
-        return choice.record.provider.provides
+        return choice.provides
 
     def _features(self, scheduler: Scheduler) -> tuple[str, ...]:
         """What requests may ask of this engine; see ModelInfo."""
@@ -371,8 +372,9 @@ class _Parts:
         if scheduler.pooler is not None:
             found.append("embeddings")
         found += [f"grammar.{kind}" for kind in self.grammar_kinds]
-        processors = self.selection.choices.get("logits_processor", ())
-        found += [f"logits_processor.{one.name}" for one in processors if "params" in one.record.provider.provides]
+        for contract in ("logits_processor", "sampler"):
+            chosen = self.selection.choices.get(contract, ())
+            found += [f"{contract}.{one.name}" for one in chosen if "params" in one.provides]
         return tuple(found)
 
     def info(self, scheduler: Scheduler) -> ModelInfo:

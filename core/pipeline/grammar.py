@@ -108,7 +108,7 @@ class Grammars:
     def begin(self, req: Req, compiled: CompiledGrammar) -> None:
         """Raises what the backend's code raises."""
         grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
-        account = self._accounts.setdefault((req.owner, req.sampling.grammar), Account())
+        account = self._accounts.setdefault((req.principal, req.sampling.grammar), Account())
         state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
         _allow_ends(req, state)
         account.requests += 1

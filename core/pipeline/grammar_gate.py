@@ -152,10 +152,10 @@ class GrammarGate(AdmissionGate):
             return known
         job = self._jobs.get(grammar)
         if job is None:
-            if self.pool.full and not self.pool.make_room(req.owner):
+            if self.pool.full and not self.pool.make_room(req.principal):
                 text = f"{grammar.kind}: {self.pool.open} grammars wait to be compiled, try again later"
                 return Verdict.failed(text, status=503, code="grammar_queue_full", param=grammar.kind)
-            job = self._jobs[grammar] = _Job(self.pool.submit(grammar, req.owner))
+            job = self._jobs[grammar] = _Job(self.pool.submit(grammar, req.principal))
         job.waiting.add(req.rid)
         return Verdict.blocked("its grammar is being compiled")
 

@@ -83,7 +83,7 @@ class GrammarWork:
         cost = state.grammar.worst if state.cost is None else state.cost
         if cost is None or cost >= self._left or self._wait_left <= 0:
             return False
-        return not (self._debts and self._in_debt(req.owner))
+        return not (self._debts and self._in_debt(req.principal))
 
     def now(self) -> tuple[float, float]:
         """The computing time of this thread, and the clock."""
@@ -102,7 +102,7 @@ class GrammarWork:
         self._wait_left -= clock - since[1]
         over = seconds - self._limits.step_seconds
         if over > 0:
-            self._debts[req.owner] = max(self._debts.get(req.owner, 0.0), clock) + PAY_BACK * over
+            self._debts[req.principal] = max(self._debts.get(req.principal, 0.0), clock) + PAY_BACK * over
         return self._charge(req, state, seconds, tokens)
 
     def sit_out(self, req: Req, token: int) -> None:

@@ -29,6 +29,8 @@ MAX_RID_LENGTH = 256
 MAX_SALT_LENGTH = 1024
 MAX_LOGPROBS = 128
 MAX_TOKEN_IDS = 4096
+_PARAMS = ("logits_processor.", "sampler.")
+"""Features that are named after what takes parameters of a request."""
 """Most entries of stop_token_ids, logit_bias and token_ids_logprob each."""
 MAX_EXTRA_BYTES = 64 * 1024
 
@@ -221,13 +223,13 @@ class Intake:
             _check_text(grammar.kind, grammar.source, sys.maxsize)
 
     def _check_custom(self, extra: dict[str, Any]) -> None:
-        """Processors are chosen by the names of those that are configured, and never sent as code."""
+        """Processors and samplers are meant by the names of those that are configured, and never sent as code."""
         _check_plain("custom parameters", extra, "custom_params")
         for name, params in extra.items():
-            if f"logits_processor.{name}" not in self._info.features:
-                known = [one.partition(".")[2] for one in self._info.features if one.startswith("logits_processor.")]
+            known = [one.partition(".")[2] for one in self._info.features if one.startswith(_PARAMS)]
+            if name not in known:
                 raise InvalidRequest(
-                    f"{name[:64]!r} is no logits processor that takes parameters; those of this server are: "
+                    f"{name[:64]!r} is no logits processor or sampler that takes parameters; those of this server are: "
                     f"{', '.join(known) or 'none'}",
                     param="custom_logit_processor",
                 )

@@ -175,7 +175,7 @@ class RunningBatch:
         return intervals
 
 
-def flags_of(req: Req, processors: Iterable[Any]) -> int:
+def flags_of(req: Req, asked: Iterable[Any]) -> int:
     """A request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
     flags = STREAM if req.stream else 0
@@ -187,7 +187,7 @@ def flags_of(req: Req, processors: Iterable[Any]) -> int:
         flags |= HIDDEN | SPECIAL
     if params.grammar is not None:
         flags |= GRAMMAR | SPECIAL | HISTORY
-    for processor in processors:
-        if processor.wants(params):
-            flags |= PROCESSED | (HISTORY if processor.reads_output else 0)
+    for one in asked:
+        if one.wants(params):
+            flags |= PROCESSED | (HISTORY if one.reads_output else 0)
     return flags

@@ -12,7 +12,14 @@ import pytest
 
 from pegboard.core.names import did_you_mean
 from pegboard.core.testing.subject import Subject, SuiteError
-from pegboard.core.testing.suite import CAPABILITY_MARK, LACKS_MARK, ContractSuite, check_suite, subject_of
+from pegboard.core.testing.suite import (
+    CAPABILITY_MARK,
+    LACKS_MARK,
+    ContractSuite,
+    capabilities_of,
+    check_suite,
+    subject_of,
+)
 
 
 class SuiteClass(pytest.Class):
@@ -27,12 +34,12 @@ class SuiteClass(pytest.Class):
 
     def _checked(self, suite: type[ContractSuite]) -> list[pytest.Item | pytest.Collector]:
         check_suite(suite)
-        subject = subject_of(suite)
+        subject, capabilities = subject_of(suite), capabilities_of(suite)
         nodes = list(super().collect())
         items = [node for node in nodes if isinstance(node, pytest.Function)]
         _check_expected(suite.expected_failures, items)
         for item in items:
-            for reason in _skip_reasons(item, subject):
+            for reason in _skip_reasons(item, subject, capabilities):
                 item.add_marker(pytest.mark.skip(reason=reason))
             for name in (item.originalname, item.name):
                 if name in suite.expected_failures:
@@ -55,7 +62,7 @@ def _check_expected(expected: Mapping[str, str], items: Sequence[pytest.Function
             raise SuiteError(f"expected_failures must say why {name!r} fails")
 
 
-def _skip_reasons(item: pytest.Function, subject: Subject) -> Iterator[str]:
+def _skip_reasons(item: pytest.Function, subject: Subject, capabilities: frozenset[str]) -> Iterator[str]:
     for mark, wanted in ((CAPABILITY_MARK, True), (LACKS_MARK, False)):
         for marker in item.iter_markers(mark):
             name = marker.args[0]
@@ -64,8 +71,8 @@ def _skip_reasons(item: pytest.Function, subject: Subject) -> Iterator[str]:
                 raise SuiteError(
                     f"{item.name} is marked with {name!r}, no capability of {subject.contract.name} ({known})"
                 )
-            if (name in subject.capabilities) != wanted:
-                verb = "does not declare" if wanted else "declares"
+            if (name in capabilities) != wanted:
+                verb = "declares" if not wanted else "does not declare" if name not in subject.capabilities else "lacks"
                 yield f"{subject.name} {verb} the capability {subject.contract.name}.{name}"
     if item.get_closest_marker("gpu") is not None and not _cuda_available():
         yield "needs a CUDA device"

@@ -93,28 +93,28 @@ class ModelFamilyContract(ContractSuite):
         reasons = {}
         for architecture in self.architectures:
             ctx = context(self._checkpoint(architecture, tmp_path_factory))
-            reasons[architecture] = self.provider_class().supports(ctx)
+            reasons[architecture] = self.objection(ctx)
         assert None in reasons.values(), f"none is supported, so nothing is tested; set `architectures`: {reasons}"
 
     def test_refusals_are_reasons(self, architecture: str, checkpoint: Path) -> None:
-        reason = self.provider_class().supports(context(checkpoint))
+        reason: object = self.objection(context(checkpoint))
         assert reason is None or (isinstance(reason, str) and reason.strip()), "a refusal says why"
 
     @pytest.mark.parametrize("config", _GARBAGE, ids=str)
     def test_refuses_what_is_no_model(self, config: Mapping[str, Any], tmp_path: Path) -> None:
         ctx = ModelContext(tmp_path, dict(config), torch.float32, torch.device("cpu"))
-        _assert_refused(self.provider_class(), ctx)
+        _assert_refused(self.objection(ctx))
 
     @pytest.mark.parametrize("change", _SPOILED, ids=str)
     def test_refuses_spoiled_configs(self, architecture: str, checkpoint: Path, change: Mapping[str, Any]) -> None:
         self.build(context(checkpoint))  # skips where the family supports the architecture not at all
-        _assert_refused(self.provider_class(), context(checkpoint, **change))
+        _assert_refused(self.objection(context(checkpoint, **change)))
 
     def test_refuses_unknown_rope(self, architecture: str, checkpoint: Path) -> None:
         self.build(context(checkpoint))
         config = json.loads((checkpoint / "config.json").read_text("utf-8"))
         rope = {**(config.get("rope_parameters") or {}), "rope_type": "spiral"}
-        _assert_refused(self.provider_class(), context(checkpoint, rope_parameters=rope))
+        _assert_refused(self.objection(context(checkpoint, rope_parameters=rope)))
 
     def test_spec_matches_config(self, architecture: str, checkpoint: Path) -> None:
         from transformers import AutoConfig
@@ -156,19 +156,18 @@ class ModelFamilyContract(ContractSuite):
     def test_context_length_above_the_models_is_refused(self, architecture: str, checkpoint: Path) -> None:
         self.build(context(checkpoint))
         ctx = context(checkpoint, context_length=1 << 20)
-        cls = self.provider_class()
-        if cls.supports(ctx) is None:
+        if self.objection(ctx) is None:
             with pytest.raises(ModelError, match=r"\d"):
-                cls(self.subject.make_options(type(self).options), ctx)
+                self.build(ctx)
 
     def test_reads_no_weights_before_load(self, architecture: str, checkpoint: Path, tmp_path: Path) -> None:
         self.build(context(checkpoint))
         spoiled = _copy(checkpoint, tmp_path)
         (spoiled / "model.safetensors").write_bytes(b"\xff" * 64)
-        assert self.provider_class().supports(context(spoiled)) is None
+        assert self.objection(context(spoiled)) is None
         assert self.build(context(spoiled)).spec.layers
         (spoiled / "model.safetensors").unlink()
-        assert self.provider_class().supports(context(spoiled)) is None
+        assert self.objection(context(spoiled)) is None
         assert self.build(context(spoiled)).spec.layers
 
     # Loading
@@ -375,9 +374,8 @@ def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert float(error) <= TOLERANCE, f"logits are off by {float(error):.3g} relative"
 
 
-def _assert_refused(family: type[ModelFamily], ctx: ModelContext) -> None:
-    reason = family.supports(ctx)
-    assert isinstance(reason, str), f"accepted {dict(ctx.hf_config)}"
+def _assert_refused(reason: object) -> None:
+    assert isinstance(reason, str), "accepted"
     assert reason.strip(), "a refusal says why"
 
 

@@ -593,9 +593,10 @@ def _load_model(architecture: str, settings: str, dtype: str) -> RunnerModel | s
     ctx = ModelContext(directory, config, getattr(torch, dtype), CPU)
     reasons = []
     for record in installed_registry().providers("model_family"):
-        reason = record.load().supports(ctx)
+        options = record.options_model()()
+        reason = record.load().supports(options, ctx)
         if reason is None:
-            family = record.load()(record.options_model()(), ctx)
+            family = record.load()(options, ctx)
             return RunnerModel(ctx, family.spec, family.load())
         reasons.append(f"{record.name}: {reason}")
     return f"no installed model family runs {architecture}: {'; '.join(reasons) or 'none is installed'}"
@@ -604,8 +605,9 @@ def _load_model(architecture: str, settings: str, dtype: str) -> RunnerModel | s
 def _best_sampler(vocab: int) -> Sampler:
     ctx = SamplerContext(vocab, CPU)
     for record in installed_registry().providers("sampler"):
-        if record.load().supports(ctx) is None:
-            sampler: Sampler = record.load()(record.options_model()(), ctx)
+        options = record.options_model()()
+        if record.load().supports(options, ctx) is None:
+            sampler: Sampler = record.load()(options, ctx)
             return sampler
     pytest.skip("no installed sampler samples on a CPU")
 

@@ -31,7 +31,7 @@ import pytest
 
 from pegboard.core.interfaces.plugin import API_VERSION
 from pegboard.core.testing.collecting import SuiteClass, suite_of_item
-from pegboard.core.testing.suite import subject_of
+from pegboard.core.testing.suite import capabilities_of, subject_of
 
 FORMAT = 1
 _ATTRIBUTE = "pegboard_conformance"
@@ -103,7 +103,7 @@ def describe(suite: SuiteClass) -> dict[str, Any]:
         "plugin_version": registered.plugin.version if registered else "",
         "distribution": registered.origin.distribution if registered else "",
         "distribution_version": registered.origin.version if registered else "",
-        "capabilities": sorted(subject.capabilities),
+        "capabilities": sorted(capabilities_of(suite.obj)),
         "options": json.loads(json.dumps(dict(suite.obj.options), default=str)),
     }
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import pytest
 
+from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.testing.subject import Subject, SuiteError, find_subject
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ class ContractSuite:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities that the provider declares."""
-        return self.subject.capabilities
+        """The capabilities that the provider has with the author's options."""
+        return capabilities_of(type(self))
 
     def provider_class(self) -> type[Any]:
         """The class under test, for its class methods. Raises PluginError where it cannot be imported."""
@@ -99,14 +100,23 @@ class ContractSuite:
     def build(self, ctx: Any, **overrides: Any) -> Any:
         """A new instance of the provider, from the author's options and `overrides` on top.
 
-        Skips the test, with the provider's own reason, where its `supports(ctx)` objects. Raises ConfigError for
+        Skips the test, with the provider's own reason, where its `supports` objects. Raises ConfigError for
         options that its model refuses.
         """
+        options = self.make_options(**overrides)
         cls = self.provider_class()
-        reason = cls.supports(ctx)
+        reason = cls.supports(options, ctx)
         if reason is not None:
             pytest.skip(f"{self.subject.name} objects to this: {reason}")
-        return cls(self.subject.make_options({**type(self).options, **overrides}), ctx)
+        return cls(options, ctx)
+
+    def make_options(self, **overrides: Any) -> Options:
+        """The author's options with `overrides` on top. Raises ConfigError for options that its model refuses."""
+        return self.subject.make_options({**type(self).options, **overrides})
+
+    def objection(self, ctx: Any) -> str | None:
+        """What the provider, with the author's options, has against a context."""
+        return cast("str | None", self.provider_class().supports(self.make_options(), ctx))
 
 
 def subject_of(cls: type[ContractSuite]) -> Subject:
@@ -122,6 +132,16 @@ def subject_of(cls: type[ContractSuite]) -> Subject:
             registry=cls.registry,
         )
     return subject
+
+
+def capabilities_of(cls: type[ContractSuite]) -> frozenset[str]:
+    """The capabilities that a class's provider has with its options; those declared, where the options are no good."""
+    subject = subject_of(cls)
+    try:
+        options = subject.make_options(cls.options)
+    except PegboardError:  # the tests say so, each by itself
+        return subject.capabilities
+    return subject.capabilities & options.provides(subject.capabilities)
 
 
 def check_suite(cls: type[ContractSuite]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEY = TypeAdapter(Key)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_NAME_RULE = "begin with a letter, have at most 64 letters, digits, '.', '_' or '-'"
 
 
 class Keys:
@@ -32,18 +35,21 @@ class Keys:
     Keys are kept and compared as digests, all of them each time, so that the time taken says nothing about them.
     """
 
-    def __init__(self, user: Iterable[str] = (), admin: Iterable[str] = ()) -> None:
+    def __init__(self, user: Iterable[str] = (), admin: Iterable[str] = (), names: Mapping[str, str] = {}) -> None:
+        user, admin = list(user), list(admin)
         self._user = [_digest(key.encode()) for key in user]
         self._admin = [_digest(key.encode()) for key in admin]
+        self._names = [names.get(key, str(number)) for number, key in enumerate([*user, *admin], 1)]
 
     @classmethod
     def of(cls, server: ServerSection) -> Keys:
         """The keys of a config. Raises ConfigError for a file that cannot be read, or a key that is none."""
-        user = [*server.api_key, *_read("server.api_key_file", server.api_key_file)]
-        admin = [*server.admin_key, *_read("server.admin_key_file", server.admin_key_file)]
+        names: dict[str, str] = {}
+        user = [*server.api_key, *_read("server.api_key_file", server.api_key_file, names)]
+        admin = [*server.admin_key, *_read("server.admin_key_file", server.admin_key_file, names)]
         if set(user) & set(admin):
             raise ConfigError(Problem("server.admin_key", "is an API key as well; every user would be an admin"))
-        return cls(user, admin)
+        return cls(user, admin, names)
 
     def __bool__(self) -> bool:
         return bool(self._user or self._admin)
@@ -58,16 +64,16 @@ class Keys:
         return "admin" if admin else "user" if user else "public"
 
     def asker(self, headers: Mapping[bytes, bytes]) -> str:
-        """A name for the key that a request brings, for ASKER: its number among all keys, or "0" where it brings none
-        of them; "" where there are no keys.
+        """The name of the key that a request brings, for ASKER: the one that its file gives it, or its number among all
+        keys; "0" where the request brings none of them, "" where there are no keys.
         """
         key = key_of(headers)
         digest = b"" if key is None else _digest(key)
-        number = 0
-        for i, one in enumerate([*self._user, *self._admin], 1):
+        found = "0" if self else ""
+        for name, one in zip(self._names, [*self._user, *self._admin], strict=True):
             if hmac.compare_digest(digest, one):
-                number = i
-        return str(number) if self else ""
+                found = name
+        return found
 
     def refusal(self, needed: Level, headers: Mapping[bytes, bytes]) -> InvalidRequest | None:
         """Why a request may not have what needs this level; None where it may."""
@@ -99,17 +105,18 @@ def _unknown(key: bytes | None) -> InvalidRequest:
     return InvalidRequest("this is no key of this server", status=401, code="invalid_api_key")
 
 
-def _read(path: str, name: str | None) -> list[str]:
-    """The keys in a file, one per line."""
+def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:
+    """The keys in a file, one per line, as KEY or NAME KEY; `names` gets the names by key."""
     if name is None:
         return []
     file = Path(name)
     try:
-        keys = [line.strip() for line in file.read_text("ascii").splitlines() if line.strip()]
+        lines = [line.strip().split(maxsplit=1) for line in file.read_text("ascii").splitlines() if line.strip()]
         shared = file.stat().st_mode & 0o077
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds other characters than ASCII's"
         raise ConfigError(Problem(path, f"{name} cannot be read: {reason}")) from None
+    keys = [words[-1] for words in lines]
     if not keys:
         raise ConfigError(Problem(path, f"{name} holds no key: it must have one per line"))
     for number, key in enumerate(keys, 1):
@@ -118,6 +125,14 @@ def _read(path: str, name: str | None) -> list[str]:
         except ValidationError:
             problem = f"{name}: key {number} must be at most {MAX_KEY_LENGTH} characters, without spaces"
             raise ConfigError(Problem(path, problem)) from None
+    for number, words in enumerate(lines, 1):
+        if len(words) == 1:
+            continue
+        called, key = words
+        if not _NAME.fullmatch(called) or called in names.values():
+            problem = f"{name}: the name of key {number} must {_NAME_RULE}, and no other key's"
+            raise ConfigError(Problem(path, problem))
+        names[key] = called
     if shared:
         logger.warning("%s: %s can be read by others (chmod 600 %s)", path, name, name)
     return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ class TritonAttention(AttentionBackend):
             self._multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
 
     @classmethod
-    def supports(cls, ctx: AttentionContext) -> str | None:
+    def supports(cls, options: Any, ctx: AttentionContext) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed: pip install 'pegboard[triton]'"
         if ctx.dtype not in (torch.float16, torch.bfloat16, torch.float32):

@@ -46,7 +46,7 @@ class CpuNativeRunner(ModelRunner):
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
 
     @classmethod
-    def supports(cls, ctx: ModelRunnerContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelRunnerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it runs on a CPU, not on {ctx.device}"
         if "attention" in ctx.explicit:

@@ -43,7 +43,7 @@ class CpuNativeSampler(Sampler):
         self._process = self._getpid()
 
     @classmethod
-    def supports(cls, ctx: SamplerContext) -> str | None:
+    def supports(cls, options: Any, ctx: SamplerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it samples on a CPU, not on {ctx.device}"
         try:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -49,7 +49,7 @@ class LLGuidanceBackend(GrammarBackend):
         )
 
     @classmethod
-    def supports(cls, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
         if not ctx.eos_token_ids:
             return "the model has no token that ends an answer"
         try:

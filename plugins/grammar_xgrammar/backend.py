@@ -43,7 +43,7 @@ class XGrammarBackend(GrammarBackend):
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     @classmethod
-    def supports(cls, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
         if not ctx.eos_token_ids:
             return "the model has no token that ends an answer"
         try:

@@ -100,5 +100,5 @@ class BadWords(LogitsProcessor):
         return [ids for ids in ((plain, spaced) if other else (plain,)) if ids]
 
     @classmethod
-    def supports(cls, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
         return None if ctx.tokenizer is not None else "the words are texts, and there is no tokenizer"

@@ -100,7 +100,7 @@ class Dry(LogitsProcessor):
         return np.array(sorted(ids), dtype=np.int64)
 
     @classmethod
-    def supports(cls, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
         return None if ctx.tokenizer is not None else "sequence breakers are texts, and there is no tokenizer"
 
 

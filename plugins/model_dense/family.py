@@ -30,7 +30,7 @@ class DenseFamily(ModelFamily):
         )
 
     @classmethod
-    def supports(cls, ctx: ModelContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
         """None where `DecoderSpec` can read the config, else what it could not read."""
         try:
             DecoderSpec.from_config(ctx.hf_config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
@@ -22,7 +23,7 @@ class HFSource(DirectorySource):
     options: HFOptions
 
     @classmethod
-    def supports(cls, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
         """None for an existing directory and for what reads like a hub id."""
         reference = ctx.reference
         if reference and Path(reference).expanduser().is_dir():

@@ -56,7 +56,7 @@ class TransformersFamily(ModelFamily):
         return examine(self.ctx)
 
     @classmethod
-    def supports(cls, ctx: ModelContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
         try:
             examine(ctx)
         except NotServable as err:

@@ -20,7 +20,7 @@ class ThinkParser(OutputParser):
         self._starts_open = bool(getattr(options, "starts_open", False))
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -34,10 +34,10 @@ class QwenParser(ThinkParser):
     """Qwen3: as R1, and with `enable_thinking=False` the prompt has an empty thought already."""
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         if "enable_thinking" not in ctx.chat_template:
             return "the chat template has no enable_thinking"
-        return super().supports(ctx)
+        return super().supports(options, ctx)
 
 
 class MarkedParser(ThinkParser):
@@ -49,7 +49,7 @@ class MarkedParser(ThinkParser):
         self.skip_special_tokens = not options.special_tokens
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return None
 
 

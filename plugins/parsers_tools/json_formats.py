@@ -53,7 +53,7 @@ class HermesParser(OutputParser):
     """
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         if not ctx.chat_template:
             return "the model has no chat template"
         if "<arg_key>" in ctx.chat_template:
@@ -117,7 +117,7 @@ class LlamaParser(OutputParser):
     skip_special_tokens = False
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _PYTHON, '{"name": function name, "parameters"')
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -172,7 +172,7 @@ class MistralParser(OutputParser):
         """Whether the model writes names and arguments rather than a list."""
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _CALLS)
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -244,7 +244,7 @@ class DeepSeekParser(OutputParser):
         self._fenced = "```json" in ctx.chat_template
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _INNER)
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:

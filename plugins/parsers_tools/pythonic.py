@@ -38,7 +38,7 @@ class PythonicParser(OutputParser):
     skip_special_tokens = False
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         if "[func_name1(" in ctx.chat_template or _BEGIN in ctx.chat_template:
             return None
         return "the chat template has no [func_name1(...)]"

@@ -37,7 +37,7 @@ class XmlParser(OutputParser):
     """Functions and parameters in tags of their own."""
 
     @classmethod
-    def supports(cls, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
         return None if _FUNCTION in ctx.chat_template else f"the chat template has no {_FUNCTION}"
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:

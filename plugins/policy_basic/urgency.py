@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from pegboard.plugins.policy_basic.options import PriorityOptions, SrtfOptions
 
 
-def _came(req: Req) -> float:
-    """When it first entered the queue. A retraction does not change that, so whoever was retracted keeps its turn."""
-    return req.timing.ready or req.timing.arrived
-
-
 class PriorityPolicy(SchedulePolicy):
     """Larger `priority` first, and waiting counts too: one point per `aging` seconds since the request first entered
     the queue.
@@ -64,7 +59,7 @@ class PriorityPolicy(SchedulePolicy):
     def _rank(self, req: Req) -> float:
         """The most urgent lowest: with aging the time at which a request of priority 0 would have to come for it."""
         aging = self.options.aging
-        return -req.priority if aging is None else _came(req) - req.priority * aging
+        return -req.priority if aging is None else req.timing.waiting_since - req.priority * aging
 
 
 class SrtfPolicy(SchedulePolicy):
@@ -91,7 +86,7 @@ class SrtfPolicy(SchedulePolicy):
 
     def _running_rank(self, req: Req) -> float:
         aging = self.options.aging
-        late = 0.0 if aging is None else _came(req) * aging
+        late = 0.0 if aging is None else req.timing.waiting_since * aging
         return self._output_left(req) + late
 
     def _output_left(self, req: Req) -> float:

@@ -85,7 +85,7 @@ class ModelPooler(Pooler):
         self._pooler = _POOLERS[mode](options, ctx)
 
     @classmethod
-    def supports(cls, ctx: PoolerContext) -> str | None:
+    def supports(cls, options: Any, ctx: PoolerContext) -> str | None:
         mode = _named(ctx.directory)
         if mode is None:
             return f"the model has no {_FILE}"

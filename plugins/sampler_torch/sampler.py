@@ -8,8 +8,8 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.logprobs import token_logprobs
+from pegboard.core.toolkit.noise import keys
 from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
-from pegboard.plugins.sampler_torch.noise import keys
 
 
 class TorchSampler(Sampler):

@@ -9,6 +9,7 @@ import pytest
 
 from pegboard.core.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.errors import ConfigError, PluginError
+from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.registry import Registry
@@ -44,7 +45,7 @@ class OnlyOn(Anywhere):
     """Supports the contexts that equal its name in lower case."""
 
     @classmethod
-    def supports(cls, ctx: Any) -> str | None:
+    def supports(cls, options: Any, ctx: Any) -> str | None:
         return None if ctx == cls.__name__.lower() else f"no {cls.__name__.lower()} here"
 
 
@@ -146,3 +147,33 @@ def test_select_without_a_config() -> None:
     assert cls is import_module_class("Cpu")
     assert objections == {"gpu": "no gpu here"}
     assert select("sampler", registry.providers("sampler"), "tpu")[0] is None
+
+
+class Choosy(Options):
+    seeds: bool = True
+
+    def provides(self, declared: frozenset[str]) -> frozenset[str]:
+        return frozenset({"seeded", "made_up"}) if self.seeds else frozenset()
+
+
+class NeedsSeeds(Anywhere):
+    @classmethod
+    def supports(cls, options: Any, ctx: Any) -> str | None:
+        return None if options.seeds else "it needs its seeds"
+
+
+def test_options_narrow_what_a_provider_has_and_what_it_supports() -> None:
+    choosy = Provider("sampler", "choosy", named(NeedsSeeds), "", named(Choosy), provides=frozenset({"seeded"}))
+    needy = Provider("runner", "needy", named(Cpu), "", rank=9, requires=(Requirement("sampler", "seeded"),))
+    chosen = {"sampler": {"use": "choosy"}, "runner": {"use": "needy"}}
+    choice = Selection(resolved([ANY, choosy], chosen, needy)).choose("sampler", None)
+    assert choice.provides == {"seeded"}, "none can be added"
+    chosen["sampler"]["seeds"] = False  # type: ignore[assignment]
+    with pytest.raises(
+        ConfigError, match=r"needs sampler.seeded.* the options of 'choosy' \(pegboard 0\) switch it off"
+    ):
+        resolved([ANY, choosy], chosen, needy)
+    config = resolved([ANY, choosy], {"sampler": chosen["sampler"]}, needy)
+    assert needy not in [one.provider for one in config.candidates["runner"]], "a mere candidate goes"
+    with pytest.raises(ConfigError, match="it needs its seeds"):
+        Selection(config).choose("sampler", None)

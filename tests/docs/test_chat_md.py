@@ -30,7 +30,7 @@ def parser_class() -> Any:
 def test_the_parser_reads_calls() -> None:
     cls = parser_class()
     ctx = OutputParserContext("{{ tools }} @call ", "", "")
-    assert cls.supports(ctx) is None
+    assert cls.supports(None, ctx) is None
     text = 'Look: @call {"name": "now", "arguments": {}}\n@call {"name": "get_weather", "arguments": {"city": "Rome"}}'
     found = feed(cls(NoOptions(), ctx).stream(TOOLS), one_by_one(text))
     assert found.loaded == [("now", {}), ("get_weather", {"city": "Rome"})]

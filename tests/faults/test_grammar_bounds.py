@@ -317,7 +317,7 @@ class TestTheFirstTime:
         drill.spin, drill.spin_at = 0.1, 4
         began = time.monotonic()
         for i in range(8):
-            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens_of(i, 8)), owner="a")
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens_of(i, 8)), principal="a")
             if not at_once:
                 run(made)
         run(made)
@@ -328,14 +328,14 @@ class TestTheFirstTime:
     def test_one_owners_surprises_are_not_anothers(self, make: Callable[..., Harness], drill: Drill) -> None:
         made = make(WorkLimits(step_seconds=0.5))
         for owner in ("a", "b"):
-            made.submit(f"warm {owner}", [1], 40, sampling=drilled([9, 10]), owner=owner)
+            made.submit(f"warm {owner}", [1], 40, sampling=drilled([9, 10]), principal=owner)
         run(made)
         before = made.scheduler.counters.grammar_waits
         made.scheduler.results.work._debts["a"] = time.monotonic() + PATIENCE
-        made.submit("yours", [2], 40, sampling=drilled([9, 10]), owner="b")
+        made.submit("yours", [2], 40, sampling=drilled([9, 10]), principal="b")
         run(made)
         assert made.scheduler.counters.grammar_waits == before
-        made.submit("mine", [1], 40, sampling=drilled([9, 10]), owner="a")
+        made.submit("mine", [1], 40, sampling=drilled([9, 10]), principal="a")
         run(made)
         assert made.scheduler.counters.grammar_waits == before + 2
 
@@ -345,7 +345,7 @@ class TestAccounts:
         made = make(WorkLimits(seconds=0.03, token_seconds=0.001))
         drill.spin = 0.005
         for i in range(4):
-            made.submit(f"mine{i}", [1, i], 40, sampling=drilled(tokens_of(1, 30)), owner="a")
+            made.submit(f"mine{i}", [1, i], 40, sampling=drilled(tokens_of(1, 30)), principal="a")
         made.submit("free", [3], 20)
         run(made)
         for i in range(4):
@@ -373,8 +373,8 @@ class TestAccounts:
         drill.spin = 0.02
         tokens = tokens_of(1, 4)
         for i in range(4):
-            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens), owner=f"owner {i}")
+            made.submit(f"r{i}", [1, i], 40, sampling=drilled(tokens), principal=f"owner {i}")
         run(made)
-        made.submit("again", [1, 2], 40, sampling=drilled(tokens), owner="owner 1")
+        made.submit("again", [1, 2], 40, sampling=drilled(tokens), principal="owner 1")
         run(made)
         assert [made.tokens(rid) for rid in ("r0", "r1", "r2", "r3", "again")] == [tokens] * 5

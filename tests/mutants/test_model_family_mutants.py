@@ -185,13 +185,13 @@ class SkipsALayer(_Spoiled):
 
 class LooksAtTheWeights(TransformersFamily):
     @classmethod
-    def supports(cls, ctx: ModelContext) -> str | None:
-        return super().supports(ctx) if (ctx.directory / "model.safetensors").exists() else "no weights"
+    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
+        return super().supports(options, ctx) if (ctx.directory / "model.safetensors").exists() else "no weights"
 
 
 class AcceptsEverything(TransformersFamily):
     @classmethod
-    def supports(cls, ctx: ModelContext) -> str | None:
+    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
         return None
 
 

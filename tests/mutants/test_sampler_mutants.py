@@ -11,7 +11,7 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.sampler import SamplerContract
-from pegboard.plugins.sampler_torch.noise import bits, keys
+from pegboard.core.toolkit.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 

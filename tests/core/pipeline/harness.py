@@ -210,5 +210,5 @@ def _build(registry: Registry, contract: str, name: str, ctx: Any) -> Any:
     record = registry.get(contract, name)
     assert record is not None, f"{contract} {name} is not installed"
     cls = record.load()
-    assert cls.supports(ctx) is None
+    assert cls.supports(None, ctx) is None
     return cls(record.options_model()(), ctx)

@@ -250,7 +250,7 @@ def test_grammars_queue_under_the_key_of_their_client(pools: Pools, monkeypatch:
 
 def asked(text: str, owner: str) -> Req:
     sampling = SamplingParams(max_new_tokens=4, grammar=script(text))
-    message = TokenizedRequest(rid=text, prompt=pack_ids([1]), sampling=sampling, owner=owner)
+    message = TokenizedRequest(rid=text, prompt=pack_ids([1]), sampling=sampling, principal=owner)
     return new_req(message, frozenset({EOS}), np.random.default_rng(0), 0.0)
 
 

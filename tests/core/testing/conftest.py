@@ -70,7 +70,7 @@ class Forgetful(Arrival):
 
 class Picky(Arrival):
     @classmethod
-    def supports(cls, ctx):
+    def supports(cls, options, ctx):
         return "the moon is not full"
 
 

@@ -48,7 +48,7 @@ class Loses(SchedulePolicy):
 
 class Refuses(SchedulePolicy):
     @classmethod
-    def supports(cls, ctx):
+    def supports(cls, options, ctx):
         return "no"
     def order(self, waiting, running):
         return list(waiting)

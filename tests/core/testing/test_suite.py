@@ -129,7 +129,7 @@ class TestBuilding:
     def test_an_objection_skips(self) -> None:
         class Picky(Arrival):
             @classmethod
-            def supports(cls, ctx: SchedulePolicyContext) -> str | None:
+            def supports(cls, options: Any, ctx: SchedulePolicyContext) -> str | None:
                 return "not today"
 
         with pytest.raises(pytest.skip.Exception, match="Picky objects to this: not today"):

@@ -23,13 +23,13 @@ def context(layer: LayerSpec | None = None, dtype: torch.dtype = torch.float32) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_it_runs_here(dtype: torch.dtype) -> None:
     """Or the conformance tests would all be skipped without a word."""
-    assert TritonAttention.supports(context(dtype=dtype)) is None
+    assert TritonAttention.supports(None, context(dtype=dtype)) is None
 
 
 def test_cpu_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     ctx = AttentionContext((make_layer(),), 1, torch.float32, torch.device("cpu"), 8, 256)
-    reason = TritonAttention.supports(ctx)
+    reason = TritonAttention.supports(None, ctx)
     assert reason == "no CUDA device, and no interpreter: TRITON_INTERPRET is not set"
 
 
@@ -38,7 +38,7 @@ def test_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pegboard.plugins.attn_triton.backend.find_spec", lambda name: None if name == "triton" else find(name)
     )
-    reason = TritonAttention.supports(context())
+    reason = TritonAttention.supports(None, context())
     assert reason is not None
     assert "pip install 'pegboard[triton]'" in reason
 
@@ -50,7 +50,7 @@ import os, torch, triton
 os.environ["TRITON_INTERPRET"] = "1"
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.plugins.attn_triton.backend import TritonAttention
-print(TritonAttention.supports(AttentionContext((), 1, torch.float32, torch.device("cpu"), 8, 256)))
+print(TritonAttention.supports(None, AttentionContext((), 1, torch.float32, torch.device("cpu"), 8, 256)))
 """
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
@@ -67,11 +67,11 @@ print(TritonAttention.supports(AttentionContext((), 1, torch.float32, torch.devi
     ],
 )
 def test_what_does_not_fit(ctx: AttentionContext, reason: str) -> None:
-    assert reason in str(TritonAttention.supports(ctx))
+    assert reason in str(TritonAttention.supports(None, ctx))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter only")
 def test_no_bfloat16_in_the_interpreter() -> None:
-    reason = TritonAttention.supports(context(dtype=torch.bfloat16))
+    reason = TritonAttention.supports(None, context(dtype=torch.bfloat16))
     assert reason is not None
     assert "model.dtype" in reason

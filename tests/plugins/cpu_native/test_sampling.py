@@ -272,13 +272,13 @@ class TestLogprobs:
 
 class TestChoice:
     def test_another_device(self) -> None:
-        assert "on a CPU, not on meta" in str(CpuNativeSampler.supports(SamplerContext(10, torch.device("meta"))))
+        assert "on a CPU, not on meta" in str(CpuNativeSampler.supports(None, SamplerContext(10, torch.device("meta"))))
 
     def test_no_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(wanted: str, *, quiet: bool) -> Any:
             raise NativeError("no compiler")
 
         monkeypatch.setattr(module, "first_that_loads", fails)
-        reason = CpuNativeSampler.supports(SamplerContext(10, CPU))
+        reason = CpuNativeSampler.supports(None, SamplerContext(10, CPU))
         assert reason is not None
         assert "`python -m pegboard.plugins.cpu_native` says why" in reason

@@ -150,4 +150,6 @@ class TestDeclined:
         model = replace(context(tiny_checkpoint(directory, "llama"), head_dim=21), dtype=torch.bfloat16)
         none: Any = None
         ctx = ModelRunnerContext(none, model, none, none, none, (), model.device)
-        assert CpuNativeRunner.supports(ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"
+        assert (
+            CpuNativeRunner.supports(None, ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"
+        )

@@ -47,14 +47,14 @@ def hf(reference: str, **options: Any) -> HFSource:
     ],
 )
 def test_each_reference_has_one_source(reference: str, source: type[ModelSource]) -> None:
-    accepted = [one for one in (DemoSource, GGUFSource, HFSource) if one.supports(ctx(reference)) is None]
+    accepted = [one for one in (DemoSource, GGUFSource, HFSource) if one.supports(None, ctx(reference)) is None]
     assert accepted == [source]
 
 
 @pytest.mark.parametrize("reference", ["/no/such/folder", "./model", "a/b/c", "../x", ""])
 def test_references_nobody_takes_have_reasons(reference: str) -> None:
     for source in (DemoSource, GGUFSource, HFSource):
-        reason = source.supports(ctx(reference))
+        reason = source.supports(None, ctx(reference))
         assert reason
         assert repr(reference) in reason or "directory" in reason
 

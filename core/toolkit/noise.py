@@ -1,8 +1,9 @@
-"""Gumbel noise that a seed, a step and a token id decide.
+"""For samplers: numbers that a seed, a step and, where wanted, a token id decide, in any batch and on any device.
 
-A token drawn with it is the one with the largest ``logit / temperature + noise`` of those that may be drawn, which
-follows the softmax exactly (Gumbel, "Statistical theory of extreme values", 1954). Since each token has noise of its
-own, a logit that rounding moves a little changes the draw only where two tokens are about equally far ahead.
+`gumbel(bits(keys(seeds, steps), ids))` is noise for each token: the token drawn is the one with the
+largest ``logit / temperature + noise``, which follows the softmax exactly (Gumbel, "Statistical theory of extreme
+values", 1954). Since each token has noise of its own, a logit that rounding moves a little changes the draw only where
+two tokens are about equally far ahead.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     return _mix(_mix(seeds + _GAMMA) + (steps + 1) * _GAMMA)
 
 
+def uniforms(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """float64 [n] inside (0, 1), one per row, from seed and step (int64 [n]) alone.
+
+    For decisions of a whole row (a coin). To draw tokens by looking such a number up in cumulated probabilities is
+    correct, but rounding then changes many a draw (see `Sampler`).
+    """
+    return _unit(keys(seeds, steps))
+
+
 def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """int32 [n, m]: 32 bits that look random, for each row's key int64 [n] and token ids int64 [m] or [n, m].
 
@@ -46,6 +56,11 @@ def bits(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def gumbel(bits: torch.Tensor) -> torch.Tensor:
     """float64, from -3.1 to 22.9: -log(-log(u)) of u in the middle of the 2^32 parts of the unit interval."""
     return bits.to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32).log_().neg_().log_().neg_()
+
+
+def _unit(keys: torch.Tensor) -> torch.Tensor:
+    """float64, the middle of one of the 2^52 parts of the unit interval: with one bit more, the last one would be 1."""
+    return _shift(keys, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ bench: $(STAMP)
 
 # For a GPU machine without an index that has torch, transformers, triton, numpy and pytest, on Python 3.12. There:
 #   pip install --no-index --no-deps .whl/*.whl && pip install --no-index --no-deps --no-build-isolation -e .
-GPU_WHEELS := annotated-doc annotated-types anyio fastapi gguf h11 httpcore httptools httpx markdown-it-py mdurl msgspec \
+GPU_WHEELS := annotated-doc annotated-types anyio backports-zstd fastapi gguf h11 httpcore httptools httpx markdown-it-py mdurl msgspec \
   pluggy psutil pydantic pydantic-core pyzmq rich shellingham sniffio starlette typer typing-extensions typing-inspection \
   uvicorn uvloop
 gpu-wheels: $(STAMP)

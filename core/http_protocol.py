@@ -195,10 +195,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
-            self._give_up(f"the request has more than {MAX_HEADERS} headers")
+            self._give_up(_too_large(f"the request has more than {MAX_HEADERS} headers"))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_host()
         self._in_head = False
         if self._place.spare:
             self.scope["state"][SPARE] = True
@@ -207,7 +208,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._place.spare:
             self.cycle.keep_alive = False
-        if self.scope["method"] != "HEAD":
+        if self.scope["http_version"] == "1.0":
+            _end_with_the_connection(self.cycle)
+        elif self.scope["method"] != "HEAD":
             extensions: dict[str, Any] = {BODY_WRITER: _BodyWriter(self.cycle)}
             self.scope["extensions"] = extensions
 
@@ -231,15 +234,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # The next one begins only now, and its body has not arrived.
             self._place.is_slow()
 
+    def _check_host(self) -> None:
+        """One Host, and with HTTP/1.0 none at all is good enough (RFC 9112, 3.2)."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            message = f"a request has one Host header, and this one {hosts or 'none'}"
+            self._give_up(InvalidRequest(message, code="bad_host"))
+
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._give_up(f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes")
+            self._give_up(_too_large(f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"))
 
-    def _give_up(self, message: str) -> None:
-        self._refusal = _too_large(message)
+    def _give_up(self, refusal: InvalidRequest) -> None:
+        self._refusal = refusal
         # The parser gives up, and raises.
-        raise ValueError(message)
+        raise ValueError(refusal.message)
 
     def _not_http(self, error: httptools.HttpParserError) -> None:
         refusal = self._refusal or InvalidRequest("Invalid HTTP request received.", code="malformed_request")
@@ -311,6 +321,27 @@ class _BodyWriter:
 
     async def drain(self) -> None:
         await self._cycle.flow.drain()
+
+
+def _end_with_the_connection(cycle: RequestResponseCycle) -> None:
+    """Have an answer of unknown length end where its connection does: a client of HTTP/1.0 knows no chunks, which
+    uvicorn sends all the same.
+    """
+    send = cycle.send
+    unknown = False
+
+    async def sending(message: Any) -> None:
+        nonlocal unknown
+        if message["type"] == "http.response.start":
+            unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if unknown:
+                cycle.chunked_encoding = False
+        elif unknown:
+            # uvicorn takes it for the rest of a length that was announced.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = sending  # type: ignore[method-assign]
 
 
 def _too_large(message: str) -> InvalidRequest:

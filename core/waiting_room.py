@@ -1,8 +1,11 @@
-"""Who connects while the model loads is told so: 503, in the shape of every other error."""
+"""Who connects while the model loads is told so: 503, in the shape of every other error. Probes that ask whether the
+process is alive get 200: a supervisor that restarts what is not would never see the model loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from types import TracebackType
@@ -15,6 +18,8 @@ from pegboard.core.toolkit.http import error_body
 PATIENCE = 5.0
 """Seconds that a connection may take, from the first byte of its request to the end of the answer."""
 BACKLOG = 2048
+ALIVE = re.compile(rb"(GET|HEAD) /(health|ping)(\?\S*)? HTTP/1\.[01]\r\n")
+"""Requests that ask for no more than that."""
 
 _BODY = msgspec.json.encode(
     error_body("the model is still loading, try again in a moment", status=503, code="not_ready")
@@ -23,6 +28,9 @@ _ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"retry-after: 5\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
+
+
+_ALIVE_ANSWER = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class WaitingRoom:
@@ -62,8 +70,9 @@ def _protocol(place: Place) -> asyncio.StreamReaderProtocol:
 async def _turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(_ANSWER)
+            head = await reader.readuntil(b"\r\n\r\n")
+            answer = _ALIVE_ANSWER if ALIVE.match(head) else _ANSWER
+            writer.write(answer.removesuffix(_BODY) if head.startswith(b"HEAD ") else answer)
             if writer.can_write_eof():
                 writer.write_eof()
             # To the end of the body: closing on unread bytes resets the connection, and the answer may be lost.

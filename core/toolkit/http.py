@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, TypeVar, cast
 
@@ -245,6 +246,11 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
+        if not any(map(_is_whole, error.errors(include_url=False))):
+            raise _invalid(error, data=data) from None
+    try:
+        return model.model_validate_json(msgspec.json.encode(_with_integers(msgspec.json.decode(data))))
+    except ValidationError as error:
         raise _invalid(error) from None
 
 
@@ -253,13 +259,42 @@ def validate_part(data: Mapping[str, Any], model: type[M], field: str) -> M:
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
+        if not any(map(_is_whole, error.errors(include_url=False))):
+            raise _invalid(error, field) from None
+    try:
+        return model.model_validate(_with_integers(dict(data)))
+    except ValidationError as error:
         raise _invalid(error, field) from None
 
 
-def _invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
+# JSON has one kind of numbers, and some languages write all of them with a point. Strict models refuse 2.0 for an
+# integer, so a body in which that is wrong is validated once more; others never pay for it.
+
+
+def _is_whole(error: Any) -> bool:
+    return error["type"] == "int_type" and isinstance(error["input"], float) and error["input"].is_integer()
+
+
+def _with_integers(value: Any) -> Any:
+    """A JSON value in which whole numbers are integers, as far as floats are exact."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+    if isinstance(value, dict):
+        return {name: _with_integers(one) for name, one in value.items()}
+    return [_with_integers(one) for one in value] if isinstance(value, list) else value
+
+
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def _invalid(error: ValidationError, prefix: str = "", data: bytes | bytearray = b"") -> InvalidRequest:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
+        if "hex escape" in first["msg"] and _HALF_CHARACTER.search(data):
+            where = first["msg"].rpartition(" at ")[2]
+            message = f"the body has half a character, a surrogate such as \\ud800 without its other half, at {where}"
+            return InvalidRequest(message, code="malformed_json")
         return InvalidRequest(f"the body is not valid JSON: {first['msg'].partition(': ')[2]}", code="malformed_json")
     if not first["loc"]:
         return InvalidRequest("the body must be a JSON object", code="malformed_json")
@@ -302,6 +337,7 @@ _MEANINGS = {
     409: "It is in conflict with what the server is doing.",
     413: "The request body is too large.",
     429: "Too many requests; try again later.",
+    415: "The body is packed in a way that is not understood.",
     431: "The request's headers are too large.",
     499: "The client left, or the request was aborted.",
     500: "The server failed.",

@@ -90,7 +90,8 @@ def _complete(operation: dict[str, Any], level: Level) -> None:
     if _ERRORS_OF_FASTAPI in str(responses.get("422")):
         del responses["422"]
     content = responses.get("400", {}).get("content") or {"application/json": {"schema": {"$ref": ERROR_SCHEMA}}}
-    for status, answer in error_responses(*(() if level == "public" else _KEYS_ERRORS)).items():
+    statuses = [*(() if level == "public" else _KEYS_ERRORS), *([415] if "requestBody" in operation else [])]
+    for status, answer in error_responses(*statuses).items():
         responses.setdefault(str(status), {"description": answer["description"], "content": content})
     operation["responses"] = dict(sorted(responses.items()))
 

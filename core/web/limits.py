@@ -11,6 +11,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import PARSE_TURN, SMALL_BODY
 from pegboard.core.toolkit.json_weight import JsonWeight
 from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns
+from pegboard.core.web.encodings import Unpacked, encoding_of
 from pegboard.core.web.front import write_error
 from pegboard.core.web.memory import MemoryReturn
 
@@ -38,8 +39,9 @@ class BodyBounds:
 
 
 class BodyLimit:
-    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives, and those
-    with more values than a parser should make. Lets no more arrive than there is room for in the budget of all.
+    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives (of packed
+    ones what was packed counts), and those with more values than a parser should make. Lets no more arrive than there
+    is room for in the budget of all.
 
     Small bodies need no room: whatever large ones are under way, they get through. A large one holds room for its
     values until the engine has taken the request over, and until its end for those of which the engine knows nothing.
@@ -59,6 +61,14 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), None)
+        try:
+            encoding = encoding_of(scope["headers"])
+        except InvalidRequest as error:
+            await write_error(scope, error)(scope, receive, send)
+            return
+        if encoding is not None:
+            # What is announced is not what will be parsed.
+            receive, announced = Unpacked(receive, encoding).receive, None
         if announced is not None and announced.isdigit() and int(announced) <= self._small:
             await self._app(scope, receive, send)
             return

@@ -46,7 +46,11 @@ class App:
         await self.go.wait()
         body = str(size).encode()
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"text/plain")]
+        if scope["path"] == "/pieces":
+            del headers[0]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(3 if scope["path"] == "/pieces" else 0):
+            await send({"type": "http.response.body", "body": b"piece,", "more_body": True})
         await send({"type": "http.response.body", "body": body})
 
 
@@ -285,3 +289,42 @@ def test_the_next_request_does_not_cut_off_an_answer() -> None:
         await refused(reader, 408, "too_slow")
 
     run(scene, SOON)
+
+
+# ---- what the version of HTTP asks for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_client_of_the_first_version_gets_no_chunks(method: str) -> None:
+    """It does not know them: an answer of unknown length ends where the connection does."""
+
+    async def scene(app: App, dial: Dial) -> None:
+        reader, writer = await dial()
+        writer.write(f"{method} /pieces HTTP/1.0\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == (b"piece,piece,piece,0" if method == "GET" else b"")
+        reader, writer = await dial()
+        writer.write(f"{method} / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"content-length: 1" in head
+        assert body == (b"0" if method == "GET" else b"")
+        reader, writer = await dial()
+        writer.write(b"GET /pieces HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"\r\n6\r\npiece,\r\n" in await reader.read()
+
+    run(scene)
+
+
+def test_a_request_has_one_host() -> None:
+    async def scene(app: App, dial: Dial) -> None:
+        for headers, fine in ((b"", False), (b"host: x\r\nHost: y\r\n", False), (b"host:\r\n", True)):
+            reader, writer = await dial()
+            writer.write(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+            if fine:
+                assert (await answer(reader))[0] == 200
+            else:
+                await refused(reader, 400, "bad_host")
+
+    run(scene)

@@ -262,6 +262,16 @@ def test_a_port_is_taken_before_anything_is_loaded(model: Path, tmp_path: Path) 
             listen(ServerSection(port=port))
         answer = httpx.post(f"http://127.0.0.1:{port}/generate", json={"text": "x" * 50_000}, timeout=PATIENCE)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        for path, status in (
+            ("/health", 200),
+            ("/ping", 200),
+            ("/health?x=1", 200),
+            ("/ready", 503),
+            ("/healthy", 503),
+        ):
+            for method in ("GET", "HEAD"):
+                told = httpx.request(method, f"http://127.0.0.1:{port}{path}", timeout=PATIENCE)
+                assert told.status_code == status, (method, path)
         (tmp_path / "go").touch()
         server.started()
         assert server.url.endswith(f":{port}")

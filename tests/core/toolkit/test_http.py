@@ -126,6 +126,28 @@ def test_wrong_bodies_are_named(data: bytes, param: str | None) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_whole_numbers_are_integers_however_they_are_written() -> None:
+    body = validate_body(
+        b'{"count": 2.0, "ratio": 3.0, "prompt": [1.0, 2, 3e2], "inner": {"number": -0.0}, "x": [0.5, "a"]}', Body
+    )
+    assert (body.count, body.ratio, body.prompt, body.inner) == (2, 3.0, [1, 2, 300], Inner(number=0))
+    assert validate_part({"number": 4.0}, Inner, "inner").number == 4
+    many = validate_body(b'{"anything": {"minimum": 2.5, "tall": 1e300}, "ids": [[1.0], [2]]}', Many)
+    assert (many.ids, many.anything) == ([[1], [2]], {"minimum": 2.5, "tall": 1e300})
+    for wrong in (b"2.5", b"1e300", b'"2.0"', b"true"):
+        with pytest.raises(InvalidRequest, match=r"count: Input should be a valid integer"):
+            validate_body(b'{"inner": {"number": 1.0}, "count": %s}' % wrong, Body)
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\uDC00x", rb"a\ud800\u0041", rb"\ud83d"])
+def test_half_a_character_is_named(text: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"half a character.* at line 1 column \d+") as caught:
+        validate_body(b'{"prompt": "%s"}' % text, Body)
+    assert caught.value.code == "malformed_json"
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        validate_body(rb'{"prompt": "\u12"}', Body)
+
+
 def test_parts_are_named_with_their_field() -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate_part({"number": []}, Inner, "options")

@@ -1,0 +1,124 @@
+"""Packed request bodies: what they hold counts, and what cannot be unpacked is said."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from backports import zstd
+from fastapi import Request, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.http import RequestModel, answer_error, disconnect, parse_body
+from pegboard.core.web.encodings import PIECE
+from pegboard.core.web.limits import BodyBounds, BodyLimit
+from pegboard.core.web.routes import Entry
+
+MOST = 400_000
+PACKERS = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd.compress, "ZSTD, identity": zstd.compress}
+
+
+class Body(RequestModel):
+    text: str
+
+
+class Server:
+    """An application behind the limit that keeps what it was sent, and waits for the client to leave."""
+
+    def __init__(self) -> None:
+        self.limit = BodyLimit(self.app, self, BodyBounds(MOST, 2**16, 2**26))  # type: ignore[arg-type]
+        self.texts: list[str] = []
+        self.state: Any = self
+        self.errors: Any = self
+
+    def find(self, scope: Scope) -> Entry:
+        return Entry("user", "/", large=True)
+
+    def at(self, path: str) -> Any:
+        return lambda error: answer_error(error)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.texts.append((await parse_body(Request(scope, receive), Body)).text)
+            await disconnect(receive)
+        except InvalidRequest as error:
+            await answer_error(error)(scope, receive, send)
+        else:
+            await Response()(scope, receive, send)
+
+    async def post(self, encoding: str, pieces: list[bytes]) -> tuple[int, bytes]:
+        """Send a body in pieces, and then leave; status and body of the answer."""
+        messages: list[Message] = [{"type": "http.request", "body": one, "more_body": True} for one in pieces]
+        messages += [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return messages.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"content-encoding", encoding.encode()), (b"content-length", str(sum(map(len, pieces))).encode())]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers, "app": self}
+        await self.limit(scope, receive, send)
+        return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
+
+
+def post(encoding: str, *pieces: bytes) -> tuple[int, bytes, list[str]]:
+    server = Server()
+    status, body = asyncio.run(server.post(encoding, list(pieces)))
+    return status, body, server.texts
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+@pytest.mark.parametrize("text", ["ä", "x" * (MOST - 20), "é😀" * 30_000], ids=["short", "long", "wide"])
+def test_packed_bodies_are_read_whatever_way_they_arrive(encoding: str, text: str) -> None:
+    data = json.dumps({"text": text}, ensure_ascii=False).encode()
+    packed = PACKERS[encoding](data)
+    assert post(encoding, packed) == (200, b"", [text])
+    assert post(encoding, *(packed[at : at + 7] for at in range(0, len(packed), 7)))[2] == [text]
+    halves = PACKERS[encoding](data[: len(data) // 2]) + PACKERS[encoding](data[len(data) // 2 :])
+    assert post(encoding, halves)[2] == [text], "members that follow each other are one body"
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+def test_what_was_packed_counts_and_takes_no_memory(encoding: str) -> None:
+    bomb = PACKERS[encoding](b'{"text": "' + bytes(100 * 1024 * 1024) + b'"}')
+    assert len(bomb) < MOST
+    tracemalloc.start()
+    try:
+        status, body, _ = post(encoding, bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
+    assert peak < 3 * MOST + 20 * PIECE
+    values = PACKERS[encoding](b'{"text": [' + b"1," * 2**17 + b"1]}")
+    assert json.loads(post(encoding, values)[1])["error"]["code"] == "too_many_values"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_what_cannot_be_unpacked_is_told(encoding: str) -> None:
+    packed = PACKERS[encoding](json.dumps({"text": "x" * 3000}).encode())
+    for spoiled in (packed[:-5], packed[:4], b"{}", packed + b"rest", b"\0" * 100, packed[:20] + b"\xff" * 20):
+        status, body, texts = post(encoding, spoiled)
+        assert (status, json.loads(body)["error"]["code"], texts) == (400, "bad_encoding", []), spoiled
+        assert encoding in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "gzip, zstd", "x" * 1000])
+def test_other_encodings_are_refused_unread(encoding: str) -> None:
+    status, body, texts = post(encoding, b'{"text": "x"}')
+    error = json.loads(body)["error"]
+    assert (status, error["code"], texts) == (415, "unknown_encoding", [])
+    assert "gzip and zstd" in error["message"]
+    assert len(error["message"]) < 200
+
+
+def test_identity_is_no_encoding() -> None:
+    assert post("identity", b'{"text": "x"}') == (200, b"", ["x"])

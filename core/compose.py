@@ -103,7 +103,8 @@ def compose(
     env: Mapping[str, str] | None = None,
     registry: Registry | None = None,
 ) -> ResolvedConfig:
-    """Merge, resolve and check. Raises ConfigError with every problem, PluginError where two plugins are in conflict.
+    """Merge, resolve and check. Raises ConfigError with every problem. Names that two plugins claim stop
+    only a config that uses them.
 
     `data` is one more layer after the files, for programs. `env` None is this process's environment. A `registry` given
     here is used as it is, except that `plugins.disable` leaves out plugins of it.
@@ -118,7 +119,6 @@ def compose(
     merged = Merged([read_preset(DEFAULT_PRESET), *layers])
     disabled = _disabled(merged.data)
     found = Registry.discover(disabled) if registry is None else registry.without(disabled)
-    found.raise_conflicts()
     return _compose(merged, found)
 
 

@@ -33,7 +33,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything that discovery saw. `conflicts` are fatal for an engine; listing plugins shows them."""
+    """Everything that discovery saw. `conflicts` tell what was left out, and why."""
 
     loaded: tuple[LoadedPlugin, ...]
     broken: tuple[BrokenPlugin, ...]

@@ -6,6 +6,7 @@ it imports plugin records only; a provider's class and options are imported when
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from pegboard.core.discovery import BrokenPlugin, Found, LoadedPlugin, check_disabled, discover
@@ -20,8 +21,8 @@ from pegboard.core.records import OWN_DISTRIBUTION, Origin, ProviderRecord, chec
 class Registry:
     """Plugins in lock order, providers by contract and name.
 
-    `conflicts` (two plugins or two providers of one name) keep an engine from being composed; `broken` plugins do not,
-    unless the config needs them.
+    `conflicts` (two plugins or two providers of one name) and `broken` plugins stop only configs that choose what they
+    are about. `use: auto` keeps to the built-in one of two providers, and takes neither of two others.
     """
 
     def __init__(
@@ -37,6 +38,9 @@ class Registry:
         self.disabled = tuple(disabled)
         self._providers: dict[str, dict[str, ProviderRecord]] = {name: {} for name in CONTRACTS}
         self._stray: list[ProviderRecord] = []
+        self._clashes: dict[tuple[str, str], str] = {}
+        self.name_conflicts = tuple(conflicts)
+        """Plugins that were left out, because another one has their name."""
         self.conflicts = (*conflicts, *self._index())
         self.lock = PluginLock.of(self.plugins)
 
@@ -107,10 +111,9 @@ class Registry:
     def plugin(self, name: str) -> LoadedPlugin | None:
         return next((one for one in self.plugins if one.plugin.name == name), None)
 
-    def raise_conflicts(self) -> None:
-        """Raise PluginError naming both distributions of everything that exists twice."""
-        if self.conflicts:
-            raise PluginError("\n".join(self.conflicts))
+    def clash(self, contract: str, name: str) -> str:
+        """Why a provider cannot be chosen by this name, which two have; "" where there is one at most."""
+        return self._clashes.get((contract, name), "")
 
     def _index(self) -> list[str]:
         conflicts = []
@@ -122,7 +125,11 @@ class Registry:
                 if known is None:
                     self._stray.append(record)
                 elif provider.name in known:
-                    conflicts.append(_conflict(known[provider.name], record))
+                    first = known[provider.name]
+                    text = self._clashes[provider.contract, provider.name] = _conflict(first, record)
+                    conflicts.append(text)
+                    if not first.origin.builtin:
+                        known[provider.name] = dataclasses.replace(first, problem=text)
                 else:
                     known[provider.name] = record
         return conflicts

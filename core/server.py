@@ -69,6 +69,8 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     configure_logging("api", engine.log_level, engine.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    for conflict in resolved.registry.conflicts:
+        logger.warning("%s", conflict)
     bound_kept_memory()
     _allow_connections(engine.server.max_connections)
     keys = Keys.of(engine.server)

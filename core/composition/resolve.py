@@ -8,6 +8,7 @@ from typing import Any
 
 from pegboard.core.composition.merge import Merged
 from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, use_path
+from pegboard.core.composition.sources import DEFAULT_PRESET
 from pegboard.core.config import AUTO
 from pegboard.core.interfaces.contracts import Cardinality, Contract
 from pegboard.core.interfaces.errors import Problem
@@ -87,9 +88,14 @@ def _look_up(
     name: Any, contract: Contract, path: str, merged: Merged, registry: Registry, out: Resolution
 ) -> ProviderRecord | None:
     record = registry.get(contract.name, name) if isinstance(name, str) else None
-    if record is not None and not record.problem:
+    # The defaults mean the built-in one; of who writes the name it is not known.
+    is_default = merged.origin(path) == DEFAULT_PRESET
+    clash = registry.clash(contract.name, name) if record is not None and not is_default else ""
+    if record is not None and not record.problem and not clash:
         return record
-    if record is not None:
+    if clash:
+        message = clash
+    elif record is not None:
         message = f"{record.name!r} of plugin {record.plugin.name!r} ({record.origin}) cannot be used: {record.problem}"
     elif isinstance(name, bool):
         message = f"YAML read {'yes, on or true' if name else 'no, off or false'} here; put the name in quotes"
@@ -114,6 +120,7 @@ def _unknown(name: str, contract: Contract, registry: Registry) -> str:
     if registry.disabled:
         parts.append(f"plugins.disable leaves out: {', '.join(one for one, _ in registry.disabled)}")
     parts += [f"plugin {one}" for one in registry.broken]
+    parts += registry.name_conflicts
     return "; ".join(part for part in parts if part).replace("?; ", "? ")
 
 

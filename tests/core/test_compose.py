@@ -333,14 +333,6 @@ class TestMessages:
         with pytest.raises(ConfigError, match=r"^2 problems in the config:\n  server\.port: .*\n  server\.prot: "):
             composed({"server": {"port": "abc", "prot": 2}})
 
-    def test_two_plugins_of_one_name(self, site: Any) -> None:
-        site.install("acme-one", "1.0", acme=site.plugin("acme"))
-        site.install("acme-two", "2.0", acme=site.plugin("acme"))
-        with pytest.raises(
-            PluginError, match=r"two plugins are called 'acme': one of acme-one 1\.0, one of acme-two 2\.0"
-        ):
-            compose(data=BASE, env={})
-
     def test_an_option_called_as_a_core_key_is_the_plugins_fault(self) -> None:
         clashing = provider("model_family", "clash", config=lazy(ClashingOptions))
         with pytest.raises(PluginError, match="its option 'path' has the name of a core key of the section 'model'"):

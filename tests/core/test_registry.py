@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pegboard.core.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
 from pegboard.core.lock import PluginLock
@@ -96,47 +97,58 @@ class TestDiscovery:
         assert error in str(broken)
         assert remedy in str(broken)
         assert "add 'acme' to plugins.disable" in str(broken)
-        registry.raise_conflicts()
+        assert not registry.conflicts
 
     def test_upper_case_names_are_refused(self, site: Any) -> None:
         site.install("acme-cache", acme=site.plugin("acme", site.provider(CACHE, "Acme")))
         assert "bad name 'Acme': names are lower case" in str(Registry.discover().broken[0])
 
 
+def config(registry: Registry, **more: Any) -> ResolvedConfig:
+    return compose(data={"model": {"path": "x"}, **more}, env={}, registry=registry)
+
+
 class TestConflicts:
-    def test_two_plugins_of_one_name_name_both_distributions(self, site: Any) -> None:
-        site.install("acme-one", "1.0", acme=site.plugin("acme"))
+    """A name that two claim stops a config that uses it, with both distributions, and no other."""
+
+    def test_two_plugins_of_one_name(self, site: Any) -> None:
+        site.install("acme-one", "1.0", acme=site.plugin("acme", site.provider(CACHE, "shiny")))
         site.install("acme-two", "2.0", acme=site.plugin("acme"))
-        with pytest.raises(PluginError) as caught:
-            Registry.discover().raise_conflicts()
-        assert "two plugins are called 'acme': one of acme-one 1.0, one of acme-two 2.0" in str(caught.value)
+        text = "two plugins are called 'acme': one of acme-one 1.0, one of acme-two 2.0"
+        assert config(Registry.discover()).registry.conflicts[0].startswith(text)
+        with pytest.raises(ConfigError, match=f"'shiny' is not installed.*{text}"):
+            config(Registry.discover(), prefix_cache={"use": "shiny"})
 
     def test_a_plugin_of_a_built_in_name_is_refused_before_import(self, site: Any) -> None:
         site.install("acme-cache", "2.1", cache_radix="raise SystemExit('imported')")
         registry = Registry.discover()
-        assert registry.get(CACHE, "radix") is not None, "the built-in one still stands"
-        with pytest.raises(PluginError, match="may not shadow a built-in one, so acme-cache must rename its own"):
-            registry.raise_conflicts()
+        assert config(registry, prefix_cache={"use": "radix"}).candidates[CACHE][0].origin.builtin
+        with pytest.raises(ConfigError, match="may not shadow a built-in one, so acme-cache must rename its own"):
+            config(registry, prefix_cache={"use": "shiny"})
 
-    def test_two_providers_of_one_name_name_both_distributions(self, site: Any) -> None:
+    def test_two_providers_of_one_name(self, site: Any) -> None:
         site.install("acme-one", "1.0", one=site.plugin("one", site.provider(CACHE, "same")))
         site.install("acme-two", "2.0", two=site.plugin("two", site.provider(CACHE, "same")))
-        with pytest.raises(PluginError) as caught:
-            Registry.discover().raise_conflicts()
+        registry = Registry.discover()
+        assert "same" not in [one.name for one in config(registry).candidates[CACHE]]
+        with pytest.raises(ConfigError) as caught:
+            config(registry, prefix_cache={"use": "same"})
         text = str(caught.value)
+        assert "prefix_cache.use" in text
         assert "two prefix_cache providers are called 'same'" in text
         assert "plugin 'one' (acme-one 1.0)" in text
         assert "plugin 'two' (acme-two 2.0)" in text
-        Registry.discover(disable=["two"]).raise_conflicts()
+        assert config(Registry.discover(disable=["two"]), prefix_cache={"use": "same"})
 
     def test_a_provider_may_not_shadow_a_built_in_one(self, site: Any) -> None:
         site.install("acme-cache", "2.1", acme=site.plugin("acme", site.provider(CACHE, "radix")))
         registry = Registry.discover()
-        with pytest.raises(PluginError, match="may not shadow a built-in one; add one of the two plugins"):
-            registry.raise_conflicts()
+        assert [one.origin.builtin for one in config(registry).candidates[CACHE] if one.name == "radix"] == [True]
+        with pytest.raises(ConfigError, match="may not shadow a built-in one; add one of the two plugins"):
+            config(registry, prefix_cache={"use": "radix"})
 
     def test_one_name_for_two_contracts_is_fine(self) -> None:
-        Registry.of(plugin(provider("same"), provider("same", "sampler"))).raise_conflicts()
+        assert not Registry.of(plugin(provider("same"), provider("same", "sampler"))).conflicts
 
 
 class TestCompatibility:

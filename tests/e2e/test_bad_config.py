@@ -117,14 +117,16 @@ class TestConfigs:
     def test_two_plugins_of_one_name(self, tmp_path: Path, command: list[str]) -> None:
         for number in ("one", "two"):
             install(tmp_path, f"acme-{number}", "acme", RECORD.format(name="acme", provider=f"fair-{number}"))
-        message = refusal(pegboard(*command, "--set", "model.path=x", PYTHONPATH=str(tmp_path)))
+        chosen = ["--set", "model.path=x", "--set", "scheduler.policy.use=fair-one"]
+        message = refusal(pegboard(*command, *chosen, PYTHONPATH=str(tmp_path)))
         assert "two plugins are called 'acme': one of acme-one 1.0, one of acme-two 1.0" in message
         assert "uninstall" in message
 
     def test_two_providers_of_one_name(self, tmp_path: Path, command: list[str]) -> None:
         for number in ("one", "two"):
             install(tmp_path, f"acme-{number}", f"acme_{number}", RECORD.format(name=f"acme_{number}", provider="fair"))
-        message = refusal(pegboard(*command, "--set", "model.path=x", PYTHONPATH=str(tmp_path)))
+        chosen = ["--set", "model.path=x", "--set", "scheduler.policy.use=fair"]
+        message = refusal(pegboard(*command, *chosen, PYTHONPATH=str(tmp_path)))
         assert "two schedule_policy providers are called 'fair'" in message
         assert "plugins.disable" in message
 

@@ -27,7 +27,14 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.core.toolkit.tool_schema import Choice, anthropic_choice, chat_choice, checked_functions, responses_choice
+from pegboard.core.toolkit.tool_schema import (
+    Choice,
+    allowed_tools,
+    anthropic_choice,
+    chat_choice,
+    checked_functions,
+    responses_choice,
+)
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
@@ -35,8 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a request says about tools, checked. `functions` are in OpenAI's form (name, description, parameters,
-    strict); `name` is the function that has to be called, "" for any.
+    """What a request says about tools, checked. `functions` are those that may be called, in OpenAI's form (name,
+    description, parameters, strict); `name` is the function that has to be called, "" for any.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -48,12 +55,14 @@ class Tools:
     def of_chat(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
         """From the fields of OpenAI's chat completions. Raises InvalidRequest with the path of what is wrong."""
         functions = checked_functions(tools, "function", "parameters")
+        functions, tool_choice = allowed_tools(tool_choice, functions, "function")
         return cls(functions, *chat_choice(tool_choice, functions), parallel_tool_calls is not False)
 
     @classmethod
     def of_responses(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
         """From the fields of OpenAI's responses, where a tool is its function."""
         functions = checked_functions(tools, "", "parameters")
+        functions, tool_choice = allowed_tools(tool_choice, functions, "")
         return cls(functions, *responses_choice(tool_choice, functions), parallel_tool_calls is not False)
 
     @classmethod

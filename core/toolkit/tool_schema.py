@@ -181,6 +181,46 @@ def responses_choice(value: Any, functions: Sequence[Mapping[str, Any]]) -> tupl
     return _plain_choice(value, functions)
 
 
+def allowed_tools(
+    value: Any, functions: tuple[dict[str, Any], ...], wrapper: str
+) -> tuple[tuple[dict[str, Any], ...], Any]:
+    """The functions that a `tool_choice` leaves, and the choice among them: OpenAI's ``allowed_tools`` names those that
+    may be called, with `auto` or `required` for a mode; any other choice leaves all. `wrapper` is the key that chats
+    have the list and its functions under, "" for responses.
+    """
+    if not isinstance(value, Mapping) or value.get("type") != "allowed_tools":
+        return functions, value
+    where = _below("tool_choice", wrapper and "allowed_tools")
+    source: Any = value.get("allowed_tools") if wrapper else value
+    if not isinstance(source, Mapping):
+        raise _wrong(where, "must be an object")
+    if source.get("mode") not in ("auto", "required"):
+        raise _wrong(f"{where}.mode", 'must be "auto" or "required"')
+    tools = source.get("tools")
+    if not isinstance(tools, list):
+        raise _wrong(f"{where}.tools", "must be a list")
+    if len(tools) > MAX_TOOLS:
+        raise _wrong(f"{where}.tools", f"may have at most {MAX_TOOLS} entries, got {len(tools)}")
+    names = {_allowed(f"{where}.tools.{i}", tool, wrapper, functions) for i, tool in enumerate(tools)}
+    left = tuple(one for one in functions if one["name"] in names)
+    if source["mode"] == "required":
+        _need_tools("required", left, f"{where}.tools")
+    return left, source["mode"]
+
+
+def _allowed(where: str, tool: Any, wrapper: str, functions: Sequence[Mapping[str, Any]]) -> str:
+    if not isinstance(tool, Mapping):
+        raise _wrong(where, "must be an object")
+    if tool.get("type") != "function":
+        raise _wrong(f"{where}.type", f"{str(tool.get('type'))[:64]!r} is not supported, function is")
+    function: Any = tool.get(wrapper) if wrapper else tool
+    if not isinstance(function, Mapping):
+        raise _wrong(f"{where}.{wrapper}", "must be an object")
+    path = _below(where, wrapper, "name")
+    _named(function.get("name"), path, functions)
+    return str(function["name"])
+
+
 def anthropic_choice(value: Any, functions: Sequence[Mapping[str, Any]]) -> tuple[Choice, str, bool]:
     """`tool_choice` of messages: the choice, the function that it names or "", and whether calls may be parallel."""
     if value is None:
@@ -206,7 +246,7 @@ def _plain_choice(value: Any, functions: Sequence[Mapping[str, Any]]) -> tuple[C
         if value == choice or (value is None and choice == "auto"):
             _need_tools(choice, functions, "tool_choice")
             return choice, ""
-    raise _wrong("tool_choice", 'must be "auto", "none", "required", or an object that names a function')
+    raise _wrong("tool_choice", 'must be "auto", "none", "required", or an object that names functions')
 
 
 def _need_tools(choice: Choice, functions: Sequence[Mapping[str, Any]], where: str) -> None:

@@ -116,3 +116,7 @@ class ResponseBody(SamplingFields):
             json_object=kind == "json_object",
             names=GRAMMARS,
         )
+
+
+class CountBody(ResponseBody):
+    """Body of `/v1/responses/input_tokens`: what a response would be asked with."""

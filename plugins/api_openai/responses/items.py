@@ -7,6 +7,7 @@ from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_openai.messages import text_of
+from pegboard.plugins.api_openai.responses.custom import arguments_of
 
 MAX_ITEMS = 100_000
 ROLES = ("user", "assistant", "system", "developer")
@@ -46,12 +47,14 @@ class _Conversation:
         self._names: dict[str, str] = {}
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, where)
         elif kind == "function_call":
-            self._call(item, where)
-        elif kind == "function_call_output":
+            self._call(item, where, _string(item, "arguments", where))
+        elif kind == "custom_tool_call":
+            self._call(item, where, arguments_of(_string(item, "input", where)))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             self._output(item, where)
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
@@ -79,8 +82,8 @@ class _Conversation:
             return
         self.messages.append({"role": role, "content": text})
 
-    def _call(self, item: Mapping[str, Any], where: str) -> None:
-        identity, name, arguments = (_string(item, key, where) for key in ("call_id", "name", "arguments"))
+    def _call(self, item: Mapping[str, Any], where: str, arguments: str) -> None:
+        identity, name = _string(item, "call_id", where), _string(item, "name", where)
         self._names[identity] = name
         message = self._answer()
         if message is None:
@@ -93,7 +96,7 @@ class _Conversation:
         identity = _string(item, "call_id", where)
         if identity not in self._names:
             raise InvalidRequest(
-                f"{where}.call_id: no function_call before it has the id {identity[:64]!r}", param=f"{where}.call_id"
+                f"{where}.call_id: no call before it has the id {identity[:64]!r}", param=f"{where}.call_id"
             )
         if item.get("output") is None:
             raise InvalidRequest(f"{where}.output is missing", param=f"{where}.output")
@@ -108,6 +111,6 @@ class _Conversation:
 
 def _string(item: Mapping[str, Any], name: str, where: str) -> str:
     value = item.get(name)
-    if not isinstance(value, str) or (not value and name != "arguments"):
+    if not isinstance(value, str) or (not value and name not in ("arguments", "input")):
         raise InvalidRequest(f"{where}.{name} must be a string", param=f"{where}.{name}")
     return value

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
+from pegboard.plugins.api_openai.responses.custom import InputReader
+from pegboard.plugins.api_openai.responses.events import Event, began, ended, extend, grew
+from pegboard.plugins.api_openai.responses.replay import Tape
 
 if TYPE_CHECKING:
     from pegboard.core.toolkit.tool_calls import ChatStream
-
-Event = dict[str, Any]
 
 
 class Output:
     """The `output` of a response. Every change to it is an event; whole answers leave the events aside.
 
     Thinking, text and each call are items of their own. One is open at a time: it is done when the next one begins.
+    `custom` are the names of functions that stand for custom tools.
     """
 
-    def __init__(self, stream: ChatStream) -> None:
+    def __init__(self, stream: ChatStream, custom: Set[str] = frozenset()) -> None:
         self._stream = stream
+        self._custom = custom
         self.items: list[dict[str, Any]] = []
+        self.tape = Tape()
         self._open = False
         self._logprobs: list[dict[str, Any]] = []
+        self._reader: InputReader | None = None
 
     def feed(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """The next piece of the answer's text, with the logprobs of its tokens."""
@@ -54,37 +59,25 @@ class Output:
 
     def _one(self, event: OutputEvent) -> list[Event]:
         if isinstance(event, Reasoning):
-            told = self._need("reasoning", _reasoning)
-            self._item["content"][0]["text"] += event.text
-            return [*told, self._told("response.reasoning_text.delta", delta=event.text, content_index=0)]
+            return [*self._need("reasoning", _reasoning), self._piece(event.text)]
         if isinstance(event, Content):
             told = self._need("message", _message)
-            part = self._item["content"][0]
             logprobs, self._logprobs = self._logprobs, []
-            part["text"] += event.text
-            part["logprobs"] += logprobs
-            more = {"delta": event.text, "content_index": 0, "logprobs": logprobs}
-            return [*told, self._told("response.output_text.delta", **more)]
+            return [*told, self._piece(event.text, logprobs)]
         if isinstance(event, ToolCallStart):
             call = self._stream.calls[event.index]
-            return self._begin(
-                {
-                    "id": f"fc_{uuid.uuid4().hex}",
-                    "type": "function_call",
-                    "status": "in_progress",
-                    "call_id": call.id,
-                    "name": call.name,
-                    "arguments": "",
-                }
-            )
-        self._item["arguments"] += event.text
-        return [self._told("response.function_call_arguments.delta", delta=event.text)]
+            custom = call.name in self._custom
+            told = self._begin(_call(call.id, call.name, custom=custom))
+            self._reader = InputReader() if custom else None
+            return told
+        text = event.text if self._reader is None else self._reader.feed(event.text)
+        return [self._piece(text)] if text else []
 
     @property
     def _item(self) -> dict[str, Any]:
         return self.items[-1]
 
-    def _need(self, kind: str, make: Any) -> list[Event]:
+    def _need(self, kind: str, make: Callable[[], dict[str, Any]]) -> list[Event]:
         """Begin an item unless one of this kind is open."""
         if self._open and self._item["type"] == kind:
             return []
@@ -92,46 +85,27 @@ class Output:
 
     def _begin(self, item: dict[str, Any]) -> list[Event]:
         told = self._end("completed")
+        self.tape.begin()
         self.items.append(item)
         self._open = True
-        parts = item.get("content")
-        shown = {**item, "content": []} if parts else dict(item)
-        told.append(self._told("response.output_item.added", item=shown))
-        if parts:
-            told.append(self._told("response.content_part.added", content_index=0, part=_copy(parts[0])))
-        return told
+        return told + began(len(self.items) - 1, item)
+
+    def _piece(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Event:
+        extend(self._item, text, logprobs)
+        self.tape.cut(len(text), len(logprobs))
+        return grew(len(self.items) - 1, self._item, text, logprobs)
 
     def _end(self, status: str) -> list[Event]:
         if not self._open:
             return []
         self._open = False
-        item = self._item
-        item["status"] = status
-        told = []
-        if item["type"] == "function_call":
-            whole = {"arguments": item["arguments"], "name": item["name"]}
-            told.append(self._told("response.function_call_arguments.done", **whole))
-        else:
-            part = item["content"][0]
-            if item["type"] == "message":
-                more = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
-                told.append(self._told("response.output_text.done", **more))
-            else:
-                told.append(self._told("response.reasoning_text.done", content_index=0, text=part["text"]))
-            told.append(self._told("response.content_part.done", content_index=0, part=_copy(part)))
-        told.append(self._told("response.output_item.done", item=dict(item)))
-        return told
-
-    def _told(self, kind: str, **fields: Any) -> Event:
-        place: dict[str, Any] = {"type": kind, "output_index": len(self.items) - 1}
-        if "item" not in fields:
-            place["item_id"] = self._item["id"]
-        return {**place, **fields}
-
-
-def _copy(part: dict[str, Any]) -> dict[str, Any]:
-    # The part grows on.
-    return {name: list(value) if isinstance(value, list) else value for name, value in part.items()}
+        told: list[Event] = []
+        if self._reader is not None:
+            rest = self._reader.finish()
+            told = [self._piece(rest)] if rest else []
+            self._reader = None
+        self._item["status"] = status
+        return told + ended(len(self.items) - 1, self._item)
 
 
 def _message() -> dict[str, Any]:
@@ -144,3 +118,15 @@ def _reasoning() -> dict[str, Any]:
     part = {"type": "reasoning_text", "text": ""}
     identity = f"rs_{uuid.uuid4().hex}"
     return {"id": identity, "type": "reasoning", "status": "in_progress", "summary": [], "content": [part]}
+
+
+def _call(call_id: str, name: str, *, custom: bool) -> dict[str, Any]:
+    prefix, kind, field = ("ctc", "custom_tool_call", "input") if custom else ("fc", "function_call", "arguments")
+    return {
+        "id": f"{prefix}_{uuid.uuid4().hex}",
+        "type": kind,
+        "status": "in_progress",
+        "call_id": call_id,
+        "name": name,
+        field: "",
+    }

@@ -1,9 +1,8 @@
-"""The routes of responses: create, fetch, delete, cancel."""
+"""The routes of responses: create, fetch, tell again, delete, cancel; their input; counting tokens."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,23 +12,28 @@ from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.answer_stream import AnswerStream
 from pegboard.core.toolkit.generation import are_large, salt_of
 from pegboard.core.toolkit.http import (
+    EventStream,
     built_response,
     error_responses,
     json_answer,
     json_response,
     parse_body,
+    until_disconnect,
 )
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.options import OpenAIOptions
-from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, ResponseBody
+from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, CountBody, ResponseBody
+from pegboard.plugins.api_openai.responses.custom import as_choice, as_functions
 from pegboard.plugins.api_openai.responses.items import input_items, messages_of
+from pegboard.plugins.api_openai.responses.references import listed, resolved
+from pegboard.plugins.api_openai.responses.replay import frames, replay
 from pegboard.plugins.api_openai.responses.run import Run
-from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, ResponseAnswer
-from pegboard.plugins.api_openai.responses.store import ResponseStore
+from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputItems, InputTokens, ResponseAnswer
+from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Stored
 from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, documented
 
-Items = list[dict[str, Any]]
+Items = list[Item]
 
 
 class Responses:
@@ -37,7 +41,7 @@ class Responses:
 
     def __init__(self, surface: Surface, options: OpenAIOptions) -> None:
         self._surface = surface
-        self._store = ResponseStore(most=options.stored_responses, most_bytes=options.stored_bytes)
+        self._store = ResponseStore(options.stored_responses, options.stored_bytes)
         self._running: dict[str, Run] = {}
 
     def add_to(self, router: APIRouter) -> None:
@@ -55,8 +59,14 @@ class Responses:
         events = "Events from response.created to response.completed, each with its name."
         docs = documented(ResponseBody, ResponseAnswer, example, 504, events=events)
         found = {**json_answer(ResponseAnswer), **error_responses(404)}
+        again = {**json_answer(ResponseAnswer, events=events), **error_responses(404)}
         router.post(path, summary="Answer a conversation made of items", **docs)(self.create)
-        router.get(one, summary="A response that was kept", responses=found)(self.fetch)
+        count = documented(CountBody, InputTokens, {"model": self._surface.model, "input": example["input"]})
+        router.post(f"{path}/input_tokens", summary="How many tokens an input has", **count)(self.count)
+        router.post(f"{path}/compact", summary="Not supported", include_in_schema=False)(self.compact)
+        router.get(one, summary="A response that was kept, or its events once more", responses=again)(self.fetch)
+        listing = {**json_answer(InputItems), **error_responses(404)}
+        router.get(f"{one}/input_items", summary="The input of a response", responses=listing)(self.input_items)
         gone = {**json_answer(DeletedResponse), **error_responses(404)}
         router.delete(one, summary="Forget a response", responses=gone)(self.delete)
         router.post(f"{one}/cancel", summary="Stop a response that is being generated", responses=found)(self.cancel)
@@ -65,10 +75,9 @@ class Responses:
         body = await parse_body(request, ResponseBody)
         self._surface.check_model(body.model)
         body.check()
-        before = self._before(body)
-        own = input_items(body.input)
+        before, own = self._conversation(body)
         grammar = body.grammar()
-        turn = await self._turn(request, body, grammar, before + own, len(own))
+        turn = await self._turn(request, body, grammar, before, own)
         identity = f"resp_{uuid.uuid4().hex}"
         names = {**NAMES, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
         answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
@@ -78,7 +87,8 @@ class Responses:
             self._running.pop(identity, None)
             await answers.aclose()
             if body.store and run.over:
-                self._store.put(run.response, before, own + run.items)
+                self._store.put(run.response, before, own, run.tape)
+            run.leave()
 
         if body.stream:
             return AnswerStream(answers, run, close=close, error=run.failed, done=b"")
@@ -88,8 +98,40 @@ class Responses:
         finally:
             await close()
 
-    async def fetch(self, response_id: str) -> Response:
-        return json_response(self._known(response_id))
+    async def count(self, request: Request) -> Response:
+        body = await parse_body(request, CountBody)
+        self._surface.check_model(body.model)
+        body.check()
+        before, own = self._conversation(body)
+        turn = await self._turn(request, body, body.grammar(), before, own)
+        counting = self._surface.client.tokenize([turn.prompt], add_special_tokens=False)
+        (ids,) = await until_disconnect(request, counting)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+    async def compact(self) -> Response:
+        raise InvalidRequest(
+            "this server compacts no conversations; send a shorter one, such as a summary that the model has written",
+            code="unsupported",
+            status=404,
+        )
+
+    async def fetch(self, response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
+        found = self._known(response_id)
+        if not stream:
+            return json_response(found.response)
+        if isinstance(found, Run):
+            return EventStream(frames(found.replay(), starting_after, found.news), close=_nothing, done=b"")
+        events = replay(found.response, found.response["output"], found.tape, lambda: False)
+        return EventStream(frames(events, starting_after, _nothing), close=_nothing, done=b"")
+
+    async def input_items(self, response_id: str, after: str = "", limit: int = 20, order: str = "desc") -> Response:
+        found = self._known(response_id)
+        if isinstance(found, Run):
+            raise InvalidRequest(
+                f"the response {response_id[:64]!r} is being generated; its input is listed when it has ended",
+                param="response_id",
+            )
+        return json_response(listed(found.input, after=after, limit=limit, order=order))
 
     async def delete(self, response_id: str) -> Response:
         self._known(response_id)
@@ -101,7 +143,7 @@ class Responses:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        response = self._known(response_id)
+        response = self._known(response_id).response
         if response_id not in self._running:
             raise InvalidRequest(
                 f"the response {response_id[:64]!r} has ended ({response['status']})", param="response_id"
@@ -109,10 +151,10 @@ class Responses:
         await self._surface.client.abort(response_id)
         return json_response({**response, "status": "cancelled"})
 
-    def _known(self, response_id: str) -> dict[str, Any]:
+    def _known(self, response_id: str) -> Run | Stored:
         """A response that is under way or kept. Raises InvalidRequest (404) for any other."""
         if response_id in self._running:
-            return self._running[response_id].response
+            return self._running[response_id]
         stored = self._store.get(response_id)
         if stored is None:
             raise InvalidRequest(
@@ -121,10 +163,14 @@ class Responses:
                 code="response_not_found",
                 status=404,
             )
-        return stored.response
+        return stored
+
+    def _conversation(self, body: ResponseBody) -> tuple[Items, Items]:
+        """The items of the conversation so far, and those of the request."""
+        before = self._before(body)
+        return before, resolved(self._store, input_items(body.input), before)
 
     def _before(self, body: ResponseBody) -> Items:
-        """The items of the conversation so far."""
         if not body.previous_response_id:
             return []
         stored = self._store.get(body.previous_response_id)
@@ -138,18 +184,24 @@ class Responses:
         return stored.items
 
     async def _turn(
-        self, request: Request, body: ResponseBody, grammar: Grammar | None, items: Items, given: int
+        self, request: Request, body: ResponseBody, grammar: Grammar | None, before: Items, own: Items
     ) -> Turn:
+        items = [one.value for one in (*before, *own)]
+        functions, choice = as_functions(body.tools), as_choice(body.tool_choice)
         return await take_turn(
             self._surface.ctx,
             request,
-            messages_of(items, body.instructions, given=given),
-            tools=Tools.of_responses(body.tools, body.tool_choice, body.parallel_tool_calls),
+            messages_of(items, body.instructions, given=len(own)),
+            tools=Tools.of_responses(functions, choice, body.parallel_tool_calls),
             grammar=grammar,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,
             hints=effort_hints(body.reasoning.effort),
         )
+
+
+async def _nothing() -> None:
+    """Of a stream that is told again there is nothing to close, nor to wait for."""
 
 
 def _engine_request(body: ResponseBody, turn: Turn, identity: str) -> GenerateRequest:

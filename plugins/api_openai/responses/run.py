@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.answer_stream import AnswerWriter
 from pegboard.core.toolkit.http import event
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
-from pegboard.plugins.api_openai.responses.output import Event, Output
+from pegboard.plugins.api_openai.responses.custom import names_of
+from pegboard.plugins.api_openai.responses.echo import response_of
+from pegboard.plugins.api_openai.responses.events import Event
+from pegboard.plugins.api_openai.responses.output import Output
+from pegboard.plugins.api_openai.responses.replay import Tape, beginning, ending, replay
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
     from pegboard.core.toolkit.generation import Answer, Answers
-    from pegboard.core.toolkit.tool_calls import Tools
     from pegboard.core.toolkit.turn import Turn
     from pegboard.plugins.api_openai.responses.body import ResponseBody
     from pegboard.plugins.api_openai.surface import Surface
@@ -27,10 +32,12 @@ class Run(AnswerWriter):
         self._surface = surface
         self._answers = answers
         self._body = body
-        self._output = Output(turn.stream())
+        self._output = Output(turn.stream(), names_of(body.tools))
         self._thinks = turn.reasoning_parser is not None
         self._sequence = 0
-        self.response = _response(surface.model, identity, body, turn.tools)
+        self._left = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self.response = response_of(surface.model, identity, body, turn.tools)
 
     @property
     def over(self) -> bool:
@@ -38,9 +45,35 @@ class Run(AnswerWriter):
         return bool(self.response["status"] != "in_progress")
 
     @property
-    def items(self) -> list[dict[str, Any]]:
-        """What it has put out so far."""
-        return self._output.items
+    def tape(self) -> Tape:
+        """Where its items were cut."""
+        return self._output.tape
+
+    def replay(self) -> Iterator[Event | None]:
+        """Its events from the start, as `replay` gives them. A whole answer's are there when it is over, since it may
+        be read in a thread.
+        """
+        if not self._body.stream:
+            while not self._left:
+                yield None
+        yield from replay(self.response, self._output.items, self.tape, lambda: not (self._left or self.over))
+
+    async def news(self) -> None:
+        """Wait until there is more, or the end."""
+        if not self._left:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
+
+    def leave(self) -> None:
+        """There will be no more."""
+        self._left = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for one in self._waiting:
+            if not one.done():
+                one.set_result(None)
+        self._waiting.clear()
 
     def collect(self, answer: Answer) -> dict[str, Any]:
         """The response of a whole answer."""
@@ -49,15 +82,17 @@ class Run(AnswerWriter):
         return self.response
 
     def begin(self) -> bytes:
-        kinds = ("response.created", "response.in_progress")
-        return b"".join([self._event({"type": kind, "response": self.response}) for kind in kinds])
+        return b"".join([self._event(one) for one in beginning(self.response)])
 
     def more(self, index: int, chunk: OutputChunk) -> bytes:
-        return b"".join([self._event(one) for one in self._chunk(chunk, self._answers.answers[0])])
+        told = b"".join([self._event(one) for one in self._chunk(chunk, self._answers.answers[0])])
+        if self._waiting:
+            self._tell()
+        return told
 
     def end(self) -> bytes:
         """The event that says how it ended."""
-        return self._event({"type": f"response.{_ENDS[self.response['status']]}", "response": self.response})
+        return self._event(ending(self.response))
 
     def failed(self, error: InvalidRequest) -> bytes:
         """The event of a failure on the way."""
@@ -66,7 +101,7 @@ class Run(AnswerWriter):
             "error": {"code": "server_error", "message": error.message},
             "output": self._output.items,
         }
-        return self._event({"type": "response.failed", "response": self.response})
+        return self._event(ending(self.response))
 
     def _chunk(self, chunk: OutputChunk, answer: Answer) -> list[Event]:
         told = self._output.feed(chunk.text, self._logprobs(chunk.logprobs or []))
@@ -108,40 +143,3 @@ class Run(AnswerWriter):
         frame = event({**told, "sequence_number": self._sequence}, told["type"])
         self._sequence += 1
         return frame
-
-
-_ENDS = {"completed": "completed", "incomplete": "incomplete", "cancelled": "incomplete"}
-
-
-def _response(model: str, identity: str, body: ResponseBody, tools: Tools) -> dict[str, Any]:
-    """A response that has just begun."""
-    return {
-        "id": identity,
-        "object": "response",
-        "created_at": int(time.time()),
-        "completed_at": None,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions or None,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata,
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": body.parallel_tool_calls,
-        "previous_response_id": body.previous_response_id or None,
-        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
-        "store": body.store,
-        "temperature": body.temperature,
-        "text": {"format": body.text.format or {"type": "text"}, "verbosity": body.text.verbosity or "medium"},
-        "tool_choice": {"type": "function", "name": tools.name} if tools.name else tools.choice,
-        "tools": [
-            {"type": "function", "description": None, "strict": False, **function} for function in tools.functions
-        ],
-        "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p,
-        "truncation": body.truncation,
-        "usage": None,
-        "user": body.user or None,
-    }

@@ -58,6 +58,17 @@ class OutputCall(BaseModel):
     arguments: str
 
 
+class OutputCustomCall(BaseModel):
+    """A custom tool that the model calls, with free text."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
 class InputDetails(BaseModel):
     """Of the input's tokens."""
 
@@ -109,14 +120,14 @@ class ResponseAnswer(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
+    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, str | None]
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | dict[str, str]
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
@@ -131,3 +142,20 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"]
     deleted: bool
+
+
+class InputItems(BaseModel):
+    """A page of the items that came with a request."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(BaseModel):
+    """How many tokens an input has, with the template's own."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -150,6 +150,8 @@ def test_responses(chat: Both, strict: bool) -> None:
     assert stateless.output_text == END
     stateful = chat.wait(create(**options, input=results, previous_response_id=first.id))
     assert stateful.output_text == END
+    references = [{"type": "item_reference", "id": one.id} for one in first.output]
+    assert chat.wait(create(**options, input=[*QUESTION, *references, *results])).output_text == END
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------

@@ -360,6 +360,41 @@ def test_responses_call_tools(both: Both) -> None:
     assert both.wait(both.client.responses.create(**told)).usage.input_tokens > answer.usage.input_tokens
 
 
+def test_responses_are_told_again(both: Both) -> None:
+    responses = both.client.responses
+    options: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 12}
+    events = both.items(responses.create(**options, stream=True))
+    identity = events[-1].response.id
+    assert both.items(responses.retrieve(identity, stream=True)) == events
+    assert both.items(responses.retrieve(identity, stream=True, starting_after=6)) == events[7:]
+    [item] = both.items(responses.input_items.list(identity))
+    assert (item.role, item.content[0].text) == ("user", "hello")
+    counted = both.wait(responses.input_tokens.count(model=MODEL, input="hello"))
+    assert counted.input_tokens == events[-1].response.usage.input_tokens
+    referring: Any = [{"type": "item_reference", "id": one} for one in (item.id, events[-1].response.output[0].id)]
+    again = both.wait(responses.create(**{**options, "input": referring}))
+    following = both.wait(responses.create(**{**options, "input": "."}, previous_response_id=identity))
+    assert counted.input_tokens + 12 < again.usage.input_tokens < following.usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match="Item with id 'msg_1' not found"):
+        both.wait(responses.create(**{**options, "input": [{"type": "item_reference", "id": "msg_1"}]}))
+
+
+def test_custom_tools(both: Both) -> None:
+    tools: Any = [{"type": "custom", "name": "run", "description": "Runs code"}]
+    forced = {"tools": tools, "tool_choice": {"type": "custom", "name": "run"}}
+    options: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 60, **forced}
+    events = both.items(both.client.responses.create(**options, stream=True))
+    [found] = events[-1].response.output
+    assert (found.type, found.name) == ("custom_tool_call", "run")
+    assert found.input
+    deltas = [one.delta for one in events if one.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == found.input
+    result = {"type": "custom_tool_call_output", "call_id": found.call_id, "output": "1"}
+    said: Any = [{"role": "user", "content": "hello"}, found.to_dict(), result]
+    answer = both.wait(both.client.responses.create(model=MODEL, input=said, tools=tools, max_output_tokens=5))
+    assert answer.usage.input_tokens > events[-1].response.usage.input_tokens
+
+
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 

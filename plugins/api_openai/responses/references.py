@@ -47,8 +47,8 @@ def _find(store: ResponseStore, identity: Any, where: str) -> Item:
     item = store.item(identity)
     if item is None:
         raise InvalidRequest(
-            f"Item with id {identity[:128]!r} not found. Items are kept for a while, with their responses, but not where "
-            "`store` is false. Send the item itself.",
+            f"Item with id {identity[:128]!r} not found. Items are kept for a while, with their responses, but not "
+            "where `store` is false. Send the item itself.",
             param=where,
             code="item_not_found",
             status=404,

@@ -11,15 +11,17 @@ from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
 MAX_LISTED = 100
 
 
-def resolved(store: ResponseStore, given: Sequence[dict[str, Any]], before: Sequence[Item]) -> list[Item]:
+def resolved(
+    store: ResponseStore, given: Sequence[dict[str, Any]], before: Sequence[Item], most_bytes: int
+) -> list[Item]:
     """The input's items, with what is kept in the place of references to it. `before` are those of the responses that
     it follows on.
 
-    Raises InvalidRequest (404) for what is not kept, and (400) for a reference to what is there already, so that a
-    small body stands for no more than what is kept.
+    Raises InvalidRequest (404) for what is not kept, (400) for a reference to what is there already, and (413) for more
+    than a body with the items themselves could say.
     """
     seen = {one.id for one in before}
-    found = []
+    found, size = [], 0
     for number, value in enumerate(given):
         if not _is_reference(value):
             found.append(Item(value))
@@ -32,6 +34,14 @@ def resolved(store: ResponseStore, given: Sequence[dict[str, Any]], before: Sequ
             )
         seen.add(item.id)
         found.append(item)
+        size += item.size
+        if size > most_bytes:
+            raise InvalidRequest(
+                f"input: the items that it refers to have more than {most_bytes} bytes",
+                param="input",
+                code="body_too_large",
+                status=413,
+            )
     return found
 
 

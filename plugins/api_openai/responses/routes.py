@@ -168,7 +168,8 @@ class Responses:
     def _conversation(self, body: ResponseBody) -> tuple[Items, Items]:
         """The items of the conversation so far, and those of the request."""
         before = self._before(body)
-        return before, resolved(self._store, input_items(body.input), before)
+        most = self._surface.ctx.max_body_bytes
+        return before, resolved(self._store, input_items(body.input), before, most)
 
     def _before(self, body: ResponseBody) -> Items:
         if not body.previous_response_id:

@@ -115,6 +115,16 @@ def test_dropped_items_are_not_found() -> None:
     asyncio.run(scene())
 
 
+def test_references_say_no_more_than_a_body_could() -> None:
+    async def scene() -> None:
+        app = make_app(FakeEngineClient(script=("x" * ROOM,)))
+        first, second = [(await told(app))["output"][0] for _ in range(2)]
+        error = await refused(app, 413, input=[reference(first), reference(second)])
+        assert (error["param"], error["code"]) == ("input", "body_too_large")
+
+    asyncio.run(scene())
+
+
 def _answer(number: int, text: str = "") -> dict[str, Any]:
     return {"id": f"resp_{number}", "output": [{"id": f"msg_{number}", "type": "message", "content": text}]}
 

@@ -81,14 +81,17 @@ class Responses:
         identity = f"resp_{uuid.uuid4().hex}"
         names = {**NAMES, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
         answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
-        run = self._running[identity] = Run(self._surface, identity, body, turn, answers)
+
+        def over() -> None:
+            if self._running.pop(identity, None) is not None and run.over and body.store:
+                self._store.put(run.response, before, own, run.tape)
 
         async def close() -> None:
-            self._running.pop(identity, None)
-            await answers.aclose()
-            if body.store and run.over:
-                self._store.put(run.response, before, own, run.tape)
+            over()
             run.leave()
+            await answers.aclose()
+
+        run = self._running[identity] = Run(self._surface, identity, body, turn, answers, over)
 
         if body.stream:
             return AnswerStream(answers, run, close=close, error=run.failed, done=b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -26,12 +26,23 @@ if TYPE_CHECKING:
 
 
 class Run(AnswerWriter):
-    """A response while it is generated, of one answer."""
+    """A response while it is generated, of one answer. `keep` is called before its client hears that a stream is over,
+    since the next request may refer to it.
+    """
 
-    def __init__(self, surface: Surface, identity: str, body: ResponseBody, turn: Turn, answers: Answers) -> None:
+    def __init__(
+        self,
+        surface: Surface,
+        identity: str,
+        body: ResponseBody,
+        turn: Turn,
+        answers: Answers,
+        keep: Callable[[], None],
+    ) -> None:
         self._surface = surface
         self._answers = answers
         self._body = body
+        self._keep = keep
         self._output = Output(turn.stream(), names_of(body.tools))
         self._thinks = turn.reasoning_parser is not None
         self._sequence = 0
@@ -92,6 +103,7 @@ class Run(AnswerWriter):
 
     def end(self) -> bytes:
         """The event that says how it ended."""
+        self._keep()
         return self._event(ending(self.response))
 
     def failed(self, error: InvalidRequest) -> bytes:
@@ -101,7 +113,7 @@ class Run(AnswerWriter):
             "error": {"code": "server_error", "message": error.message},
             "output": self._output.items,
         }
-        return self._event(ending(self.response))
+        return self.end()
 
     def _chunk(self, chunk: OutputChunk, answer: Answer) -> list[Event]:
         told = self._output.feed(chunk.text, self._logprobs(chunk.logprobs or []))

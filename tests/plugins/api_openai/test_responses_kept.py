@@ -12,6 +12,7 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
+from pegboard.core.toolkit.generation import Answers
 from pegboard.plugins.api_openai.responses.replay import Tape
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
 from tests.plugins.api_anthropic.parsers import fake_parsers
@@ -158,6 +159,27 @@ def test_the_store_stays_within_its_bytes() -> None:
     store.drop("resp_49")
     store.put(_answer(50), [], [kept], Tape())
     assert store.item("msg_49") is kept
+
+
+def test_a_stream_that_says_it_is_over_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        app, tidying, tidied = make_app(FakeEngineClient()), asyncio.Event(), asyncio.Event()
+
+        async def slow(self: Answers) -> None:
+            tidying.set()
+            await tidied.wait()
+
+        monkeypatch.setattr(Answers, "aclose", slow)
+        first = Exchange(app, "POST", PATH, b'{"input": "Hi", "stream": true}')
+        await first.until(lambda one: one.complete)
+        last = frames(first)[-1]["response"]
+        await tidying.wait()
+        # Other requests come in between the last event and what the server does behind it.
+        assert (await call(app, "GET", f"{PATH}/{last['id']}")).status == 200
+        tidied.set()
+        await first.end()
+
+    asyncio.run(scene())
 
 
 # ---- inputs ------------------------------------------------------------------------------------------------------

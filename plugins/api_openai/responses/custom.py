@@ -18,7 +18,8 @@ _PARAMETERS = {
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PLAIN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}|["\\/bfnrt])')
-_LONGEST_ESCAPE = 12
+_LONE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_CUT = re.compile(r"(\\(u[0-9a-fA-F]{0,3})?)?")
 _LOOK_AHEAD = 64
 """Characters in which the head of the arguments is over."""
 
@@ -107,7 +108,7 @@ class InputReader:
             elif (escape := _ESCAPE.match(text, at)) and not self._may_grow(text, escape):
                 found.append(_sound(json.loads(f'"{escape[0]}"')))
                 at = escape.end()
-            elif len(text) - at < _LONGEST_ESCAPE and text[at + 1 : at + 2] in ("", "u"):
+            elif escape or _CUT.fullmatch(text, at):
                 break
             else:
                 found.append(text[at])
@@ -118,8 +119,7 @@ class InputReader:
     @staticmethod
     def _may_grow(text: str, escape: re.Match[str]) -> bool:
         """Whether it is the first half of a pair, and the other half may be on its way."""
-        lone = re.fullmatch(r"\\u[dD][89abAB][0-9a-fA-F]{2}", escape[0])
-        return lone is not None and len(text) - escape.start() < _LONGEST_ESCAPE
+        return bool(_LONE.fullmatch(escape[0]) and _CUT.fullmatch(text, escape.end()))
 
     def _whole(self) -> str:
         try:

@@ -113,7 +113,9 @@ async def frames(
         if ready and (one is None or len(ready) >= _AT_ONCE):
             yield b"".join(ready)
             ready.clear()
-        if one is None:
+            # Until the next turn there may be more, of which no news will come.
+            await asyncio.sleep(0)
+        elif one is None:
             await news()
         elif number % _AT_ONCE == 0:
             await asyncio.sleep(0)

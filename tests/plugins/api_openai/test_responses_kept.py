@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
 from pegboard.core.toolkit.generation import Answers
+from pegboard.plugins.api_openai.responses import replay
 from pegboard.plugins.api_openai.responses.replay import Tape
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
 from tests.plugins.api_anthropic.parsers import fake_parsers
@@ -189,11 +191,12 @@ def test_inputs_are_listed() -> None:
     async def scene() -> None:
         app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
         first = await told(app, tools=[TOOL])
-        found = first["output"][2]
+        said, found = first["output"][1:3]
         items = [
             {"role": "user", "content": "1"},
             {"role": "assistant", "content": "2"},
             {"role": "developer", "content": [{"type": "input_text", "text": "3"}]},
+            said,
             reference(found),
             {"type": "function_call_output", "call_id": found["call_id"], "output": "4"},
         ]
@@ -208,9 +211,9 @@ def test_inputs_are_listed() -> None:
             return answer
 
         whole = await page("?order=asc")
-        assert [one["type"] for one in whole["data"]] == ["message"] * 3 + ["function_call", "function_call_output"]
+        assert [one["type"] for one in whole["data"]] == ["message"] * 4 + ["function_call", "function_call_output"]
         assert whole["data"][0]["content"] == [{"type": "input_text", "text": "1"}]
-        assert whole["data"][3] == found
+        assert whole["data"][3:5] == [said, found], "what came from here keeps its id"
         assert (whole["object"], whole["has_more"]) == ("list", False)
         assert (await page())["data"] == whole["data"][::-1]
         ids = [one["id"] for one in whole["data"]]
@@ -335,5 +338,27 @@ def test_who_follows_hears_that_the_client_has_left(stream: bool) -> None:
         last = json.loads(second.body.strip().rpartition(b"data: ")[2])
         EVENT.validate_json(json.dumps(last), strict=True)
         assert (last["type"], last["code"]) == ("error", "response_lost")
+
+    asyncio.run(scene())
+
+
+def test_no_event_waits_for_the_next() -> None:
+    async def scene() -> None:
+        more = False
+
+        def events() -> Iterator[dict[str, Any] | None]:
+            yield {"type": "a"}
+            while not more:
+                yield None
+            yield {"type": "b"}
+
+        async def news() -> None:
+            raise AssertionError("it is there already")
+
+        written = replay.frames(events(), -1, news)
+        assert b"event: a" in await anext(written)
+        # It comes while the first is being sent.
+        more = True
+        assert b"event: b" in await anext(written)
 
     asyncio.run(scene())

@@ -26,7 +26,7 @@ def test_the_routes_are_all_there_are() -> None:
     async def routes() -> set[str]:
         router = OpenAIRouter(OpenAIOptions(), ApiContext(client=FakeEngineClient(), max_body_bytes=1000))
         found = [one for one in router.routes().routes if isinstance(one, APIRoute)]
-        return {f"{method} {one.path.replace(':path', '')}" for one in found for method in one.methods or ()}
+        return {f"{method} {one.path_format}" for one in found for method in one.methods or ()}
 
     assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", PAGE)) == asyncio.run(routes())
 

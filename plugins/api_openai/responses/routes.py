@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from fastapi import APIRouter, Request, Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -36,6 +37,15 @@ from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, document
 Items = list[Item]
 
 
+class _ResponseId(StringConvertor):
+    """The place of a response's id in a path, which is not where the routes beside them are."""
+
+    regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
+
+
+register_url_convertor("response_id", _ResponseId())
+
+
 class Responses:
     """The routes, and the responses that are kept or under way."""
 
@@ -45,7 +55,7 @@ class Responses:
         self._running: dict[str, Run] = {}
 
     def add_to(self, router: APIRouter) -> None:
-        path, one = "/v1/responses", "/v1/responses/{response_id}"
+        path, one = "/v1/responses", "/v1/responses/{response_id:response_id}"
         if not self._surface.client.tokenizer.has_chat_template:
             summary = "Answer a conversation: this model has no chat template"
             router.post(path, summary=summary, responses=error_responses(404))(self.create)

@@ -243,6 +243,13 @@ def test_nothing_is_compacted() -> None:
     assert (done.status, done.json()["error"]["type"]) == (404, "invalid_request_error")
 
 
+def test_other_routes_are_no_ids() -> None:
+    for name in ("input_tokens", "compact"):
+        done = asyncio.run(call(make_app(FakeEngineClient()), "GET", f"{PATH}/{name}"))
+        assert (done.status, done.headers["allow"]) == (405, "POST")
+    assert asyncio.run(call(make_app(FakeEngineClient()), "GET", f"{PATH}/compacted")).status == 404
+
+
 # ---- streams, once more ------------------------------------------------------------------------------------------
 
 CUSTOM = {"type": "custom", "name": "run"}

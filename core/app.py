@@ -23,7 +23,8 @@ from pegboard.core.toolkit.http import (
 from pegboard.core.version import __version__
 from pegboard.core.web.billing import Billing
 from pegboard.core.web.documents import Documents, document
-from pegboard.core.web.front import REQUEST_ID, Front, internal_error, write_error
+from pegboard.core.web.front import REQUEST_ID, Front, internal_error, not_found, write_error
+from pegboard.core.web.heads import Heads
 from pegboard.core.web.hosts import Hosts
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.limits import BodyBounds, BodyLimit
@@ -64,9 +65,12 @@ def build_app(
     cors = cors or CorsSection()
     # The last one added is the first to see a request.
     table = Routes()
+    app.add_middleware(Heads)
     app.add_middleware(Billing)
     app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes))
-    app.add_middleware(Front, table, keys or Keys(), hosts=hosts, origins=cors.allow_origins, log=access_log)
+    keys = keys or Keys()
+    app.state.keys = keys
+    app.add_middleware(Front, table, keys, hosts=hosts, origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -115,8 +119,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, code = str(error.detail), "http_error"
     if error.status_code == 404:
-        message = f"there is no {request.method} {request.url.path}; /openapi.json lists all routes"
-        code = "not_found"
+        missing = not_found(request.scope)
+        message, code = missing.message, missing.code
     elif error.status_code == 405:
         message, code = f"{request.url.path} does not take {request.method}", "method_not_allowed"
     response = write_error(request.scope, InvalidRequest(message, status=error.status_code, code=code))

@@ -20,6 +20,10 @@ Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pa
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
+NameList = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [] if value is None else [value]),
+]
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
 """A name or an address, without a port."""
 
@@ -59,8 +63,9 @@ class ModelSection(UseSection):
     """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
     hidden_states: bool = False
     """Let requests ask for hidden states: they are large, and say much about a model."""
-    served_name: str | None = None
-    """Name under which APIs offer the model; unset: the last part of `path`."""
+    served_name: NameList = ()
+    """Name under which APIs offer the model, or several: answers have the first, requests may use any. Unset: the last
+    part of `path`."""
 
 
 class CorsSection(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pegboard.core.compose import ResolvedConfig, compose
@@ -88,7 +88,9 @@ class Engine:
         from pegboard.core.pipeline.build import build_scheduler
 
         self.resolved = resolved
-        self._built: BuiltScheduler | None = build_scheduler(resolved)
+        # It offers no API, and plugins that act for one need not.
+        alone = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
+        self._built: BuiltScheduler | None = build_scheduler(alone)
         self._intake = Intake(self.info, self.tokenizer)
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""

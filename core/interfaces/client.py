@@ -117,6 +117,17 @@ class ModelInfo:
     """Requests that the engine holds at once, of all clients, those that wait included; None: any number."""
     most_tokens: int | None = None
     """The same of the tokens of their prompts."""
+    other_names: Sequence[str] = ()
+    """Further names by which requests may call the model; answers have `served_name`."""
+    model_type: str = ""
+    """`model_type` of the model's own config; "" where that has none."""
+    architectures: Sequence[str] = ()
+    """`architectures` of the model's own config, of which `architecture` is the one that runs."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of the model, the one that answers have first."""
+        return (self.served_name, *self.other_names)
 
 
 ABORTED_BY_CLIENT = 499

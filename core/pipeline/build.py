@@ -379,11 +379,15 @@ class _Parts:
 
     def info(self, scheduler: Scheduler) -> ModelInfo:
         """What the API process may tell of the model."""
-        model = self.config.model
+        model, hf_config = self.config.model, self.model.hf_config
+        served_name, *other_names = dict.fromkeys(model.served_name or [model.path.rstrip("/").rsplit("/", 1)[-1]])
         return ModelInfo(
-            served_name=model.served_name or model.path.rstrip("/").rsplit("/", 1)[-1],
+            served_name=served_name,
+            other_names=tuple(other_names),
             path=model.path,
             architecture=self.spec.architecture,
+            architectures=tuple(hf_config.get("architectures") or ()),
+            model_type=str(hf_config.get("model_type") or ""),
             max_context_len=scheduler.max_context_len,
             vocab_size=self.spec.vocab_size,
             max_total_tokens=scheduler.memory.total_tokens,

@@ -480,6 +480,14 @@ LARGE = Depends(_large)
 """Declares, like a level, that a route takes bodies up to `server.max_body_bytes`: prompts. Others take 1 MiB."""
 
 
+def is_admin(request: Request) -> bool:
+    """Whether a request may have what is for admins: it brings the admin key, or the server has no keys. For routes
+    that tell users less.
+    """
+    keys = getattr(request.app.state, "keys", None)
+    return keys is None or keys.refusal("admin", dict(request.scope["headers"])) is None
+
+
 def level_of(route: object) -> Level | None:
     """The level that a route declares; None where it declares none."""
     found = [_LEVELS.get(one.dependency) for one in getattr(route, "dependencies", None) or ()]

@@ -16,7 +16,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
 from pegboard.core.web.hosts import Hosts, is_own_origin
 from pegboard.core.web.keys import Keys
-from pegboard.core.web.routes import Entry, Routes
+from pegboard.core.web.routes import UNKNOWN, Entry, Routes
 from pegboard.core.web.turns import Turns
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Front:
             await send(message)
 
         try:
-            error = _no_place(entry, scope) or self._refusal(entry, scope["method"], headers)
+            error = _no_place(entry, scope) or self._refusal(entry, scope, headers)
             if error is None and entry.level != "public":
                 await self._turns.begin()
             if error is None:
@@ -103,16 +103,20 @@ class Front:
             if self._log:
                 _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
 
-    def _refusal(self, entry: Entry, method: str, headers: dict[bytes, bytes]) -> InvalidRequest | None:
+    def _refusal(self, entry: Entry, scope: Scope, headers: dict[bytes, bytes]) -> InvalidRequest | None:
         if not self._keys and self._hosts is not None and (error := self._hosts.refusal(headers.get(b"host"))):
             return error
-        if self._is_foreign(method, headers) and not self._is_named(headers.get(b"origin", b"")):
+        if self._is_foreign(scope["method"], headers) and not self._is_named(headers.get(b"origin", b"")):
             return InvalidRequest(
                 "pages of other origins may not use this server, unless server.cors.allow_origins names them",
                 status=403,
                 code="cross_site",
             )
-        return self._keys.refusal(entry.level, headers)
+        refused = self._keys.refusal(entry.level, headers)
+        if refused is not None and refused.status == 403 and entry is UNKNOWN:
+            # Any key learns that it is not there; the application is not asked.
+            return not_found(scope)
+        return refused
 
     def _is_foreign(self, method: str, headers: dict[bytes, bytes]) -> bool:
         """Whether a page of another origin sent this: browsers let any page send some requests, and only keep the
@@ -145,6 +149,12 @@ def write_error(scope: Scope, error: InvalidRequest) -> Response:
     """The answer to an error, in the format of the API to which the request's path belongs."""
     formats: ErrorFormats = scope["app"].state.errors
     return answer_error(error, formats.at(scope["path"]))
+
+
+def not_found(scope: Scope) -> InvalidRequest:
+    """The answer to a path that no route has."""
+    message = f"there is no {scope['method']} {scope['path']}; /openapi.json lists all routes"
+    return InvalidRequest(message, status=404, code="not_found")
 
 
 def internal_error() -> InvalidRequest:

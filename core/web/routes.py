@@ -65,11 +65,15 @@ class Routes:
                     # An earlier route with parameters may take this very path.
                     entry = _first(every, _probe(method, route.path)) or _entry(route)
                     self._fixed[method, route.path] = entry
+                    if method == "GET":
+                        self._fixed.setdefault(("HEAD", route.path), entry)
                     self._paths[route.path] = _strictest([entry, self._paths.get(route.path, entry)])
         self._size = len(routes)
 
     def _search(self, scope: Scope) -> Entry:
         entry = _first(self._others, scope)
+        if entry is None and scope["method"] == "HEAD":
+            entry = _first(self._others, {**scope, "method": "GET"})
         if entry is not None:
             return entry
         partly = [_entry(route) for route in self._others if route.matches(scope)[0] is Match.PARTIAL]
@@ -88,14 +92,13 @@ def flat(routes: Iterable[Any]) -> Iterator[Any]:
 
 def allowed(routes: Iterable[Any], scope: Scope) -> list[str]:
     """The methods that a request's path takes."""
-    return sorted(
-        {
-            method
-            for route in flat(routes)
-            if route.matches(scope)[0] is not Match.NONE
-            for method in getattr(route, "methods", None) or ()
-        }
-    )
+    found = {
+        method
+        for route in flat(routes)
+        if route.matches(scope)[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
 def levels(routes: Iterable[Any]) -> dict[tuple[str, str], Level]:

@@ -65,7 +65,9 @@ class Administration:
         action = {**admin, **answers(Done, 404)}
         busy = {**admin, **answers(Done, 403, 404, 409)}
         flush = "Drop all cached prefixes; 400 while requests run"
-        router.post("/flush_cache", summary=flush, **admin, **answers(Done))(self.flush_cache)
+        # The second is vLLM's.
+        for path in ("/flush_cache", "/reset_prefix_cache"):
+            router.post(path, summary=flush, **admin, **answers(Done))(self.flush_cache)
         docs = {**takes(AbortBody, {"rid": "my-request"}), **admin, **answers(Done)}
         router.post("/abort_request", summary="Abort a request, or all", **docs)(self.abort_request)
         docs = {**takes(PauseBody, required=False), **action}

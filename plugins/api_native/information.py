@@ -1,15 +1,13 @@
-"""What can be known of the server: whether it lives, what it serves, how busy it is."""
+"""What can be known of the server: whether it lives, and what it serves."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import RootModel
 
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
@@ -17,7 +15,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
 from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.http import ADMIN, PUBLIC, error_responses, json_response, until_disconnect
+from pegboard.core.toolkit.http import PUBLIC, error_responses, is_admin, json_response, until_disconnect
 from pegboard.plugins.api_native.bodies import Described, answers
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 
@@ -33,8 +31,13 @@ class ModelAnswer(Described):
     model_path: str
     tokenizer_path: str
     served_model_name: str
+    served_model_names: list[str]
+    """Every name that requests may use, the one that answers have first."""
     is_generation: bool
     architecture: str
+    architectures: list[str]
+    """As the model's own config has them; the same of `model_type`."""
+    model_type: str
     dtype: str
     weight_version: str
     max_context_length: int
@@ -46,66 +49,36 @@ class ModelAnswer(Described):
 
 
 class ServerAnswer(Described):
-    """The server: its configuration without secrets, the scheduler's counters and queues, and what was chosen."""
+    """The server, and what it serves. With the admin key also its configuration without secrets, the scheduler's
+    counters and queues, and what was chosen.
+    """
 
     version: str
     ready: bool
-    config: dict[str, Any]
-    scheduler: dict[str, Any]
+    model_path: str
+    served_model_name: str
+    dp_size: int
+    """Engines behind this server."""
+    tp_size: int
+    """Devices of an engine."""
+    max_total_num_tokens: int
     model: ModelAnswer
-    providers: dict[str, Any]
-    sessions: dict[str, Any]
+    config: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None
+    providers: dict[str, Any] | None = None
+    sessions: dict[str, Any] | None = None
+
+
+class VersionAnswer(Described):
+    """The software."""
+
+    version: str
 
 
 class WeightAnswer(Described):
     """The weights."""
 
     weight_version: str
-
-
-class BriefLoad(Described):
-    """How busy an engine is."""
-
-    dp_rank: int
-    num_reqs: int
-    num_waiting_reqs: int
-    num_tokens: int
-
-
-class BriefLoads(RootModel[list[BriefLoad]]):
-    """How busy the engines are."""
-
-
-class Load(BriefLoad):
-    """How busy an engine is, and how full."""
-
-    timestamp: float
-    """Seconds since 1970."""
-    num_running_reqs: int
-    num_used_tokens: int
-    """Tokens of KV that requests hold, or that they keep the cache from dropping."""
-    max_total_num_tokens: int
-    token_usage: float
-    """Used, of all."""
-
-
-class TotalLoad(Described):
-    """All engines together."""
-
-    total_running_reqs: int
-    total_waiting_reqs: int
-    total_reqs: int
-    avg_token_usage: float
-
-
-class Loads(Described):
-    """How busy the engines are."""
-
-    timestamp: float
-    version: str
-    dp_rank_count: int
-    loads: list[Load]
-    aggregate: TotalLoad
 
 
 class Information:
@@ -126,15 +99,13 @@ class Information:
         router.get("/health_generate", summary=probed, **_NOTHING)(self.health_generate)
         for path in ("/model_info", "/get_model_info"):
             router.get(path, summary="The served model", **answers(ModelAnswer))(self.model_info)
-        admin: dict[str, Any] = {"dependencies": [ADMIN], **answers(ServerAnswer)}
+        known = "The server and its model; configuration and counters for admins"
         for path in ("/server_info", "/get_server_info"):
-            router.get(path, summary="Configuration and counters", **admin)(self.server_info)
+            router.get(path, summary=known, **answers(ServerAnswer))(self.server_info)
         router.get("/get_weight_version", summary="Version of the weights", **answers(WeightAnswer))(
             self.weight_version
         )
-        router.get("/v1/loads", summary="Requests and tokens per engine", **answers(Loads))(self.loads)
-        brief = "Requests and tokens per engine, as a bare list"
-        router.get("/get_load", summary=brief, **answers(BriefLoads))(self.get_load)
+        router.get("/version", summary="Version of this software", **answers(VersionAnswer))(self.version)
 
     async def health(self) -> Response:
         return Response()
@@ -171,33 +142,22 @@ class Information:
     async def model_info(self) -> Response:
         return json_response(model_info(self._client.info, self._client.tokenizer))
 
-    async def server_info(self) -> Response:
-        info, client = await self._client.server_info(), self._client
-        more = {
-            "version": client.info.version,
-            "model": model_info(client.info, client.tokenizer),
-            "providers": {**client.info.providers, **self._providers},
-            "sessions": self._sessions.stats(),
-        }
-        return json_response({**info, **more})
+    async def server_info(self, request: Request) -> Response:
+        client = self._client
+        model = model_info(client.info, client.tokenizer)
+        # SGLang has these at the top, where routers look for them; they have no admin key.
+        known = {name: model[name] for name in ("model_path", "served_model_name", "max_total_num_tokens")}
+        about = {**known, "dp_size": 1, "tp_size": 1, "version": client.info.version, "model": model}
+        if not is_admin(request):
+            return json_response({**about, "ready": client.ready})
+        chosen = {"providers": {**client.info.providers, **self._providers}, "sessions": self._sessions.stats()}
+        return json_response({**await client.server_info(), **about, **chosen})
+
+    async def version(self) -> Response:
+        return json_response({"version": self._client.info.version})
 
     async def weight_version(self) -> Response:
         return json_response({"weight_version": WEIGHT_VERSION})
-
-    async def loads(self) -> Response:
-        load = full_load(await self._scheduler(), time.time())
-        together = {
-            "total_running_reqs": load["num_running_reqs"],
-            "total_waiting_reqs": load["num_waiting_reqs"],
-            "total_reqs": load["num_reqs"],
-            "avg_token_usage": load["token_usage"],
-        }
-        about = {"timestamp": load["timestamp"], "version": self._client.info.version, "dp_rank_count": 1}
-        return json_response({**about, "loads": [load], "aggregate": together})
-
-    async def get_load(self) -> Response:
-        load = full_load(await self._scheduler(), time.time())
-        return json_response([{name: load[name] for name in BriefLoad.model_fields}])
 
     def _check_ready(self) -> None:
         if not self._client.ready:
@@ -215,8 +175,11 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "model_path": info.path,
         "tokenizer_path": info.path,
         "served_model_name": info.served_name,
+        "served_model_names": list(info.names),
         "is_generation": True,
         "architecture": info.architecture,
+        "architectures": list(info.architectures) or [info.architecture],
+        "model_type": info.model_type,
         "dtype": info.dtype,
         "weight_version": WEIGHT_VERSION,
         "max_context_length": info.max_context_len,
@@ -224,23 +187,4 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "vocab_size": info.vocab_size,
         "has_chat_template": tokenizer.has_chat_template,
         "features": list(info.features),
-    }
-
-
-def full_load(scheduler: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """One engine's load, from its scheduler's counters."""
-    running = scheduler.get("running_requests", 0)
-    waiting = scheduler.get("waiting_requests", 0) + scheduler.get("blocked_requests", 0)
-    used = scheduler.get("held_tokens", 0) + scheduler.get("locked_tokens", 0)
-    total = scheduler.get("total_tokens", 0)
-    return {
-        "dp_rank": 0,
-        "timestamp": now,
-        "num_reqs": waiting + running,
-        "num_running_reqs": running,
-        "num_waiting_reqs": waiting,
-        "num_tokens": used,
-        "num_used_tokens": used,
-        "max_total_num_tokens": total,
-        "token_usage": used / total if total else 0.0,
     }

@@ -28,6 +28,7 @@ from pegboard.plugins.api_native.bodies import answers, takes
 from pegboard.plugins.api_native.conversations import Conversations
 from pegboard.plugins.api_native.embedding import Embedding
 from pegboard.plugins.api_native.information import Information
+from pegboard.plugins.api_native.load import LoadRoutes
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.parsing import Parsing
 from pegboard.plugins.api_native.requests import GenerateBody, engine_requests
@@ -38,7 +39,7 @@ _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature
 
 class NativeRouter(ApiRouter):
     """/generate with sessions, /encode, /parse_function_call, /separate_reasoning, /health, /model_info, /server_info,
-    and for operators /flush_cache, /abort_request, /pause_generation, /configure_logging and the profiler.
+    /load, and for operators /flush_cache, /abort_request, /pause_generation, /configure_logging and the profiler.
     """
 
     options: NativeOptions
@@ -51,7 +52,8 @@ class NativeRouter(ApiRouter):
         router.post("/generate", summary="Generate from text or token ids", dependencies=[LARGE], **docs)(self.generate)
         ctx = self.ctx
         information = Information(ctx, self.options.health_timeout)
-        for part in (Conversations(ctx), Embedding(ctx), Parsing(ctx), information, Administration(ctx)):
+        said = (information, LoadRoutes(ctx))
+        for part in (Conversations(ctx), Embedding(ctx), Parsing(ctx), *said, Administration(ctx)):
             part.add_to(router)
         return router
 

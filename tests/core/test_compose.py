@@ -77,6 +77,7 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("api", "openai"),
         provider("api", "native"),
         provider("api", "anthropic"),
+        provider("api", "metrics"),
         *more,
     )
     return Plugin("acme", "1.0", providers, **fields)
@@ -106,7 +107,7 @@ class TestSources:
     def test_the_default_preset_is_the_base(self) -> None:
         resolved = composed()
         assert names(resolved, "prefix_cache") == ["radix"]
-        assert names(resolved, "api") == ["openai", "anthropic", "native"]
+        assert names(resolved, "api") == ["openai", "anthropic", "native", "metrics"]
         assert resolved.origins["prefix_cache.use"] == "default"
 
     def test_later_sources_win(self, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ class TestSources:
     def test_values_from_environment_and_options_are_yaml(self) -> None:
         resolved = composed(env={"PEGBOARD__APIS": "[native]"}, overrides=["model.served_name=3", "model.cache_dir=~"])
         assert names(resolved, "api") == ["native"]
-        assert resolved.engine.model.served_name == "3"
+        assert resolved.engine.model.served_name == ("3",)
         assert resolved.engine.model.cache_dir is None
 
     def test_an_empty_section_changes_nothing(self, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ OTHERS = {
     "pooler": ["last"],
     "reasoning_parser": ["plain"],
     "tool_parser": ["plain"],
-    "api": ["openai", "anthropic", "native"],
+    "api": ["openai", "anthropic", "native", "metrics"],
 }
 
 

@@ -104,7 +104,7 @@ def test_a_line_per_request(caplog: pytest.LogCaptureFixture) -> None:
     assert re.fullmatch(r"POST /echo/a 200 in [\d.]+ ms \(request r1 from 127\.0\.0\.1:1\)", lines[0])
     assert [line.split()[:3] for line in lines[1:]] == [
         ["POST", "/echo/a", "401"],
-        ["GET", "/nowhere", "403"],
+        ["GET", "/nowhere", "404"],
         ["GET", "/bug", "500"],
     ]
     assert not [word for word in ("hidden", "secret-key", "wrong-key") if word in caplog.text]

@@ -7,9 +7,10 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.http import error_responses, parse_body
 from pegboard.core.toolkit.tool_calls import Tools
-from pegboard.core.toolkit.turn import effort_hints, take_turn
+from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages
@@ -118,6 +119,22 @@ class Chat:
         router.post("/v1/chat/completions", summary="Answer a conversation", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
+        body, turn, grammar = await self.read(request)
+        rid = new_id("chatcmpl", body.rid)
+        requests = body.engine_requests(
+            [turn.prompt],
+            rid=rid,
+            max_new_tokens=body.limit,
+            add_special_tokens=False,
+            grammar=turn.grammar,
+            skip_special_tokens=turn.skip_special_tokens,
+        )
+        # A grammar that is not the request's own comes from its tools.
+        names = {**body.names, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
+        return await ChatWriter(self._surface, rid, body, turn).respond(request, requests, names)
+
+    async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:
+        """A request's body, what is to be answered, and the grammar that the body itself has."""
         body = await parse_body(request, ChatBody)
         surface = self._surface
         surface.check_model(body.model)
@@ -136,15 +153,4 @@ class Chat:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        rid = new_id("chatcmpl", body.rid)
-        requests = body.engine_requests(
-            [turn.prompt],
-            rid=rid,
-            max_new_tokens=body.limit,
-            add_special_tokens=False,
-            grammar=turn.grammar,
-            skip_special_tokens=turn.skip_special_tokens,
-        )
-        # A grammar that is not the request's own comes from its tools.
-        names = {**body.names, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
-        return await ChatWriter(surface, rid, body, turn).respond(request, requests, names)
+        return body, turn, grammar

@@ -77,6 +77,12 @@ class EmbeddingBody(EmbeddingFields):
             raise InvalidRequest("input is empty", param="input")
         return found
 
+    def requests(self, rid: str, *, normalize: bool) -> list[EmbedRequest]:
+        """One request per input. Raises InvalidRequest."""
+        if self.dimensions is not None and self.dimensions < 1:
+            raise InvalidRequest(f"dimensions must be at least 1, got {self.dimensions}", param="dimensions")
+        return self.embed_requests(self.prompts(), rid=rid, normalize=normalize, dimensions=self.dimensions)
+
 
 class Embeddings:
     """The route."""
@@ -92,20 +98,21 @@ class Embeddings:
     async def create(self, request: Request) -> Response:
         body = await parse_body(request, EmbeddingBody)
         self._surface.check_model(body.model)
-        if body.dimensions is not None and body.dimensions < 1:
-            raise InvalidRequest(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
-        requests = body.embed_requests(
-            body.prompts(), rid=new_id("embd", body.rid), normalize=body.normalize, dimensions=body.dimensions
-        )
+        requests = body.requests(new_id("embd", body.rid), normalize=body.normalize)
         found = await self._surface.embed(request, requests, {"prompt": "input"})
-        write = _base64 if body.encoding_format == "base64" else list[float]
-        data = [{"object": "embedding", "index": i, "embedding": write(one.vector)} for i, one in enumerate(found)]
+        data = [
+            {"object": "embedding", "index": i, "embedding": written_vector(one.vector, body.encoding_format)}
+            for i, one in enumerate(found)
+        ]
         return json_response(
             {"object": "list", "data": data, "model": self._surface.model, "usage": embedding_usage(found)}
         )
 
 
-def _base64(vector: Sequence[float]) -> str:
+def written_vector(vector: Sequence[float], encoding_format: str) -> list[float] | str:
+    """A vector as answers have it."""
+    if encoding_format == "float":
+        return list(vector)
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 

@@ -24,7 +24,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The answer of `/v1/models`."""
+    """The answer of `/v1/models`: the served model under each of its names, the one that answers have first."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -42,16 +42,17 @@ class Models:
         router.get("/v1/models/{model:path}", summary="One model", responses={**one, **error_responses(404)})(self.one)
 
     async def every(self) -> Response:
-        return json_response({"object": "list", "data": [self._card()]})
+        return json_response({"object": "list", "data": [self._card(name) for name in self._surface.client.info.names]})
 
     async def one(self, model: str) -> Response:
         self._surface.check_model(model)
-        return json_response(self._card())
+        info = self._surface.client.info
+        return json_response(self._card(model if model in info.names else info.served_name))
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
         info = self._surface.client.info
         return {
-            "id": info.served_name,
+            "id": name,
             "object": "model",
             "created": info.created,
             "owned_by": "pegboard",

@@ -9,11 +9,15 @@ from pegboard.core.toolkit.http import USER, api_router
 from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.completions import Completions
 from pegboard.plugins.api_openai.embeddings import Embeddings
+from pegboard.plugins.api_openai.invocations import Invocations
 from pegboard.plugins.api_openai.models import Models
 from pegboard.plugins.api_openai.options import OpenAIOptions
+from pegboard.plugins.api_openai.pooling import Pooling
+from pegboard.plugins.api_openai.render import Render
 from pegboard.plugins.api_openai.responses.routes import Responses
 from pegboard.plugins.api_openai.scoring import Scoring
 from pegboard.plugins.api_openai.surface import Surface
+from pegboard.plugins.api_openai.tokenizer_info import TokenizerInfo
 from pegboard.plugins.api_openai.tokens import Tokens
 
 
@@ -28,7 +32,20 @@ class OpenAIRouter(ApiRouter):
         chat, completions = Chat(surface), Completions(surface)
         # The first route with an example is what a new server suggests to try.
         first = (chat, completions) if self.client.tokenizer.has_chat_template else (completions, chat)
-        responses = Responses(surface, self.options)
-        for part in (*first, responses, Embeddings(surface), Scoring(surface), Tokens(surface), Models(surface)):
+        embeddings, scoring = Embeddings(surface), Scoring(surface)
+        invocations = Invocations(
+            {
+                "messages": chat.create,
+                "prompt": completions.create,
+                "documents": scoring.rerank,
+                "input": embeddings.create,
+                "text_1": scoring.score,
+                "items": scoring.score,
+            },
+            {"model": surface.model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
+        )
+        pooled = (embeddings, Pooling(surface), scoring)
+        told = (Tokens(surface), TokenizerInfo(surface), Models(surface))
+        for part in (*first, Responses(surface, self.options), Render(surface, chat), *pooled, *told, invocations):
             part.add_to(router)
         return router

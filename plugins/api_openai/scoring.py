@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel, model_validator
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -92,8 +92,22 @@ class RerankBody(EmbeddingFields):
     query: str
     documents: list[str | dict[str, Any]]
     top_n: int | None = None
-    """How many of the best to give; all by default."""
+    """How many of the best to give; all by default. SGLang's router calls it `top_k`."""
+    top_k: int | None = None
     return_documents: bool = True
+    bare: bool = False
+    """Whether the answer is a bare list with scores, as SGLang's. It is one too where the body has a `rid`, were it
+    null: SGLang's router, which reads nothing else, always writes one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rid_means_bare(cls, data: Any) -> Any:
+        return {**data, "bare": data.get("bare") or True} if isinstance(data, dict) and "rid" in data else data
+
+    @property
+    def most(self) -> int | None:
+        """How many to give; None for all."""
+        return self.top_k if self.top_n is None else self.top_n
 
     def texts(self) -> list[str]:
         """The documents' texts. Raises InvalidRequest for what has none."""
@@ -102,8 +116,9 @@ class RerankBody(EmbeddingFields):
         if not self.documents:
             raise InvalidRequest("documents is empty", param="documents")
         _check_count("documents", self.documents)
-        if self.top_n is not None and self.top_n < 1:
-            raise InvalidRequest(f"top_n must be at least 1, got {self.top_n}", param="top_n")
+        for name, value in (("top_n", self.top_n), ("top_k", self.top_k)):
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} must be at least 1, got {value}", param=name)
         found = [one.get("text") if isinstance(one, dict) else one for one in self.documents]
         for i, text in enumerate(found):
             if not isinstance(text, str) or not text:
@@ -128,7 +143,7 @@ class Scoring:
         model, texts = self._surface.model, ["Paris is its capital.", "Cats purr."]
         score = documented(ScoreBody, Scores, {"model": model, "text_1": "France", "text_2": texts}, 504)
         rerank = documented(
-            RerankBody, Ranking, {"model": model, "query": "France", "documents": texts, "top_n": 1}, 504
+            RerankBody, RankingAnswer, {"model": model, "query": "France", "documents": texts, "top_n": 1}, 504
         )
         for prefix in ("/v1", ""):
             router.post(f"{prefix}/score", summary="How alike texts are, or how likely labels are", **score)(self.score)
@@ -165,7 +180,10 @@ class Scoring:
         query = found[places[body.query]]
         scores = [_cosine(query, found[places[text]]) for text in texts]
         # Of equals the first one first.
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.most]
+        if body.bare:
+            rid, usage = new_id("rerank", body.rid), embedding_usage(found)
+            return json_response([_bare(i, scores[i], texts, body.return_documents, rid, usage) for i in order])
         results = [
             {
                 "index": i,
@@ -236,6 +254,14 @@ def _cosine(one: Embedding, other: Embedding) -> float:
     return max(-1.0, min(1.0, product))
 
 
+def _bare(
+    index: int, score: float, texts: Sequence[str], with_text: bool, rid: str, usage: Mapping[str, int]
+) -> dict[str, Any]:
+    """An entry of the bare list."""
+    meta = {"id": f"{rid}_{index}", "prompt_tokens": usage["prompt_tokens"]}
+    return {"score": score, "document": texts[index] if with_text else None, "index": index, "meta_info": meta}
+
+
 def _probabilities(answer: Answer, softmax: bool) -> list[float]:
     """Of the labels, in their order: as they are, or as if there were no other tokens."""
     values = [value for value, _ in answer.logprobs[0][2]]
@@ -279,6 +305,15 @@ class RankEntry(BaseModel):
     document: RankedText | None = None
 
 
+class BareRankEntry(BaseModel):
+    """A document's place in the request, and how well it fits, in SGLang's words. `meta_info` is of the whole request."""
+
+    score: float
+    document: str | None
+    index: int
+    meta_info: dict[str, Any]
+
+
 class Ranking(BaseModel):
     """The answer of `/v1/rerank`, best first."""
 
@@ -287,3 +322,7 @@ class Ranking(BaseModel):
     model: str
     results: list[RankEntry]
     usage: EmbeddingUsage
+
+
+class RankingAnswer(RootModel[Ranking | list[BareRankEntry]]):
+    """Either form of the answer; `bare` of the body says which."""

@@ -178,7 +178,9 @@ def keyed() -> Iterator[tuple[asyncio.Runner, FastAPI]]:
 @pytest.mark.parametrize(
     "path", ["/", "/nowhere", "/admin", "//flush_cache", "/flush_cache/", "/v1", "/static/../flush_cache"]
 )
-def test_26789_unknown_paths_are_told_to_keys_only(keyed: tuple[asyncio.Runner, FastAPI], method: str, path: str) -> None:
+def test_26789_unknown_paths_are_told_to_keys_only(
+    keyed: tuple[asyncio.Runner, FastAPI], method: str, path: str
+) -> None:
     runner, app = keyed
 
     async def scene() -> list[int | None]:

@@ -117,6 +117,8 @@ class FakeEngineClient(EngineClient):
             served_name="fake-model",
             path="/models/fake",
             architecture="FakeForCausalLM",
+            architectures=("FakeForCausalLM", "FakeModel"),
+            model_type="fake",
             max_context_len=4096,
             vocab_size=self._tokenizer.vocab_size,
             max_total_tokens=65536,

@@ -62,7 +62,8 @@ class ServerAnswer(Described):
     tp_size: int
     """Devices of an engine."""
     max_total_num_tokens: int
-    model: ModelAnswer
+    model_info: ModelAnswer
+    """The answer of `/model_info`."""
     config: dict[str, Any] | None = None
     scheduler: dict[str, Any] | None = None
     providers: dict[str, Any] | None = None
@@ -145,9 +146,10 @@ class Information:
     async def server_info(self, request: Request) -> Response:
         client = self._client
         model = model_info(client.info, client.tokenizer)
-        # SGLang has these at the top, where routers look for them; they have no admin key.
+        # SGLang has these at the top, where routers look for them; they have no admin key. To its own router a `model`
+        # would be one more name, and what is no text would hide all others.
         known = {name: model[name] for name in ("model_path", "served_model_name", "max_total_num_tokens")}
-        about = {**known, "dp_size": 1, "tp_size": 1, "version": client.info.version, "model": model}
+        about = {**known, "dp_size": 1, "tp_size": 1, "version": client.info.version, "model_info": model}
         if not is_admin(request):
             return json_response({**about, "ready": client.ready})
         chosen = {"providers": {**client.info.providers, **self._providers}, "sessions": self._sessions.stats()}

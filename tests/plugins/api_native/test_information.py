@@ -10,6 +10,7 @@ import pytest
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
 from pegboard.core.testing.asgi import PATIENCE
 from pegboard.plugins.api_native.options import NativeOptions
+from tests.faults.whole_api import ask, bearer, whole_app
 from tests.plugins.api_native.asking import CheckedClient, Server, played
 
 
@@ -96,8 +97,11 @@ def test_the_model() -> None:
             info = (await server.get(path)).json()
             assert info["model_path"] == "/models/fake"
             assert info["max_context_length"] == 4096
+            assert (info["model_type"], info["architectures"]) == ("fake", ["FakeForCausalLM", "FakeModel"])
+            assert info["served_model_names"] == ["fake-model"]
             assert "grammar.regex" in info["features"]
         assert (await server.get("/get_weight_version")).json() == {"weight_version": "default"}
+        assert (await server.get("/version")).json() == {"version": "0"}
 
     played(scene)
 
@@ -109,11 +113,27 @@ def test_the_server() -> None:
             info = (await server.get(path)).json()
             assert (info["ready"], info["version"], info["config"]) == (True, "0", {"x": 1})
             assert info["scheduler"]["running_requests"] == 2
-            assert info["model"]["served_model_name"] == "fake-model"
+            assert info["model_info"]["served_model_name"] == info["served_model_name"] == "fake-model"
+            assert (info["model_path"], info["dp_size"], info["max_total_num_tokens"]) == ("/models/fake", 1, 65536)
+            assert "model" not in info, "SGLang's router wants a text there, or nothing"
             assert info["providers"] == {"sampler": ["torch"], "tool_parser": ["brackets"]}
             assert info["sessions"]["open"] == 0
 
     played(scene)
+
+
+def test_users_are_told_of_the_model_and_no_more() -> None:
+    """Routers have a user's key, and need to know what is served."""
+
+    async def scene() -> tuple[dict[str, Any], dict[str, Any]]:
+        app = whole_app(api_key="user", admin_key="admin")
+        found = [await ask(app, "GET", "/server_info", **bearer(key)) for key in ("user", "admin")]
+        return found[0].json(), found[1].json()
+
+    user, admin = asyncio.run(scene())
+    assert user["served_model_name"] == "fake-model"
+    assert set(admin) - set(user) == {"config", "scheduler", "providers", "sessions"}
+    assert {name: admin[name] for name in user} == user
 
 
 def test_the_load() -> None:
@@ -128,5 +148,6 @@ def test_the_load() -> None:
         assert body["aggregate"]["total_reqs"] == 7
         [brief] = (await server.get("/get_load")).json()
         assert brief == {"dp_rank": 0, "num_reqs": 7, "num_waiting_reqs": 5, "num_tokens": 25}
+        assert (await server.get("/load")).json() == {"server_load": 7}
 
     played(scene)

@@ -87,10 +87,9 @@ class Engine:
         # Only now: torch comes with it, and OpenMP settles how threads wait when it is loaded.
         from pegboard.core.pipeline.build import build_scheduler
 
-        self.resolved = resolved
         # It offers no API, and plugins that act for one need not.
-        alone = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
-        self._built: BuiltScheduler | None = build_scheduler(alone)
+        self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
+        self._built: BuiltScheduler | None = build_scheduler(self.resolved)
         self._intake = Intake(self.info, self.tokenizer)
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""

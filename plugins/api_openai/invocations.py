@@ -42,7 +42,7 @@ class InvocationBody(RequestModel):
 
 
 class Invocations:
-    """The route. `handlers` are those of other routes, by the field that tells of each; the first that is there counts."""
+    """The route. `handlers` are those of other routes, by the field that tells of each; the first one found counts."""
 
     def __init__(self, handlers: Mapping[str, Handler], example: Mapping[str, Any]) -> None:
         self._handlers = handlers

@@ -306,7 +306,7 @@ class RankEntry(BaseModel):
 
 
 class BareRankEntry(BaseModel):
-    """A document's place in the request, and how well it fits, in SGLang's words. `meta_info` is of the whole request."""
+    """A document's place in the request, and how well it fits, in SGLang's words. `meta_info` is of all together."""
 
     score: float
     document: str | None

@@ -156,6 +156,14 @@ class TestSources:
         assert resolved.engine.model.served_name == ("3",)
         assert resolved.engine.model.cache_dir is None
 
+    @pytest.mark.parametrize(("given", "names"), [("a", ("a",)), ('"[a, b]"', ("[a, b]",)), ("[a, 7]", ("a", "7"))])
+    def test_a_model_has_one_name_or_several(self, given: str, names: tuple[str, ...]) -> None:
+        assert composed(overrides=[f"model.served_name={given}"]).engine.model.served_name == names
+
+    def test_a_name_is_not_empty(self) -> None:
+        with pytest.raises(ConfigError, match=r"model\.served_name"):
+            composed(overrides=['model.served_name=""'])
+
     def test_an_empty_section_changes_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "a.yaml"
         path.write_text("memory:\nserver:\n")

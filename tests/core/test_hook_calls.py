@@ -165,6 +165,7 @@ class TestLifeCycle:
         assert [event.hook for event in EVENTS] == ["configure", "engine_started"]
         config = EVENTS[0].facts["config"]
         assert config is engine.resolved.engine
+        assert config.apis == (), "nothing is counted for a page that is not there"
         with pytest.raises(ValueError, match="frozen"):
             config.server.port = 1
 

@@ -41,12 +41,13 @@ def root_level() -> Iterator[None]:
     root.setLevel(before)
 
 
-def test_flush_cache() -> None:
+@pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
+def test_flush_cache(path: str) -> None:
     async def scene(server: Server) -> None:
-        assert (await server.told("/flush_cache"))["success"] is True
+        assert (await server.told(path))["success"] is True
         assert server.client.flushes == 1
         server.client.busy = True
-        assert await server.refused("/flush_cache") == (400, None)
+        assert await server.refused(path) == (400, None)
 
     played(scene)
 

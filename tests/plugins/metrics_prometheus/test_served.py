@@ -1,4 +1,4 @@
-"""A running server with metrics: what it says after a few requests."""
+"""A running server, which has metrics by default: what it says after a few requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from pegboard.core.testing.servers import serving
 def test_the_page_of_a_running_server(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)
     config = {
-        "model": {"path": str(model), "dtype": "float32", "served_name": "tiny"},
+        "model": {"path": str(model), "dtype": "float32", "served_name": ["tiny", "small"]},
         "memory": {"max_total_tokens": 1024},
-        "apis": ["native", "metrics"],
     }
     body = {"text": "hello", "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}}
     with serving(config, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server:
         for _ in range(3):
             assert httpx.post(f"{server.address}/generate", json=body, timeout=60).status_code == 200
         answer = httpx.get(f"{server.address}/metrics")
+        known = httpx.get(f"{server.address}/v1/models").json()["data"]
+        told = httpx.get(f"{server.address}/model_info").json()
+        head = httpx.head(f"{server.address}/metrics")
+    assert [one["id"] for one in known] == told["served_model_names"] == ["tiny", "small"]
+    assert (told["model_type"], told["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert (head.status_code, head.content) == (200, b"")
     assert answer.status_code == 200
     page = {
         (sample.name, *sample.labels.values()): sample.value

@@ -66,7 +66,9 @@ class Routes:
                     entry = _first(every, _probe(method, route.path)) or _entry(route)
                     self._fixed[method, route.path] = entry
                     if method == "GET":
-                        self._fixed.setdefault(("HEAD", route.path), entry)
+                        # It answers HEAD as well, unless another route, or an application mounted there, takes that.
+                        head = _first(every, _probe("HEAD", route.path)) or entry
+                        self._fixed.setdefault(("HEAD", route.path), head)
                     self._paths[route.path] = _strictest([entry, self._paths.get(route.path, entry)])
         self._size = len(routes)
 

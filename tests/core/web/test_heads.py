@@ -8,7 +8,7 @@ from typing import Any
 import fastapi
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from pegboard.core.app import build_app
 from pegboard.core.testing.asgi import Exchange
@@ -93,6 +93,17 @@ KEYS = Keys(user=["u"], admin=["a"])
 def test_head_needs_what_get_needs(method: str, path: str, statuses: list[int]) -> None:
     headers: list[dict[str, str]] = [{}, dict(bearer("u")), dict(bearer("a"))]
     assert [asked(method, path, keys=KEYS, **one)[0].status for one in headers] == statuses
+
+
+def test_who_takes_head_says_who_may() -> None:
+    """A mounted application takes every method: its level counts, and not that of the GET route before it."""
+
+    async def scene() -> list[int | None]:
+        app = application(KEYS)
+        app.mount("/", Router([Route("/open", own, methods=["HEAD"])]))
+        return [(await ask(app, "HEAD", "/open", **one)).status for one in ({}, bearer("u"), bearer("a"))]
+
+    assert asyncio.run(scene()) == [401, 403, 200]
 
 
 def test_a_route_may_tell_admins_more() -> None:

@@ -10,25 +10,18 @@ import asyncio
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
-from pegboard.core.app import build_app
-from pegboard.core.config import SessionsSection
-from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.sessions import Sessions
+from pegboard.core.testing.api_answers import AnswerTests
+from pegboard.core.testing.api_suite import Sample
+from pegboard.core.testing.api_texts import Unreadable, mark, own_script
 from pegboard.core.testing.asgi import PATIENCE, Exchange, call, strings
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
-from pegboard.core.testing.suite import ContractSuite
-from pegboard.core.toolkit.http import example_of, level_of
+from pegboard.core.testing.fake_client import FAILURE, FakeEngineClient
+from pegboard.core.toolkit.http import level_of
 from pegboard.core.web.keys import Keys
-
-MAX_BODY = 100_000
 
 ODD = {
     "deep lists": b"[" * 150 + b"]" * 150,
@@ -49,67 +42,10 @@ ODD = {
 """JSON, more or less, that servers have stumbled over, by what it is."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A POST route with a body that works. `streams` says whether the body has a field `stream`."""
-
-    path: str
-    body: dict[str, Any]
-    streams: bool
-    fields: tuple[str, ...] = ()
-
-    def encode(self, **changes: Any) -> bytes:
-        return json.dumps({**self.body, **changes}).encode()
-
-    def with_raw(self, field: str, value: bytes) -> bytes:
-        """The body with this JSON, whatever it is, as the value of a field."""
-        others = {name: one for name, one in self.body.items() if name != field}
-        return b"{%s: %s%s" % (json.dumps(field).encode(), value, (b", " if others else b"") + self._tail(others))
-
-    @staticmethod
-    def _tail(others: dict[str, Any]) -> bytes:
-        return json.dumps(others)[1:].encode()
-
-
-class ApiRouterContract(ContractSuite):
+class ApiRouterContract(AnswerTests):
     """What every API owes its clients and the engine, whatever its format."""
 
     contract = "api"
-
-    # ---- helpers --------------------------------------------------------------------------------------------------
-
-    def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
-        """The router as the server mounts it."""
-        sessions = Sessions(SessionsSection())
-        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
-        return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
-
-    def api_routes(self) -> list[APIRoute]:
-        router: ApiRouter = self.build(ApiContext(client=asyncio.run(_make()), max_body_bytes=MAX_BODY))
-        return [route for route in router.routes().routes if isinstance(route, APIRoute)]
-
-    def samples(self) -> list[Sample]:
-        found = []
-        for route in self.api_routes():
-            example = example_of(route)
-            if example is not None and "POST" in (route.methods or ()):
-                content = (route.openapi_extra or {})["requestBody"]["content"]["application/json"]
-                fields = tuple(content.get("schema", {}).get("properties", {}))
-                found.append(Sample(route.path, example, "stream" in fields, fields))
-        return found
-
-    def generating(self, *, streams: bool = False) -> list[Sample]:
-        """Samples whose example reaches the engine. Skips the test where there are none."""
-
-        async def reaches(sample: Sample) -> bool:
-            client = FakeEngineClient()
-            await call(self.make_app(client), "POST", sample.path, sample.body)
-            return bool(client.requests)
-
-        found = [one for one in self.samples() if (one.streams or not streams) and asyncio.run(reaches(one))]
-        if not found:
-            pytest.skip("no route documents an example that " + ("streams" if streams else "generates"))
-        return found
 
     # ---- documentation --------------------------------------------------------------------------------------------
 
@@ -164,22 +100,6 @@ class ApiRouterContract(ContractSuite):
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
-    def test_answer_holds_the_text(self) -> None:
-        for sample in self.generating():
-            done = asyncio.run(_try(self, sample, sample.encode()))
-            assert "".join(SCRIPT) in strings(done.json()), done.body
-
-    def test_stream_holds_the_text(self) -> None:
-        for sample in self.generating(streams=True):
-            done = asyncio.run(_try(self, sample, sample.encode(stream=True)))
-            assert done.headers["content-type"].startswith("text/event-stream")
-            text = done.body.decode()
-            for piece in SCRIPT:
-                at = text.find(piece)
-                assert at >= 0, f"{piece!r} is missing, or comes too early, in {done.body!r}"
-                text = text[at:]
-            assert done.complete
-
     def test_finished_requests_are_not_aborted(self) -> None:
         async def scene(sample: Sample, body: bytes) -> None:
             client = FakeEngineClient()
@@ -188,9 +108,8 @@ class ApiRouterContract(ContractSuite):
             assert client.aborted == []
 
         for sample in self.generating():
-            asyncio.run(scene(sample, sample.encode()))
-            if sample.streams:
-                asyncio.run(scene(sample, sample.encode(stream=True)))
+            for way in sample.ways:
+                asyncio.run(scene(sample, sample.encode(**way)))
 
     # ---- bad input ------------------------------------------------------------------------------------------------
 
@@ -266,9 +185,9 @@ class ApiRouterContract(ContractSuite):
     @pytest.mark.parametrize("stream", [False, True])
     def test_refusals_keep_their_status(self, stream: bool) -> None:
         refusal = InvalidRequest("too many cooks", status=429, code="queue_full", param="temperature")
-        for sample in self.generating(streams=stream):
-            changes = {"stream": True} if stream else {}
-            done = asyncio.run(_try(self, sample, sample.encode(**changes), refuse=refusal))
+        for sample in self.generating(streams=stream, whole=not stream):
+            way = (sample.stream if stream else sample.whole) or {}
+            done = asyncio.run(_try(self, sample, sample.encode(**way), refuse=refusal))
             assert done.status == 429, "a refusal is answered with its own status, before any header of a stream"
             assert "too many cooks" in strings(done.json())
 
@@ -285,25 +204,32 @@ class ApiRouterContract(ContractSuite):
 
     @pytest.mark.parametrize("fail_at", [0, 1])
     def test_failure_is_an_error(self, fail_at: int) -> None:
-        for sample in self.generating():
-            done = asyncio.run(_try(self, sample, sample.encode(), fail_at=fail_at))
+        for sample in self.generating(whole=True):
+            done = asyncio.run(_try(self, sample, sample.encode(**(sample.whole or {})), fail_at=fail_at))
             assert done.status is not None
             assert done.status >= 500
             assert FAILURE in strings(done.json())
 
     @pytest.mark.parametrize("fail_at", [0, 2])
     def test_failure_ends_a_stream_cleanly(self, fail_at: int) -> None:
+        """With an error that can be read like all that came before it, and nothing of the text behind it."""
+        said = f'{FAILURE}: "a \\ quote"\nand a line'
         for sample in self.generating(streams=True):
-            done = asyncio.run(_try(self, sample, sample.encode(stream=True), fail_at=fail_at))
+            done = asyncio.run(self.ask(sample, sample.stream or {}, fail_at=fail_at, failure=said))
             assert done.complete, "the stream does not end"
             assert FAILURE in done.body.decode(), "the stream does not say what went wrong"
             assert "Traceback" not in done.body.decode()
+            try:
+                found = [one for one in self.read(done) if said in strings(one.data)]
+            except Unreadable as error:
+                pytest.fail(f"{sample.path}: a stream that fails cannot be read to its end: {error}")
+            assert found, f"{sample.path}: no event has the error as it is, {said!r}: {done.body!r}"
 
     def test_stream_begins_after_acceptance(self) -> None:
         async def scene(sample: Sample) -> None:
             client = FakeEngineClient()
             client.accepting.clear()
-            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(stream=True))
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(**(sample.stream or {})))
             await asyncio.wait_for(client.submitted.wait(), PATIENCE)
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -319,7 +245,8 @@ class ApiRouterContract(ContractSuite):
     def test_leaving_aborts(self) -> None:
         async def scene(sample: Sample) -> None:
             client = FakeEngineClient(stall_at=1)
-            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode())
+            way = sample.whole or {}
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(**way))
             await asyncio.wait_for(client.submitted.wait(), PATIENCE)
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -331,52 +258,18 @@ class ApiRouterContract(ContractSuite):
 
     def test_leaving_a_stream_aborts(self) -> None:
         async def scene(sample: Sample) -> None:
-            client = FakeEngineClient(stall_at=1)
-            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(stream=True))
-            await exchange.until(lambda one: SCRIPT[0].encode() in one.body)
+            client = FakeEngineClient(own_script, stall_at=1)
+            exchange = Exchange(self.make_app(client), "POST", sample.path, sample.encode(**(sample.stream or {})))
+            await exchange.until(lambda one: mark(0) in one.body)
             exchange.leave()
             await _ends_by_abort(exchange, client)
 
         for sample in self.generating(streams=True):
             asyncio.run(scene(sample))
 
-    # ---- the event loop -------------------------------------------------------------------------------------------
-
-    def test_requests_run_side_by_side(self) -> None:
-        async def scene(sample: Sample) -> None:
-            client = FakeEngineClient(stall_at=0)
-            app = self.make_app(client)
-            first = Exchange(app, "POST", sample.path, sample.encode())
-            await asyncio.wait_for(client.submitted.wait(), PATIENCE)
-            client.stall_at = None
-            second = Exchange(app, "POST", sample.path, sample.encode())
-            try:
-                assert (await second.end()).status == 200
-            except TimeoutError:
-                pytest.fail("a request waits for another one")
-            finally:
-                client.release.set()
-            await first.end()
-
-        for sample in self.generating():
-            asyncio.run(scene(sample))
-
-    def test_templates_do_not_block_the_loop(self) -> None:
-        async def scene(sample: Sample) -> int:
-            client = FakeEngineClient()
-            await call(self.make_app(client), "POST", sample.path, sample.body)
-            return client.tokenizer.rendered_on_loop
-
-        for sample in self.generating():
-            assert asyncio.run(scene(sample)) == 0, "render chat templates in a thread: asyncio.to_thread(...)"
-
 
 def _shape(data: Any) -> Any:
     return {name: _shape(value) for name, value in data.items()} if isinstance(data, dict) else None
-
-
-async def _make() -> FakeEngineClient:
-    return FakeEngineClient()
 
 
 async def _try(suite: ApiRouterContract, sample: Sample, body: bytes, **client: Any) -> Exchange:

@@ -20,6 +20,7 @@ class Exchange:
         self, app: Application, method: str, path: str, body: bytes = b"", *, announce_length: bool = True
     ) -> None:
         path, _, query = path.partition("?")
+        self.path = path
         headers = [(b"content-type", b"application/json"), (b"host", b"test")]
         if announce_length:
             headers.append((b"content-length", str(len(body)).encode()))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.client import (
@@ -20,6 +20,7 @@ from pegboard.core.interfaces.client import (
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.testing.loop_watch import RENDER, TOKENIZE, caller, on_loop
 from pegboard.core.toolkit.encoding import check_length
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
@@ -31,6 +32,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """The fake model's chat template."""
+
+Script = Sequence[str] | Callable[[GenerateRequest, int], Sequence[str]]
+"""The pieces of every answer, or what makes those of one request of it and its number."""
+
+LONG = 256
+"""Characters or tokens from which on the fake tokenizer notes that they hold up an event loop."""
 
 
 class FakeTokenizer:
@@ -46,14 +53,18 @@ class FakeTokenizer:
         self.named_tokens = {"eos_token": chr(3)}
         self.rendered_on_loop = 0
         """How often a chat was rendered in a thread that runs an event loop."""
+        self.blocking: list[str] = []
+        """What held up an event loop, where, and what to use instead."""
 
     def id_to_token(self, token_id: int) -> str | None:
         return chr(token_id) if 0 <= token_id < self.vocab_size else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self._note(len(text) >= LONG, "tokenizer.encode of a long text", TOKENIZE)
         return [ord(char) for char in text]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        self._note(len(ids) >= LONG, "tokenizer.decode of many tokens", "use `await asyncio.to_thread(...)`")
         return "".join(chr(i) for i in ids if not (skip_special_tokens and i in self.special_ids))
 
     def apply_chat_template(
@@ -64,36 +75,41 @@ class FakeTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            self.rendered_on_loop += 1
+        self.rendered_on_loop += on_loop()
+        self._note(True, "apply_chat_template", RENDER)
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + ("assistant:" if add_generation_prompt else "")
+
+    def _note(self, long: bool, what: str, instead: str) -> None:
+        if long and on_loop():
+            self.blocking.append(f"{what} at {caller()}: {instead}")
 
 
 class FakeEngineClient(EngineClient):
     """Answers every request with the pieces of `script`, one chunk each, the last with `finish_reason`.
 
-    `refuse` is raised by `submit`. Before the piece of number `fail_at` the engine fails; before the one of number
-    `stall_at` it falls silent until `release` is set. Without `accepting` being set, `submit` waits. Everything that
-    was asked is kept: `requests`, `aborted` (ids of streams closed before their end), `abort_calls`, `flushes`,
-    `controls`. A control action answers what `control_answers` holds for it.
+    With `uneven`, some requests are slower than others, as by chance. `refuse` is raised by `submit`. Before the
+    piece of number `fail_at` the engine fails; before the one of number `stall_at` it falls silent until `release`
+    is set. Without `accepting` being set, `submit` waits. Everything that was asked is kept: `requests`, `aborted`
+    (ids of streams closed before their end), `abort_calls`, `flushes`, `controls`. A control action answers what
+    `control_answers` holds for it.
     """
 
     def __init__(
         self,
-        script: Sequence[str] = SCRIPT,
+        script: Script = SCRIPT,
         *,
         refuse: InvalidRequest | None = None,
         fail_at: int | None = None,
         stall_at: int | None = None,
         tokenizer: FakeTokenizer | None = None,
         finish_reason: dict[str, Any] | None = None,
+        failure: str = FAILURE,
+        uneven: bool = False,
     ) -> None:
-        self.script = tuple(script)
+        self.script: Script = script if callable(script) else tuple(script)
+        self.failure = failure
+        self.uneven = uneven
         self.refuse = refuse
         self.fail_at = fail_at
         self.stall_at = stall_at
@@ -142,17 +158,30 @@ class FakeEngineClient(EngineClient):
     async def submit(self, request: GenerateRequest) -> OutputStream:
         if not self.is_ready:
             raise InvalidRequest("the engine is starting", code="not_ready", status=503)
+        number = len(self.requests)
         self.requests.append(request)
         self.submitted.set()
         await self.accepting.wait()
+        for _ in range(self.turns(number)):
+            await asyncio.sleep(0)
         if self.refuse is not None:
             raise self.refuse
-        return FakeStream(self, request)
+        return FakeStream(self, request, number)
+
+    def turns(self, number: int) -> int:
+        """Turns of the event loop that a request waits before each step."""
+        return (number * 5 + 3) % 8 if self.uneven else 0
+
+    def pieces(self, request: GenerateRequest, number: int) -> Sequence[str]:
+        """The pieces of the answer to the request of this number."""
+        return self.script(request, number) if callable(self.script) else self.script
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         for text in texts:
             check_length(text, self._info.max_context_len)
-        return await super().tokenize(texts, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            lambda: [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        )
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         """Deterministic vectors of four numbers, equal for equal prompts."""
@@ -163,7 +192,7 @@ class FakeEngineClient(EngineClient):
         self.embedded += requests
         found = []
         for request in requests:
-            tokens = self._tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+            tokens = _ids(request.prompt)
             vector = [1.0, len(tokens) / 64, sum(tokens) % 97 / 97, tokens[0] % 89 / 89][: request.dimensions]
             length = math.hypot(*vector) if request.normalize else 1.0
             found.append(Embedding([value / length for value in vector], len(tokens)))
@@ -190,10 +219,11 @@ class FakeEngineClient(EngineClient):
 class FakeStream(OutputStream):
     """The scripted answer to one request."""
 
-    def __init__(self, client: FakeEngineClient, request: GenerateRequest) -> None:
+    def __init__(self, client: FakeEngineClient, request: GenerateRequest, number: int = 0) -> None:
         self.rid = request.rid or uuid.uuid4().hex
         self._client = client
         self._request = request
+        self._number = number
         self._ended = False
         self._stall_at = client.stall_at
 
@@ -203,20 +233,22 @@ class FakeStream(OutputStream):
     async def _chunks(self) -> AsyncIterator[OutputChunk]:
         client = self._client
         prompt = self._request.prompt
+        script = client.pieces(self._request, self._number)
         sent = 0
         for number in itertools.count():
-            await asyncio.sleep(0)
+            for _ in range(1 + client.turns(self._number)):
+                await asyncio.sleep(0)
             if number == self._stall_at:
                 await client.release.wait()
             if number == client.fail_at:
                 self._ended = True
-                raise InvalidRequest(FAILURE, code="engine_failed", status=503)
+                raise InvalidRequest(client.failure, code="engine_failed", status=503)
             if self._ended:
                 return
-            piece = client.script[number]
-            ids = client.tokenizer.encode(piece, add_special_tokens=False)
+            piece = script[number]
+            ids = _ids(piece)
             sent += len(ids)
-            last = number == len(client.script) - 1
+            last = number == len(script) - 1
             if last:
                 self._ended = True
                 client.finished.append(self.rid)
@@ -238,7 +270,7 @@ class FakeStream(OutputStream):
         start, prompt = request.logprob_start, request.prompt
         if start is None:
             return None
-        ids = self._client.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = _ids(prompt)
         first: list[Logprob] = [(None, ids[0], [])] if start == 0 else []
         return [*first, *(self._logprobs(ids[max(start, 1) :]) or [])]
 
@@ -254,3 +286,7 @@ class FakeStream(OutputStream):
         if not self._ended:
             self._ended = True
             self._client.aborted.append(self.rid)
+
+
+def _ids(prompt: str | list[int]) -> list[int]:
+    return [ord(char) for char in prompt] if isinstance(prompt, str) else prompt

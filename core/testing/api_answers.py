@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.core.testing.api_sampling import parameters_of
 from pegboard.core.testing.api_suite import ApiSuite, Sample, leaves, with_suffix
-from pegboard.core.testing.api_texts import mark, numbers_in, own_script
+from pegboard.core.testing.api_texts import mark, numbers_in, own_script, wrong_with
 from pegboard.core.testing.asgi import PATIENCE, Exchange, call
 from pegboard.core.testing.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer
 from pegboard.core.testing.loop_watch import watched
@@ -78,11 +78,18 @@ class AnswerTests(ApiSuite):
             for way in sample.ways:
                 done = asyncio.run(scene(sample, way))
                 if sample.prompt:
-                    for number, one in enumerate(done, 1):
-                        self.check_text(one, number)
+                    self._check_owners(sample, done)
                 else:
                     whose = [tuple(sorted(numbers_in(self.said(one)))) for one in done]
                     assert sorted(whose) == [(number,) for number in range(CLIENTS)], f"mixed up: {whose}"
+
+    def _check_owners(self, sample: Sample, done: Sequence[Exchange]) -> None:
+        found = [wrong_with(self.said(one), number) for number, one in enumerate(done, 1)]
+        wrong = sorted(filter(None, found), key=lambda one: "another client's" not in one)
+        assert not wrong, (
+            f"{sample.path}: answers are mixed up: {len(wrong)} of {CLIENTS} clients at one time got a wrong one, as if "
+            f"the router kept something for all of them. One of them: {wrong[0]}"
+        )
 
     # ---- what was asked for ---------------------------------------------------------------------------------------
 

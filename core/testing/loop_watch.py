@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import socket
+from types import CodeType, FrameType
 from typing import Any
 
+import jinja2
+
 _OURS = str(Path(__file__).parent)
-_notes: list[str] | None = None
-_hooked = False
 
 
 def on_loop() -> bool:
@@ -36,40 +39,44 @@ def caller() -> str:
     return "?"
 
 
+RENDER = "use `await render_chat(...)` of pegboard.core.toolkit.rendering, which renders apart (docs/decisions/0016)"
+TOKENIZE = "use `await self.client.tokenize([text])`"
+SLEEP = "use `await asyncio.sleep(...)`"
+CONNECT = "use a client for asyncio, or `await asyncio.to_thread(...)`"
+
+_WAITING = ("connect", "recv", "recv_into", "sendall", "accept")
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """Collects what blocks a loop meanwhile: sleeping, waiting for a connection, compiling a template."""
-    global _notes, _hooked
-    if not _hooked:
-        # Python keeps a hook for ever; this one does nothing while nobody watches.
-        _hooked = True
-        sys.addaudithook(_audit)
-    _notes = found = []
+    """Collects what this thread, which runs a loop, waits for meanwhile: a sleep, a connection, a template."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            if arg is time.sleep:
+                found.append(f"time.sleep at {caller()}: {SLEEP}")
+            elif _waits(arg):
+                found.append(f"waiting for a connection at {caller()}: {CONNECT}")
+        elif event == "call" and frame.f_code in _TEMPLATES:
+            found.append(f"a chat template at {caller()}: {RENDER}")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
     try:
         yield found
     finally:
-        _notes = None
+        sys.setprofile(before)
 
 
-RENDER = "use `await render_chat(...)` of pegboard.core.toolkit.rendering, which renders apart (docs/decisions/0016)"
-TOKENIZE = "use `await self.client.tokenize([text])`"
-
-_EVENTS = {
-    "time.sleep": ("time.sleep", "use `await asyncio.sleep(...)`"),
-    "socket.connect": (
-        "a connection that is waited for",
-        "use a client for asyncio, or `await asyncio.to_thread(...)`",
-    ),
-    "compile": ("a chat template", RENDER),
-}
+def _waits(function: Any) -> bool:
+    """Whether a built-in function waits for a connection."""
+    of = getattr(function, "__self__", None)
+    return isinstance(of, socket) and function.__name__ in _WAITING and of.gettimeout() != 0.0
 
 
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if _notes is None or event not in _EVENTS or not on_loop():
-        return
-    if event == "compile" and args[1] != "<template>":
-        return
-    if event == "socket.connect" and args[0].gettimeout() == 0.0:
-        return
-    what, instead = _EVENTS[event]
-    _notes.append(f"{what} at {caller()}: {instead}")
+def _codes(*functions: Any) -> frozenset[CodeType]:
+    return frozenset(one.__code__ for one in functions)
+
+
+_TEMPLATES = _codes(jinja2.Environment.compile, jinja2.Template.render)

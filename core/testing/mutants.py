@@ -38,7 +38,7 @@ _QUIET = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """A broken class and the test of the suite that has to notice.
+    """A broken class and the test of the suite that has to notice, with words that its failure `says`.
 
     `base` is the same without the bug, by default the class that it derives from; `options` build both. Capabilities
     and options model are those of the registered class that it derives from, or `provides` and `options_model`.
@@ -51,6 +51,7 @@ class Mutant:
     base: type[Any] | None = None
     provides: frozenset[str] | None = None
     options_model: type[Any] | None = None
+    says: str = ""
 
     def __str__(self) -> str:
         return self.factory.__name__
@@ -78,6 +79,8 @@ def assert_caught(mutant: Mutant) -> None:
         pytest.fail(f"{name} cannot run on {mutant}:\n{text}", pytrace=False)
     if not broken.failed:
         pytest.fail(f"{name} does not catch {mutant}:\n{text}", pytrace=False)
+    if mutant.says not in text:
+        pytest.fail(f"{name} catches {mutant}, but does not say {mutant.says!r}:\n{text}", pytrace=False)
 
 
 def _run(mutant: Mutant, factory: type[Any]) -> tuple[Outcomes, str]:

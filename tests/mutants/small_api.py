@@ -23,8 +23,9 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
+from pegboard.core.toolkit.line_stream import LineStream, line
 
-EXAMPLE = {"text": "The capital of France is", "temperature": 0.0, "limit": 16}
+EXAMPLE = {"text": "The capital of France is", "temperature": 0.0, "max_tokens": 16}
 
 
 class TextBody(RequestModel):
@@ -32,14 +33,15 @@ class TextBody(RequestModel):
 
     text: str
     temperature: float = 1.0
-    limit: int = 16
+    max_tokens: int = 16
+    stop: str | list[str] = []
     stream: bool = False
     notes: dict[str, Any] = {}
 
     def request(self) -> GenerateRequest:
-        return GenerateRequest(
-            prompt=self.text, sampling=SamplingParams(temperature=self.temperature, max_new_tokens=self.limit)
-        )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        sampling = SamplingParams(temperature=self.temperature, max_new_tokens=self.max_tokens, stop=stop)
+        return GenerateRequest(prompt=self.text, sampling=sampling)
 
 
 class SmallApi(ApiRouter):
@@ -52,12 +54,17 @@ class SmallApi(ApiRouter):
         return router
 
     async def text(self, request: Request) -> Response:
-        body = await parse_body(request, TextBody)
+        return await self.answer(request, await parse_body(request, TextBody))
+
+    async def answer(self, request: Request, body: TextBody) -> Response:
         answers = await until_disconnect(request, Answers.submit(self.client, [body.request()]))
         if body.stream:
-            return EventStream(events(answers), close=answers.aclose)
+            return self.streamed(answers)
         [answer] = await until_disconnect(request, answers.collect())
         return json_response({"text": answer.text})
+
+    def streamed(self, answers: Answers) -> Response:
+        return EventStream(events(answers), close=answers.aclose)
 
     async def alive(self) -> Response:
         return Response()
@@ -67,3 +74,17 @@ async def events(answers: Answers) -> AsyncGenerator[bytes, None]:
     """One event per piece of text."""
     async for _, chunk in answers.chunks():
         yield event({"text": chunk.text})
+
+
+class SmallLines(SmallApi):
+    """The same, which streams lines."""
+
+    def streamed(self, answers: Answers) -> Response:
+        return LineStream(lines(answers), close=answers.aclose)
+
+
+async def lines(answers: Answers) -> AsyncGenerator[bytes, None]:
+    """One line per piece of text, and a last one."""
+    async for _, chunk in answers.chunks():
+        yield line({"piece": chunk.text})
+    yield line({"done": True})

@@ -87,8 +87,8 @@ class AnswerTests(ApiSuite):
         found = [wrong_with(self.said(one), number) for number, one in enumerate(done, 1)]
         wrong = sorted(filter(None, found), key=lambda one: "another client's" not in one)
         assert not wrong, (
-            f"{sample.path}: answers are mixed up: {len(wrong)} of {CLIENTS} clients at one time got a wrong one, as if "
-            f"the router kept something for all of them. One of them: {wrong[0]}"
+            f"{sample.path}: answers are mixed up: {len(wrong)} of {CLIENTS} clients at one time got a wrong one, as "
+            f"if the router kept something for all of them. One of them: {wrong[0]}"
         )
 
     # ---- what was asked for ---------------------------------------------------------------------------------------

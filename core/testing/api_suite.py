@@ -170,7 +170,8 @@ class ApiSuite(ContractSuite):
     async def _prompt_of(self, sample: Sample) -> tuple[Any, ...] | None:
         client = FakeEngineClient()
         app = self.make_app(client)
-        for path in reversed(list(leaves(sample.body))):
+        paths: list[tuple[Any, ...]] = list(leaves(sample.body))
+        for path in paths[::-1]:
             await call(app, "POST", sample.path, {**with_suffix(sample.body, path, "caller"), **sample.ways[0]})
             if client.requests and _is_in("caller", client.requests[-1].prompt):
                 return path

@@ -101,7 +101,8 @@ def read_events(content_type: str, body: bytes) -> list[Event]:
 
 def _server_sent(text: str) -> Iterator[Event]:
     name, data = "", list[str]()
-    for number, line in enumerate(re.split("\r\n|\n|\r", text), 1):
+    *lines, rest = re.split("\r\n|\n|\r", text)
+    for number, line in enumerate(lines, 1):
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if not line:
@@ -114,7 +115,7 @@ def _server_sent(text: str) -> Iterator[Event]:
             name = value
         elif field not in ("", "id", "retry"):
             raise Unreadable(f"line {number} of the events, {line[:_SHOWN]!r}, is no field of an event; {_BY_HAND}")
-    if data:
+    if data or rest:
         raise Unreadable("the last event does not end in an empty line, so clients do not see it")
 
 

@@ -28,7 +28,7 @@ _SHOWN = 60
 
 
 def pieces_of(number: int) -> tuple[str, ...]:
-    """The answer to the request of this number: what JSON, events and lines trip over, and marks that nobody else has.
+    """The answer to the request of this number: what JSON, events and lines trip over, and marks that are its own.
 
     One piece is empty and one comes twice, as with real engines; the last one has text and the finish reason.
     """

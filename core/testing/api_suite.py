@@ -87,8 +87,8 @@ class ApiSuite(ContractSuite):
     """How bodies call sampling parameters, where the suite does not know it: ``{"limit": "max_new_tokens"}``; "" for a
     field that is none although it is called like one. A field of an object in the body is ``options.limit``."""
 
-    _found: ClassVar[list[Sample] | None] = None
-    _reaching: ClassVar[list[Sample] | None] = None
+    _found: ClassVar[list[Sample]]
+    _reaching: ClassVar[list[Sample]]
 
     # ---- how answers are read -------------------------------------------------------------------------------------
 
@@ -133,7 +133,8 @@ class ApiSuite(ContractSuite):
     def samples(self) -> list[Sample]:
         """Every POST route that documents an example of its body."""
         kind = type(self)
-        if kind._found is None:
+        # Of this class alone: one that derives from it may have other options.
+        if "_found" not in vars(kind):
             kind._found = [self._sample(route) for route in self.api_routes() if _has_example(route)]
         return kind._found
 
@@ -147,7 +148,7 @@ class ApiSuite(ContractSuite):
     def generating(self, *, streams: bool = False, whole: bool = False) -> list[Sample]:
         """Samples whose example reaches the engine. Skips the test where there are none."""
         kind = type(self)
-        if kind._reaching is None:
+        if "_reaching" not in vars(kind):
             kind._reaching = [one for one in map(self._probed, self.samples()) if one is not None]
         found = [
             one

@@ -22,6 +22,7 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from pegboard.core.toolkit.grammar import parts_of
 from pegboard.core.toolkit.regex_length import check_length
 
 logger = logging.getLogger(__name__)
@@ -105,8 +106,9 @@ def make_backend(start: Start) -> GrammarBackend:
 def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
     """The reply to one grammar, whatever happens short of a crash."""
     try:
-        if grammar.kind == "regex":
-            check_length(grammar.source, grammar.kind)
+        for part in parts_of(grammar):
+            if part.kind == "regex":
+                check_length(part.source, part.kind)
         compiled = backend.compile(grammar)
         try_out(backend, grammar, compiled)
         return Reply(compiled=compiled)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -28,7 +28,12 @@ class Grammar(msgspec.Struct, frozen=True):
     ``{"structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str], "at_least_one": bool,
     "stop_after_first": bool}``: free text in which, from a trigger on, one of the structures has to follow. Both flags
     are false by default. With `at_least_one` the output begins with a structure, without a trigger; with
-    `stop_after_first` it ends behind one. EBNF is GBNF as `pegboard.core.toolkit.gbnf` reads it.
+    `stop_after_first` it ends behind one. With a `separator` (str) in place of triggers there is no free text: the
+    structures follow each other with the separator between them, all of it behind `begin` and before `end` ("" each
+    unless given), and then the output ends. EBNF is GBNF as `pegboard.core.toolkit.gbnf` reads it.
+
+    `any_of` is what one of several grammars allows; `source` is JSON, ``[{"kind": str, "source": str}, ...]``, of the
+    other kinds. What is wrong with one of them is said by its own kind. See `pegboard.core.toolkit.grammar.any_of`.
     """
 
     kind: GrammarKind

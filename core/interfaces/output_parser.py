@@ -101,7 +101,7 @@ class OutputParser(abc.ABC):
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
-        only, unless `parallel`), in the format that `stream` reads. Without `required` other text is as good, and only
+        only, unless `parallel`) and of nothing else, in the format that `stream` reads. Without `required` other text is as good, and only
         calls have to fit. None where the parser has none.
         """
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
 """The capabilities of the contract that are kinds of grammars."""
 
 

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.encoding import check_length
+from pegboard.core.toolkit.grammar import parts_of
 from pegboard.core.toolkit.stop import compiled
 from pegboard.core.toolkit.stop_regex import StopRegexError
 
@@ -220,6 +221,10 @@ class Intake:
         if grammar is not None:
             remedy = f"grammar.use must name a backend with {grammar.kind}"
             self._check_feature(f"grammar.{grammar.kind}", grammar.kind, remedy)
+            for part in parts_of(grammar):
+                self._check_feature(
+                    f"grammar.{part.kind}", part.kind, f"grammar.use must name a backend with {part.kind}"
+                )
             _check_text(grammar.kind, grammar.source, sys.maxsize)
 
     def _check_custom(self, extra: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext, GrammarMatcher
 from pegboard.core.testing.checkpoints import write_tiny_tokenizer
 from pegboard.core.testing.suite import ContractSuite, capability
+from pegboard.core.toolkit.grammar import any_of, parts_of
 from pegboard.core.toolkit.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ GARBAGE = 0x5A5A5A5A
 PATIENCE = 400
 """Most tokens of a random walk."""
 
-KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,13 @@ _TREE = {
     },
     "$ref": "#/$defs/node",
 }
+
+
+def alone(**more: Any) -> Grammar:
+    """The same structures, and nothing else but what is between and around them."""
+    parts = {"structures": _TAG["structures"], "separator": ", ", **more}
+    return Grammar("structural_tag", json.dumps(parts))
+
 
 SCHEMAS = (
     Case(schema({"type": "integer"}), ["0", "17", "-3"], ["", "a", "1.5", '"1"', "01", "[1]"]),
@@ -176,9 +184,48 @@ TAGS = (
     Case(tag(at_least_one=True), ["<f=a>1</f>", '<f=a>1</f> and <f=bc>"y"!.'], ["", "hi", "hi <f=a>1</f>", "<f=a>1"]),
     Case(tag(stop_after_first=True), ["", "hi <f=a>1</f>"], ["<f=a>1</f> b", "<f=a>1</f><f=a>1</f>"]),
     Case(tag(at_least_one=True, stop_after_first=True), ['<f=bc>"x"!'], ["", "hi", '<f=bc>"x"! ']),
+    Case(
+        alone(at_least_one=True),
+        ["<f=a>1</f>", '<f=a>1</f>, <f=bc>"y"!, <f=a>2</f>'],
+        ["", "hi", "<f=a>1</f> ", "<f=a>1</f>, ", "<f=a>1</f><f=a>1</f>", "<f=a>1</f>, hi", ", <f=a>1</f>"],
+    ),
+    Case(
+        alone(at_least_one=True, stop_after_first=True, begin="[", end="]!"),
+        ["[<f=a>1</f>]!", '[<f=bc>"x"!]!'],
+        ["", "[]!", "<f=a>1</f>", "[<f=a>1</f>", "[<f=a>1</f>, <f=a>1</f>]!", "[<f=a>1</f>]! ", "[<f=a>1</f>]"],
+    ),
+    Case(alone(separator="", begin="<", end=">"), ["<>", "<<f=a>1</f><f=a>2</f>>"], ["", "<", "<<f=a>1</f>, >"]),
 )
 
-ALL = {"json_schema": SCHEMAS, "json_object": OBJECTS, "regex": REGEXES, "ebnf": EBNF, "structural_tag": TAGS}
+_CALL = {
+    "type": "object",
+    "properties": {"name": {"const": "get"}, "parameters": {"type": "object"}},
+    "required": ["name", "parameters"],
+    "additionalProperties": False,
+}
+UNIONS = (
+    Case(
+        any_of(alone(at_least_one=True), schema(_PERSON)),
+        ["<f=a>1</f>", '<f=a>1</f>, <f=bc>"x"!', '{"name": "Ann", "age": 7}'],
+        ["", "hi", '<f=a>1</f>{"name": "Ann", "age": 7}', '{"name": "Ann"}', '{"name": "Ann", "age": 7}<f=a>1</f>'],
+    ),
+    # Both begin alike, and part where a value does.
+    Case(
+        any_of(schema(_CALL), schema(_PERSON)),
+        ['{"name": "get", "parameters": {"a": 1}}', '{"name": "get", "age": 7}', '{"name": "ge", "age": 7}'],
+        ['{"name": "ge", "parameters": {}}', '{"name": "get", "parameters": {}, "age": 7}'],
+    ),
+    Case(
+        any_of(EBNF[3].grammar, Grammar("json_object"), Grammar("regex", "[0-9]+")),
+        ["(ac)", "abbc", '{"a": [1]}', "12"],
+        ["(12)", "", "[1]", "12a"],
+    ),
+)
+
+ALL = {
+    "json_schema": SCHEMAS, "json_object": OBJECTS, "regex": REGEXES, "ebnf": EBNF, "structural_tag": TAGS,
+    "any_of": UNIONS,
+}  # fmt: skip
 
 _DEEP = '{"items":' * 2000 + "true" + "}" * 2000
 
@@ -197,6 +244,8 @@ INVALID: dict[str, Sequence[str]] = {
         "", "nonsense", 'start ::= "a"', 'root ::= "a', "root ::= missing", 'root ::= "a" root', "root ::= [z-a]",
         'root ::= "a" | ) "b"', "root ::= (" * 500, 'root ::= "a"\nroot ::= "b"',
         'root ::= a\na ::= b\nb ::= "(" a ")"',
+    ),
+    "any_of": ("nonsense", "[]", "{}", '[{"kind": "any_of", "source": "[]"}]', '[{"kind": "json_schema"}]',
     ),
     "structural_tag": (
         "nonsense", "[]", json.dumps({**_TAG, "structures": [{"begin": "<f=", "end": "", "schema": {"type": "x"}}]}),
@@ -276,6 +325,21 @@ class GrammarContract(ContractSuite):
     @pytest.mark.parametrize("case", EBNF, ids=str)
     def test_ebnf(self, backend: GrammarBackend, case: Case) -> None:
         self.check(backend, case)
+
+    @capability("any_of")
+    @pytest.mark.parametrize("case", UNIONS, ids=str)
+    def test_any_of(self, backend: GrammarBackend, case: Case) -> None:
+        if all(one.kind in self.capabilities for one in parts_of(case.grammar)):
+            self.check(backend, case)
+
+    @capability("any_of")
+    def test_what_is_wrong_with_a_part_is_said_of_that_part(self, backend: GrammarBackend) -> None:
+        if not {"json_object", "json_schema"} <= self.capabilities:
+            return
+        for source in INVALID["json_schema"]:
+            with pytest.raises(InvalidRequest) as error:
+                self.compiled(backend, any_of(Grammar("json_object"), schema(source)))
+            assert str(error.value.param).partition(".")[0] == "json_schema", source[:100]
 
     @capability("structural_tag")
     @pytest.mark.parametrize("case", TAGS, ids=str)

@@ -128,8 +128,14 @@ def sample(grammar: Grammar, seed: int) -> str:
     assert tag.get("at_least_one"), "the grammar does not force a call"
     count = 1 if tag.get("stop_after_first") else rng.randint(1, 3)
     chosen = [rng.choice(tag["structures"]) for _ in range(count)]
+    texts = [one["begin"] + json.dumps(_value(one["schema"], rng)) + one["end"] for one in chosen]
+    if "separator" in tag:
+        return f"{tag.get('begin', '')}{tag['separator'].join(texts)}{tag.get('end', '')}"
     assert all(any(one["begin"].startswith(trigger) for trigger in tag["triggers"]) for one in chosen)
-    return "".join(one["begin"] + json.dumps(_value(one["schema"], rng)) + one["end"] for one in chosen)
+    if tag.get("stop_after_first"):
+        return texts[0]
+    between = [rng.choice(["", "\n", "and then\n"]) for _ in texts]
+    return "".join(text + free for text, free in zip(texts, between, strict=True))
 
 
 def _without_refs(node: Any, definitions: Mapping[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -15,7 +15,10 @@ MAX_STRUCTURES = 1024
 MAX_TAG = 4096
 """Most characters of what begins a structure, and of what ends it: nothing in them is left to choose."""
 
+_PARTS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+
 _TAG_FLAGS = ("at_least_one", "stop_after_first")
+_TAG_TEXTS = ("separator", "begin", "end")
 
 
 def grammar_of(
@@ -37,10 +40,7 @@ def grammar_of(
     Raises InvalidRequest, naming the field, for more than one, for a wrong type, for an empty one and for what is no
     JSON. Whether the grammar itself makes sense is found out when it is compiled.
     """
-    called: dict[GrammarKind, str] = {
-        kind: (names or {}).get(kind, kind)
-        for kind in ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
-    }
+    called: dict[GrammarKind, str] = {kind: (names or {}).get(kind, kind) for kind in _PARTS}
     values: dict[GrammarKind, Any] = {
         "json_schema": json_schema,
         "json_object": json_object or None,
@@ -73,6 +73,27 @@ def grammar_of(
     return Grammar(kind, value)
 
 
+def any_of(*grammars: Grammar) -> Grammar:
+    """What one of these grammars allows."""
+    parts = [{"kind": one.kind, "source": one.source} for one in grammars]
+    return Grammar("any_of", json.dumps(parts, ensure_ascii=False))
+
+
+def parts_of(grammar: Grammar) -> tuple[Grammar, ...]:
+    """The grammars that `any_of` was made of; of any other kind the grammar itself. Raises InvalidRequest for what is
+    none.
+    """
+    if grammar.kind != "any_of":
+        return (grammar,)
+    try:
+        parts = tuple(Grammar(one["kind"], one["source"]) for one in json.loads(grammar.source))
+    except (ValueError, RecursionError, TypeError, KeyError):
+        parts = ()
+    if not parts or any(one.kind not in _PARTS or not isinstance(one.source, str) for one in parts):
+        raise InvalidRequest("any_of: it must be a list of grammars of the other kinds, not empty", param="any_of")
+    return parts
+
+
 def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts | None = None) -> dict[str, Any]:
     """A structural tag in the form of `Grammar`, from that form or from one of those that others use (see
     `grammar_of`). Raises InvalidRequest, naming the place below `name`. `texts` are those of the request so far.
@@ -81,13 +102,28 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", param=name)
     if "format" in value:
-        value, name = _triggered(value["format"], f"{name}.format"), f"{name}.format"
-    unknown = sorted(value.keys() - {"type", "structures", "triggers", *_TAG_FLAGS})
+        value, name = _tags(value["format"], f"{name}.format"), f"{name}.format"
+    alone = "separator" in value
+    unknown = sorted(value.keys() - {"type", "structures", *(_TAG_TEXTS if alone else ["triggers"]), *_TAG_FLAGS})
     if unknown:
         raise InvalidRequest(f"{name}: unknown key {unknown[0]!r}", param=f"{name}.{unknown[0]}")
     structures = [
         _structure(f"{name}.structures.{i}", one, texts) for i, one in enumerate(_list(value, "structures", name))
     ]
+    tag: dict[str, Any] = {"structures": structures}
+    if alone:
+        tag.update((key, _tag_text(value[key], f"{name}.{key}")) for key in _TAG_TEXTS if key in value)
+    else:
+        tag["triggers"] = _triggers(value, name, structures)
+    for flag in _TAG_FLAGS:
+        if not isinstance(value.get(flag, False), bool):
+            raise InvalidRequest(f"{name}.{flag} must be true or false", param=f"{name}.{flag}")
+        if value.get(flag):
+            tag[flag] = True
+    return tag
+
+
+def _triggers(value: Mapping[str, Any], name: str, structures: Sequence[Mapping[str, Any]]) -> list[str]:
     triggers = _list(value, "triggers", name)
     for i, trigger in enumerate(triggers):
         if not isinstance(trigger, str) or not trigger:
@@ -98,13 +134,15 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
         if not any(one["begin"].startswith(trigger) for trigger in triggers):
             where = f"{name}.structures.{i}.begin"
             raise InvalidRequest(f"{where}: {one['begin']!r} starts with none of the triggers", param=where)
-    tag: dict[str, Any] = {"structures": structures, "triggers": triggers}
-    for flag in _TAG_FLAGS:
-        if not isinstance(value.get(flag, False), bool):
-            raise InvalidRequest(f"{name}.{flag} must be true or false", param=f"{name}.{flag}")
-        if value.get(flag):
-            tag[flag] = True
-    return tag
+    return triggers
+
+
+def _tag_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where} must be a string", param=where)
+    if len(value) > MAX_TAG:
+        raise InvalidRequest(f"{where} may have at most {MAX_TAG} characters, got {len(value)}", param=where)
+    return value
 
 
 def _structure(name: str, value: Any, texts: JsonTexts) -> dict[str, Any]:
@@ -113,24 +151,21 @@ def _structure(name: str, value: Any, texts: JsonTexts) -> dict[str, Any]:
     begin, end, schema = value.get("begin"), value.get("end"), value.get("schema", True)
     if not isinstance(begin, str) or not begin:
         raise InvalidRequest(f"{name}.begin must be a string that is not empty", param=f"{name}.begin")
-    if not isinstance(end, str):
-        raise InvalidRequest(f"{name}.end must be a string", param=f"{name}.end")
-    for key, text in (("begin", begin), ("end", end)):
-        if len(text) > MAX_TAG:
-            where = f"{name}.{key}"
-            raise InvalidRequest(f"{where} may have at most {MAX_TAG} characters, got {len(text)}", param=where)
+    begin, end = _tag_text(begin, f"{name}.begin"), _tag_text(end, f"{name}.end")
     schema = _parsed(schema, f"{name}.schema", texts)
     if not isinstance(schema, (dict, bool)) or schema is False:
         raise InvalidRequest(f"{name}.schema must be a JSON schema: an object, or true", param=f"{name}.schema")
     return {"begin": begin, "schema": schema, "end": end}
 
 
-def _triggered(value: Any, name: str) -> dict[str, Any]:
-    """The form with `format`, of which triggered tags around JSON schemas are understood."""
+def _tags(value: Any, name: str) -> dict[str, Any]:
+    """The form with `format`, of which tags around JSON schemas are understood: triggered ones, or separated ones."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind != "triggered_tags":
+    if kind not in ("triggered_tags", "tags_with_separator"):
         raise InvalidRequest(
-            f"{name}: {str(kind)[:64]!r} is not supported, triggered_tags is", param=f"{name}.type", code="unsupported"
+            f"{name}: {str(kind)[:64]!r} is not supported, triggered_tags and tags_with_separator are",
+            param=f"{name}.type",
+            code="unsupported",
         )
     structures = []
     for i, tag in enumerate(_list(value, "tags", name)):
@@ -141,7 +176,8 @@ def _triggered(value: Any, name: str) -> dict[str, Any]:
             raise InvalidRequest(text, param=where, code="unsupported")
         structures.append({"begin": tag.get("begin"), "schema": content["json_schema"], "end": tag.get("end")})
     flags = {flag: value[flag] for flag in _TAG_FLAGS if flag in value}
-    return {"structures": structures, "triggers": value.get("triggers"), **flags}
+    between = "triggers" if kind == "triggered_tags" else "separator"
+    return {"structures": structures, between: value.get(between), **flags}
 
 
 def _list(value: Mapping[str, Any], key: str, name: str) -> list[Any]:

@@ -19,6 +19,7 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
+from pegboard.core.toolkit.grammar import parts_of
 from pegboard.core.toolkit.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.translate import explain, refused, translate
 
@@ -59,6 +60,9 @@ class LLGuidanceBackend(GrammarBackend):
         return None
 
     def compile(self, grammar: Grammar) -> bytes:
+        if grammar.kind == "any_of":
+            for one in parts_of(grammar):
+                self.compile(one)  # Whatever is wrong with a part is said of that one.
         try:
             text = translate(grammar, max_whitespace=self.options.max_whitespace, lenient=self.options.lenient_schemas)
         except (ValueError, RecursionError) as error:
@@ -81,7 +85,7 @@ class LLGuidanceBackend(GrammarBackend):
         return _Compiled(matcher, size, self.ctx.vocab_size, self._tokenizer)
 
     def _limits_of(self, grammar: Grammar) -> LLParserLimits:
-        return self._rule_limits if grammar.kind == "ebnf" else self._limits
+        return self._rule_limits if any(one.kind == "ebnf" for one in parts_of(grammar)) else self._limits
 
     def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits_of(grammar))

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, regex_to_lark
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit import gbnf
-from pegboard.core.toolkit.grammar import structural_tag_of
+from pegboard.core.toolkit.grammar import parts_of, structural_tag_of
 from pegboard.core.toolkit.json_schema import checked_schema, schema_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
     """The grammar in llguidance's own form. Raises InvalidRequest for EBNF that is wrong; whether schemas and
     expressions are right is found out by building a matcher of them.
     """
+    if grammar.kind == "any_of":
+        return _union([translate(one, max_whitespace=max_whitespace, lenient=lenient) for one in parts_of(grammar)])
     json_options = _json_options(max_whitespace, lenient)
     if grammar.kind == "json_object":
         return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=json_options)
@@ -39,6 +41,16 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
     if grammar.kind == "ebnf":
         return LLMatcher.grammar_from_lark(lark_of(gbnf.unrolled(gbnf.parse(grammar.source))))
     return LLMatcher.grammar_from_lark(_structural(structural_tag_of(json.loads(grammar.source)), json_options))
+
+
+def _union(texts: list[str]) -> str:
+    """Grammars of the library's own form, each of which is the whole of one, as one that begins with any of them."""
+    named = []
+    for index, text in enumerate(texts):
+        one = json.loads(text)["grammars"][0] if text.lstrip().startswith("{") else {"lark_grammar": text}
+        named.append({**one, "name": f"part{index}"})
+    start = " | ".join(f"@{one['name']}" for one in named)
+    return json.dumps({"grammars": [{"name": "union", "lark_grammar": f"start: {start}"}, *named]})
 
 
 def _json_options(max_whitespace: int | None, lenient: bool) -> JsonCompileOptions:
@@ -102,7 +114,11 @@ def _code(code: int) -> str:
 
 
 def _structural(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
-    """Free text with structures in it: text runs up to a trigger, and then one of its structures follows."""
+    """Free text with structures in it: text runs up to a trigger, and then one of its structures follows. Or, with a
+    separator, structures alone.
+    """
+    if "separator" in tag:
+        return _separated(tag, json_options)
     structures, triggers = tag["structures"], tag["triggers"]
     lines: list[str] = []
     options: list[str] = []
@@ -115,6 +131,14 @@ def _structural(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str
             lines.append(f"tag{index}: head{index} ({bodies})")
     first = " | ".join(_body(one, one["begin"], json_options) for one in structures)
     return "\n".join([*_start(options, first, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
+
+
+def _separated(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
+    """One terminal for each text in between, so that a lexer always knows where it is."""
+    bodies = " | ".join(_body(one, one["begin"], json_options) for one in tag["structures"])
+    begin, between, end = (_quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
+    many = "one" if tag.get("stop_after_first") else f"one ({between} one)*"
+    return f"start: {begin} {many if tag.get('at_least_one') else f'({many})?'} {end}\none: {bodies}\n"
 
 
 def _start(options: list[str], first: str, tag: Mapping[str, Any]) -> list[str]:

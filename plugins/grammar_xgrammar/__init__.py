@@ -14,7 +14,7 @@ plugin = Plugin(
             summary="JSON schemas, regular expressions, EBNF and structural tags, with masks that cost microseconds",
             config="pegboard.plugins.grammar_xgrammar.options:XGrammarOptions",
             provides=frozenset(
-                {"json_schema", "json_object", "regex", "ebnf", "structural_tag", "rollback", "jump_ahead"}
+                {"json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of", "rollback", "jump_ahead"}
             ),
             rank=10,
         ),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from pegboard.core.interfaces.grammar import (
     GrammarMatcher,
 )
 from pegboard.core.toolkit import gbnf
-from pegboard.core.toolkit.grammar import structural_tag_of
+from pegboard.core.toolkit.grammar import parts_of, structural_tag_of
 from pegboard.core.toolkit.json_schema import checked_schema, schema_of
 from pegboard.core.toolkit.tokenizer import Tokenizer
 from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
@@ -53,14 +54,12 @@ class XGrammarBackend(GrammarBackend):
         return None
 
     def compile(self, grammar: Grammar) -> bytes:
-        try:
-            compiled = self._compiled(grammar)
-        except NotEnforced as error:
-            text = f"{grammar.kind}: {error} by this server's grammar backend (xgrammar)"
-            raise InvalidRequest(text, param=grammar.kind, code="invalid_grammar") from None
-        except (ValueError, RuntimeError, RecursionError) as error:
-            text = f"{grammar.kind}: {_explained(error)}"
-            raise InvalidRequest(text, param=grammar.kind, code="invalid_grammar") from None
+        parts = []
+        for one in parts_of(grammar):
+            with _refusing(one.kind):
+                parts.append(self._read(one))
+        with _refusing(grammar.kind):
+            compiled = self._compiler.compile_grammar(parts[0] if len(parts) == 1 else xgrammar.Grammar.union(*parts))
         return str(compiled.serialize_json()).encode()
 
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
@@ -78,23 +77,25 @@ class XGrammarBackend(GrammarBackend):
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _compiled(self, grammar: Grammar) -> Any:
+    def _read(self, grammar: Grammar) -> Any:
+        """The library's grammar."""
         if grammar.kind == "json_object":
             return self._json_schema({"type": "object"})
         if grammar.kind == "json_schema":
             return self._json_schema(schema_of(grammar.source))
         if grammar.kind == "ebnf":
-            return self._compiler.compile_grammar(gbnf.to_gbnf(gbnf.parse(grammar.source)), root_rule_name=gbnf.START)
+            text = gbnf.to_gbnf(gbnf.parse(grammar.source))
+            return xgrammar.Grammar.from_ebnf(text, root_rule_name=gbnf.START)
         if grammar.kind == "regex":
             if why := pattern_problem(grammar.source):
                 raise NotEnforced(f"{why} is not understood")
-            return self._compiler.compile_regex(grammar.source)
-        return self._compiler.compile_structural_tag(
+            return xgrammar.Grammar.from_regex(grammar.source)
+        return xgrammar.Grammar.from_structural_tag(
             json.dumps(self._structural(structural_tag_of(json.loads(grammar.source))))
         )
 
     def _json_schema(self, schema: Any) -> Any:
-        return self._compiler.compile_json_schema(
+        return xgrammar.Grammar.from_json_schema(
             json.dumps(self._enforceable(schema)),
             strict_mode=False,
             max_whitespace_cnt=self.options.max_whitespace,
@@ -117,14 +118,14 @@ class XGrammarBackend(GrammarBackend):
             }
             for one in tag["structures"]
         ]
-        form = {
-            "type": "triggered_tags",
-            "triggers": tag["triggers"],
-            "tags": tags,
-            "at_least_one": tag.get("at_least_one", False),
-            "stop_after_first": tag.get("stop_after_first", False),
-        }
-        return {"type": "structural_tag", "format": form}
+        flags = {flag: tag.get(flag, False) for flag in ("at_least_one", "stop_after_first")}
+        if "separator" not in tag:
+            form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags, **flags}
+            return {"type": "structural_tag", "format": form}
+        alone = {"type": "tags_with_separator", "separator": tag["separator"], "tags": tags, **flags}
+        around = [{"type": "const_string", "value": tag.get(key, "")} for key in ("begin", "end")]
+        parts = [one for one in (around[0], alone, around[1]) if one.get("value") != ""]
+        return {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
 
 
 @lru_cache(maxsize=1)
@@ -212,6 +213,18 @@ class _Matcher(GrammarMatcher):
             taken += 1
         self._matcher.rollback(taken)
         return tokens[:taken]
+
+
+@contextlib.contextmanager
+def _refusing(kind: str) -> Iterator[None]:
+    """Errors of the library, as those of a grammar of this kind."""
+    try:
+        yield
+    except NotEnforced as error:
+        text = f"{kind}: {error} by this server's grammar backend (xgrammar)"
+        raise InvalidRequest(text, param=kind, code="invalid_grammar") from None
+    except (ValueError, RuntimeError, RecursionError) as error:
+        raise InvalidRequest(f"{kind}: {_explained(error)}", param=kind, code="invalid_grammar") from None
 
 
 def _explained(error: Exception) -> str:

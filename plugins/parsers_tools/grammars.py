@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
@@ -22,20 +23,38 @@ def parameters_of(function: Function) -> dict[str, Any]:
     return {"type": "object", **(schema if isinstance(schema, Mapping) else {})}
 
 
-def tagged(
-    functions: Sequence[Function], begin: str, end: str, trigger: str, *, parallel: bool, required: bool
-) -> Grammar:
-    """Calls that consist of `begin`, with the name for ``{name}`` (as JSON) or ``{bare}``, arguments, and `end`. Where
-    calls are free to be made, the schemas of functions that are not strict are left to the model.
+@dataclass(frozen=True)
+class Around:
+    """What stands around a call's arguments: `begin`, with the name for ``{name}`` (as JSON) or ``{bare}``, and `end`;
+    and around all calls of an answer: `first`, `between` and `last`.
     """
+
+    begin: str
+    end: str
+    first: str = ""
+    between: str = ""
+    last: str = ""
+
+
+def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, required: bool, trigger: str) -> Grammar:
+    """Calls in such a form, and nothing else. Where calls are free to be made, any text may stand around each of them
+    from a `trigger` on, and the schemas of functions that are not strict are left to the model.
+    """
+    begin, end = around.begin, around.end
+    if not required:
+        # Here each call is an answer's only one, as far as its form goes.
+        begin, end = around.first + begin, end + around.last
     structures = []
     for one in functions:
         opening = begin.replace("{name}", json.dumps(one["name"])).replace("{bare}", one["name"])
         schema = parameters_of(one) if required or one.get("strict") is True else {"type": "object"}
         structures.append({"begin": opening, "schema": schema, "end": end})
-    tag: dict[str, Any] = {"structures": structures, "triggers": [trigger]}
+    tag: dict[str, Any] = {"structures": structures}
     if required:
-        tag["at_least_one"] = True
+        texts = {"separator": around.between, "begin": around.first, "end": around.last}
+        tag |= {**texts, "at_least_one": True}
+    else:
+        tag["triggers"] = [trigger]
     if not parallel:
         tag["stop_after_first"] = True
     return Grammar("structural_tag", json.dumps(tag, ensure_ascii=False))

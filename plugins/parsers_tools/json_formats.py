@@ -13,7 +13,7 @@ from pegboard.core.interfaces.output_parser import OutputParser, OutputParserCon
 from pegboard.core.toolkit.call_stream import CallStream
 from pegboard.core.toolkit.json_stream import write
 from pegboard.core.toolkit.text_stream import Broken, Reading
-from pegboard.plugins.parsers_tools.grammars import any_call, chosen, tagged
+from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _MOST = 64
@@ -68,8 +68,8 @@ class HermesParser(OutputParser):
     def constraint(
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        begin = f'{_BEGIN}\n{{"name": {{name}}, "arguments": '
-        return tagged(chosen(tools, name), begin, f"}}\n{_END}", _BEGIN, parallel=parallel, required=required)
+        around = Around(f'{_BEGIN}\n{{"name": {{name}}, "arguments": ', f"}}\n{_END}", between="\n")
+        return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_BEGIN)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         # As the templates of Qwen and Hermes say it.
@@ -181,12 +181,11 @@ class MistralParser(OutputParser):
     def constraint(
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        functions = chosen(tools, name)
         if self._named:
-            begin, end = f"{_CALLS}{{bare}}{_ARGS}", ""
+            around = Around(f"{_CALLS}{{bare}}{_ARGS}", "")
         else:
-            begin, end = f'{_CALLS} [{{"name": {{name}}, "arguments": ', "}]"
-        return tagged(functions, begin, end, _CALLS, parallel=parallel, required=required)
+            around = Around('{"name": {name}, "arguments": ', "}", f"{_CALLS} [", ", ", "]")
+        return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_CALLS)
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         if not calls:
@@ -253,13 +252,17 @@ class DeepSeekParser(OutputParser):
     def constraint(
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        begin, end = self._parts("{bare}")
-        return tagged(chosen(tools, name), begin, end, _OUTER[0], parallel=parallel, required=required)
+        around = Around(*self._parts("{bare}"), _OUTER[0], self._between, _OUTER[1])
+        return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_OUTER[0])
+
+    @property
+    def _between(self) -> str:
+        return "\n" if self._fenced else ""
 
     def _parts(self, name: str) -> tuple[str, str]:
         if self._fenced:
-            return f"{_OUTER[0]}{_INNER}function{_SEP}{name}\n{_FENCE}", f"\n```{_INNER_END}{_OUTER[1]}"
-        return f"{_OUTER[0]}{_INNER}{name}{_SEP}", f"{_INNER_END}{_OUTER[1]}"
+            return f"{_INNER}function{_SEP}{name}\n{_FENCE}", f"\n```{_INNER_END}"
+        return f"{_INNER}{name}{_SEP}", _INNER_END
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         if not calls:
@@ -267,8 +270,8 @@ class DeepSeekParser(OutputParser):
         written = []
         for one in calls:
             begin, end = self._parts(one["name"])
-            written.append(f"{begin}{write(one['arguments'])}{end}".removeprefix(_OUTER[0]).removesuffix(_OUTER[1]))
-        return _OUTER[0] + "\n".join(written) + _OUTER[1]
+            written.append(f"{begin}{write(one['arguments'])}{end}")
+        return _OUTER[0] + self._between.join(written) + _OUTER[1]
 
 
 class _DeepSeekStream(CallStream):

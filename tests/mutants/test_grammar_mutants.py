@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.testing.grammar import EOS, GrammarContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.core.toolkit.grammar import parts_of
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 
 pytestmark = pytest.mark.full
@@ -313,10 +315,36 @@ class IgnoresTriggers(Rewrites):
 
     def rewritten(self, source: str) -> str:
         tag = json.loads(source) if source.startswith("{") else None
-        if not isinstance(tag, dict) or tag.get("at_least_one"):
+        if not isinstance(tag, dict) or tag.get("at_least_one") or "separator" in tag:
             return source
         tag["triggers"] = [tag["structures"][0]["begin"], tag["structures"][-1]["begin"]]
         return json.dumps(tag)
+
+
+class LetsTextBetween(Rewrites):
+    """Structures that should stand alone stand in free text."""
+
+    kind = "structural_tag"
+
+    def rewritten(self, source: str) -> str:
+        tag = json.loads(source) if source.startswith("{") else None
+        if not isinstance(tag, dict) or "separator" not in tag:
+            return source
+        flags = {key: tag[key] for key in ("at_least_one", "stop_after_first") if key in tag}
+        return json.dumps({"structures": tag["structures"], "triggers": ["<f="], **flags})
+
+
+class TakesTheFirstPart(LLGuidanceBackend):
+    def compile(self, grammar: Grammar) -> bytes:
+        return super().compile(parts_of(grammar)[0])
+
+
+class BlamesTheWhole(LLGuidanceBackend):
+    def compile(self, grammar: Grammar) -> bytes:
+        try:
+            return super().compile(grammar)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=grammar.kind) from None
 
 
 class RaisesOfItsOwn(LLGuidanceBackend):
@@ -362,6 +390,9 @@ MUTANTS = [
     mutant(SearchesInsteadOfMatching, "test_regex"),
     mutant(DropsTheLastRule, "test_ebnf"),
     mutant(IgnoresTriggers, "test_structural_tag"),
+    mutant(LetsTextBetween, "test_structural_tag"),
+    mutant(TakesTheFirstPart, "test_any_of"),
+    mutant(BlamesTheWhole, "test_what_is_wrong_with_a_part_is_said_of_that_part"),
     mutant(RaisesOfItsOwn, "test_what_is_no_grammar_is_refused_by_its_name"),
 ]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.output_parser import Content, ParserStream, ToolCallArguments, ToolCallStart
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.tool_parser import ToolParserContract
 from pegboard.plugins.parsers_plain.parser import PlainParser
-from pegboard.plugins.parsers_tools.grammars import tagged
+from pegboard.plugins.parsers_tools.grammars import Around, tagged
 from pegboard.plugins.parsers_tools.json_formats import HermesParser
 
 pytestmark = pytest.mark.full
@@ -161,7 +163,15 @@ class OneStreamForAll(HermesParser):
 
 class ForcesAnotherFormat(HermesParser):
     def constraint(self, tools, **more):
-        return tagged(tools, '<call>{"name": {name}, "arguments": ', "}</call>", "<call>", parallel=True, required=True)
+        around = Around('<call>{"name": {name}, "arguments": ', "}</call>")
+        return tagged(tools, around, parallel=True, required=True, trigger="<call>")
+
+
+class TalksBehindForcedCalls(HermesParser):
+    def constraint(self, tools, **more):
+        tag = json.loads(super().constraint(tools, **more).source)
+        free = {key: tag[key] for key in tag if key not in ("separator", "begin", "end")}
+        return Grammar("structural_tag", json.dumps({**free, "triggers": ["<tool_call>"]}))
 
 
 class ForcesWithoutArguments(HermesParser):
@@ -202,7 +212,7 @@ class OddIds(HermesParser):
 
 class PromisesNothing(PlainParser):
     def constraint(self, tools, **more):
-        return tagged(tools, "<x>", "</x>", "<x>", parallel=True, required=True)
+        return tagged(tools, Around("<x>", "</x>"), parallel=True, required=True, trigger="<x>")
 
 
 def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
@@ -226,6 +236,7 @@ MUTANTS = [
     mutant(CallsNobodyWithoutTools, "test_without_tools_every_function_will_do"),
     mutant(OneStreamForAll, "test_streams_know_nothing_of_each_other"),
     mutant(ForcesAnotherFormat, "test_forced_calls_are_read"),
+    mutant(TalksBehindForcedCalls, "test_forced_calls_are_read"),
     mutant(ForcesWithoutArguments, "test_forced_calls_are_read"),
     mutant(ForcesWhomever, "test_a_named_function_is_called_once"),
     mutant(ForcesTheFirst, "test_every_function_can_be_forced"),

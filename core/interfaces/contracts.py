@@ -203,6 +203,7 @@ _ALL = (
         suite=f"{_S}.tool_parser:ToolParserContract",
         capabilities={
             "forces": "has a grammar for answers that have to be calls",
+            "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
             "streams_arguments": "tells arguments while they come, not when the call is complete",
         },
     ),

@@ -101,10 +101,17 @@ class OutputParser(abc.ABC):
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
-        only, unless `parallel`) and of nothing else, in the format that `stream` reads. Without `required` other text is as good, and only
-        calls have to fit. None where the parser has none.
+        only, unless `parallel`) and of nothing else, in the format that `stream` reads: behind the last call it ends.
+        Without `required` other text is as good, and only calls have to fit. None where the parser has none.
         """
         return None
+
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """How answers that follow ``constraint(tools)`` begin: with one of these texts, white space apart. By them an
+        answer of calls is told from one with a form of its own, so they are as long as it takes to know. Needs the
+        capability `opens`; empty without it.
+        """
+        return ()
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """A system message that explains tools and format to a model whose chat template does not read `tools`; ""

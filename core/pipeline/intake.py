@@ -221,10 +221,9 @@ class Intake:
         if grammar is not None:
             remedy = f"grammar.use must name a backend with {grammar.kind}"
             self._check_feature(f"grammar.{grammar.kind}", grammar.kind, remedy)
-            for part in parts_of(grammar):
-                self._check_feature(
-                    f"grammar.{part.kind}", part.kind, f"grammar.use must name a backend with {part.kind}"
-                )
+            for part in parts_of(grammar) if grammar.kind == "any_of" else ():
+                remedy = f"grammar.use must name a backend with {part.kind}"
+                self._check_feature(f"grammar.{part.kind}", part.kind, remedy)
             _check_text(grammar.kind, grammar.source, sys.maxsize)
 
     def _check_custom(self, extra: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
 )
 from pegboard.core.testing.properties import properties
-from pegboard.core.testing.streams import cut, feed, garbled, grows_too_fast, one_by_one, sample
+from pegboard.core.testing.streams import cut, feed, garbled, grows_too_fast, one_by_one, sample, told
 from pegboard.core.testing.suite import ContractSuite, capability, lacks
+from pegboard.core.toolkit.call_or import CallOrStream
 
 Call = tuple[str, dict[str, Any]]
 
@@ -265,6 +266,34 @@ class ToolParserContract(ContractSuite):
     @lacks("forces")
     def test_no_grammar_is_promised(self, parser: OutputParser) -> None:
         assert parser.constraint(TOOLS) is None
+
+    @capability("opens")
+    def test_forced_calls_open_as_it_says(self, parser: OutputParser) -> None:
+        for parallel in (True, False):
+            for seed in range(30):
+                grammar = parser.constraint(TOOLS, parallel=parallel)
+                assert grammar is not None, "without a grammar there is nothing to begin"
+                text = sample(grammar, seed)
+                either = CallOrStream(self.stream(parser), parser.openings(TOOLS))
+                found = feed(either, one_by_one(text))
+                assert found.content == "", f"it begins otherwise than with {parser.openings(TOOLS)}: {text}"
+                assert found == feed(self.stream(parser), [text])
+
+    @capability("opens")
+    def test_other_answers_do_not_open_so(self, parser: OutputParser) -> None:
+        """And they come as they are written."""
+        for text in (
+            '{"answer": "<tool_call> [now()] <function=now></function>"}', '{"name": "Ada", "age": 36}', "[1, [2]]",
+            '"text"', "-5", "true", "null", "[]", "{}", '{ "name" : "now" }', "[true]", '["now"]',
+        ):  # fmt: skip
+            stream = CallOrStream(self.stream(parser), parser.openings(TOOLS))
+            before = told([event for char in text[:-1] for event in stream.feed(char)])
+            assert before.content[:20] == text[:-1][:20] or len(text) < 20, f"{text} is held back"
+            assert feed(CallOrStream(self.stream(parser), parser.openings(TOOLS)), one_by_one(text)).content == text
+
+    @lacks("opens")
+    def test_no_openings_are_promised(self, parser: OutputParser) -> None:
+        assert not parser.openings(TOOLS)
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,15 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
+from pegboard.core.toolkit.call_or import CallOrStream
+from pegboard.core.toolkit.grammar import any_of
 from pegboard.core.toolkit.tool_schema import (
     Choice,
     allowed_tools,
     anthropic_choice,
     chat_choice,
     checked_functions,
+    outline,
     responses_choice,
 )
 
@@ -111,6 +114,23 @@ class Tools:
             )
         return found
 
+    def grammar_or(
+        self, form: Grammar, parser: OutputParser | None, *, features: Sequence[str] | None = None
+    ) -> tuple[Grammar, tuple[str, ...]] | None:
+        """For the choice `auto`: the grammar of answers that are calls and nothing else, or follow `form`, and how
+        the calls begin (`OutputParser.openings`). Arguments fit the schemas of functions that are strict, and have
+        the names and types of the others'. None where the parser or the engine has no such thing.
+        """
+        openings = tuple(parser.openings(self.functions)) if parser is not None and self.active else ()
+        if parser is None or not openings:
+            return None
+        functions = [one if one.get("strict") is True else outline(one) for one in self.functions]
+        calls = parser.constraint(functions, parallel=self.parallel)
+        kinds = {"any_of", form.kind, calls.kind} if calls is not None else set()
+        if calls is None or (features is not None and not {f"grammar.{kind}" for kind in kinds} <= set(features)):
+            return None
+        return any_of(calls, form), openings
+
 
 def _without_strict(function: dict[str, Any]) -> dict[str, Any]:
     # It is about how the answer is generated; models were not trained on it.
@@ -152,7 +172,8 @@ class ChatStream:
     (continue_final_message), "" mostly. `constrained` says that a grammar describes the whole answer, so that the model
     cannot think before it unless the grammar lets it write the marker. Without `stream_reasoning` the thinking comes
     in one piece when it is over. Leave a parser out to have its part as content. The tool parser is not used where no
-    tool may be called. Where calls may not be parallel, those after the first are left out.
+    tool may be called. Where calls may not be parallel, those after the first are left out. With `openings` the answer
+    is calls, which begin with one of them, or content, and never both (`Tools.grammar_or`).
     """
 
     def __init__(
@@ -165,6 +186,7 @@ class ChatStream:
         prefill: str = "",
         constrained: bool = False,
         stream_reasoning: bool = True,
+        openings: Sequence[str] = (),
     ) -> None:
         self._tool_parser = tool_parser
         self._parallel = tools is None or tools.parallel
@@ -179,6 +201,8 @@ class ChatStream:
                 self._thinking.feed(prefill)
         if tool_parser is not None and tools is not None and tools.active:
             self._calling = tool_parser.stream(tools.functions, prompt=prompt)
+            if openings:
+                self._calling = CallOrStream(self._calling, openings)
         self._stream_reasoning = stream_reasoning
         self._unsent: list[str] = []
         self._content: list[str] = []

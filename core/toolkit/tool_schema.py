@@ -54,6 +54,19 @@ def checked_functions(tools: Any, wrapper: str, schema_key: str) -> tuple[dict[s
     return functions
 
 
+def outline(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function whose arguments have no more than names, simple types, and those that must be there: what any grammar
+    can hold, where the rest is left to the model.
+    """
+    schema = function.get("parameters") or {}
+    needed = [name for name in schema.get("required") or () if isinstance(name, str)]
+    properties: dict[str, Any] = {}
+    for name, one in (schema.get("properties") or {}).items():
+        kind = one.get("type") if isinstance(one, Mapping) else None
+        properties[name] = {"type": kind} if isinstance(kind, str) else {}
+    return {**function, "parameters": {"type": "object", "properties": properties, "required": needed}}
+
+
 def _function(where: str, tool: Any, wrapper: str, schema_key: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         raise _wrong(where, "must be an object")

@@ -33,6 +33,8 @@ class Turn:
     tool_parser: OutputParser | None
     reasoning_parser: OutputParser | None
     constrained: bool
+    openings: tuple[str, ...] = ()
+    """How calls begin, where the answer is either calls or what the request's format says."""
 
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
         """A reader of one answer."""
@@ -44,6 +46,7 @@ class Turn:
             prefill=self.prefill,
             constrained=self.constrained,
             stream_reasoning=stream_reasoning,
+            openings=self.openings,
         )
 
 
@@ -63,7 +66,10 @@ async def take_turn(
 ) -> Turn:
     """The turn after `messages`, which templates can read already. `grammar` is the request's own.
 
-    Raises InvalidRequest where tools are there and nothing reads calls, and for two grammars.
+    With a format (JSON) and tools, an answer is either calls or of that format, where parser and engine can have it so,
+    and else always of that format; a call that is required goes before any format. With an expression or rules of its
+    own an answer is what these say. Raises InvalidRequest where tools are there and nothing reads calls, and where a
+    call is required beside an expression or rules.
     """
     if tools.active and ctx.tool_parser is None:
         raise InvalidRequest(
@@ -73,11 +79,17 @@ async def take_turn(
             code="unsupported",
         )
     if grammar is not None and tools.active and tools.choice == "required":
-        raise InvalidRequest(
-            "tool_choice: a call is required, and the answer has a grammar of its own; leave one of them out",
-            param="tool_choice",
-        )
-    # With a grammar of its own an answer is what that says, so there is nothing in it to be found.
+        if grammar.kind in ("regex", "ebnf"):
+            raise InvalidRequest(
+                f"tool_choice: a call is required, and {grammar.kind} says otherwise; leave one of them out",
+                param="tool_choice",
+            )
+        grammar = None
+    openings: tuple[str, ...] = ()
+    if grammar is not None and grammar.kind in ("json_schema", "json_object") and tools.active:
+        either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
+        grammar, openings = either or (grammar, ())
+    # With a grammar of its own alone an answer is what that says, so there is nothing in it to be found.
     whole = grammar is not None and grammar.kind != "structural_tag"
     prompt = await until_disconnect(
         request,
@@ -92,7 +104,7 @@ async def take_turn(
             continue_final_message=continue_final_message,
         ),
     )
-    tool_parser = ctx.tool_parser if tools.active and not whole else None
+    tool_parser = ctx.tool_parser if tools.active and (openings or not whole) else None
     reasoning_parser = ctx.reasoning_parser if separate_reasoning else None
     if grammar is None:
         grammar = tools.grammar(ctx.tool_parser, features=ctx.client.info.features)
@@ -105,6 +117,7 @@ async def take_turn(
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
         constrained=whole or (tools.active and tools.choice == "required"),
+        openings=openings,
     )
 
 

@@ -27,6 +27,7 @@ NAMES = {
     "stop": "stop_sequences",
     "json_schema": f"{FORMAT}.schema",
     "structural_tag": "tools",
+    "any_of": "tools",
 }
 """What fields of the engine are called here."""
 

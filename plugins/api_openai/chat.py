@@ -14,7 +14,7 @@ from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, documented, new_id
+from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names, new_id
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {
@@ -129,8 +129,7 @@ class Chat:
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )
-        # A grammar that is not the request's own comes from its tools.
-        names = {**body.names, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
+        names = {**body.names, **grammar_names(grammar, turn.grammar, GRAMMARS)}
         return await ChatWriter(self._surface, rid, body, turn).respond(request, requests, names)
 
     async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import GrammarKind
+from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 from pegboard.core.toolkit.generation import Answer, Answers, check_model, renamed
 from pegboard.core.toolkit.http import LARGE, body_docs, error_responses, json_answer, until_disconnect
 from pegboard.core.toolkit.token_text import TokenTexts
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
-
-TOOL_GRAMMARS: dict[Any, str] = dict.fromkeys(get_args(GrammarKind), "tools")
-"""What grammars are called that were made of tools."""
 
 
 class Surface:
@@ -88,3 +85,15 @@ def documented(
     """
     responses = {**json_answer(answer, events=events), **error_responses(404, 429, *errors)}
     return {"openapi_extra": body_docs(body, example), "responses": responses, "dependencies": [LARGE]}
+
+
+def grammar_names(own: Grammar | None, used: Grammar | None, names: Mapping[Any, str]) -> Names:
+    """What the kinds of the grammar that is `used` are called in a body that asks for `own`, whose kinds have these
+    `names`. One that is not the request's own comes from its tools, or from both.
+    """
+    if own is used:
+        return names
+    found: dict[Any, str] = dict.fromkeys(get_args(GrammarKind), "tools")
+    if own is not None and used is not None and used.kind == "any_of":
+        found[own.kind] = names.get(own.kind, own.kind)
+    return found

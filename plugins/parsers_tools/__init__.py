@@ -3,7 +3,7 @@
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
 _JSON = "pegboard.plugins.parsers_tools.json_formats"
-_ALL = frozenset({"forces", "streams_arguments"})
+_ALL = frozenset({"forces", "opens", "streams_arguments"})
 
 plugin = Plugin(
     name="parsers_tools",

@@ -71,6 +71,9 @@ class HermesParser(OutputParser):
         around = Around(f'{_BEGIN}\n{{"name": {{name}}, "arguments": ', f"}}\n{_END}", between="\n")
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_BEGIN)
 
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return (_BEGIN,)
+
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         # As the templates of Qwen and Hermes say it.
         lines = [
@@ -127,6 +130,9 @@ class LlamaParser(OutputParser):
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         return any_call(chosen(tools, name), "parameters") if required else None
+
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return [f'{{"name": {write(one["name"])}, "parameters": {{' for one in tools]
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         return "; ".join(write({"name": one["name"], "parameters": one["arguments"]}) for one in calls)
@@ -186,6 +192,9 @@ class MistralParser(OutputParser):
         else:
             around = Around('{"name": {name}, "arguments": ', "}", f"{_CALLS} [", ", ", "]")
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_CALLS)
+
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return (_CALLS,)
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         if not calls:
@@ -263,6 +272,9 @@ class DeepSeekParser(OutputParser):
         if self._fenced:
             return f"{_INNER}function{_SEP}{name}\n{_FENCE}", f"\n```{_INNER_END}"
         return f"{_INNER}{name}{_SEP}", _INNER_END
+
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return (_OUTER[0],)
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         if not calls:

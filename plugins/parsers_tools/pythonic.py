@@ -51,6 +51,9 @@ class PythonicParser(OutputParser):
     ) -> Grammar | None:
         return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel)) if required else None
 
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return [f"[{one['name']}(" for one in tools]
+
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         if not calls:
             return ""

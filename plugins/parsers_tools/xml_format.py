@@ -50,6 +50,9 @@ class XmlParser(OutputParser):
             return None
         return Grammar("ebnf", tagged_calls(chosen(tools, name), f"{_BEGIN}\n", f"\n{_END}", parallel=parallel))
 
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return (_BEGIN,)
+
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         return "\n".join(_written(one["name"], one["arguments"]) for one in calls)
 

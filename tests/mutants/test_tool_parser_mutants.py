@@ -12,7 +12,8 @@ from pegboard.core.interfaces.output_parser import Content, ParserStream, ToolCa
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.tool_parser import ToolParserContract
 from pegboard.plugins.parsers_plain.parser import PlainParser
-from pegboard.plugins.parsers_tools.grammars import Around, tagged
+from pegboard.plugins.parsers_tools.grammars import Around as Form
+from pegboard.plugins.parsers_tools.grammars import tagged
 from pegboard.plugins.parsers_tools.json_formats import HermesParser
 
 pytestmark = pytest.mark.full
@@ -163,7 +164,7 @@ class OneStreamForAll(HermesParser):
 
 class ForcesAnotherFormat(HermesParser):
     def constraint(self, tools, **more):
-        around = Around('<call>{"name": {name}, "arguments": ', "}</call>")
+        around = Form('<call>{"name": {name}, "arguments": ', "}</call>")
         return tagged(tools, around, parallel=True, required=True, trigger="<call>")
 
 
@@ -190,6 +191,26 @@ class ForcesTheFirst(HermesParser):
         return super().constraint(tools, name=name or tools[0]["name"], **more)
 
 
+class OpensWithAnother(HermesParser):
+    def openings(self, tools):
+        return ["<call>"]
+
+
+class OpensTheFirst(HermesParser):
+    def openings(self, tools):
+        return [f'<tool_call>\n{{"name": "{tools[0]["name"]}"']
+
+
+class OpensWithJson(HermesParser):
+    def openings(self, tools):
+        return ["<tool_call>", "{"]
+
+
+class OpensUnasked(PlainParser):
+    def openings(self, tools):
+        return ["<"]
+
+
 class ExplainsTheFirst(HermesParser):
     def instructions(self, tools):
         return super().instructions(tools[:1])
@@ -212,7 +233,7 @@ class OddIds(HermesParser):
 
 class PromisesNothing(PlainParser):
     def constraint(self, tools, **more):
-        return tagged(tools, Around("<x>", "</x>"), parallel=True, required=True, trigger="<x>")
+        return tagged(tools, Form("<x>", "</x>"), parallel=True, required=True, trigger="<x>")
 
 
 def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
@@ -240,6 +261,10 @@ MUTANTS = [
     mutant(ForcesWithoutArguments, "test_forced_calls_are_read"),
     mutant(ForcesWhomever, "test_a_named_function_is_called_once"),
     mutant(ForcesTheFirst, "test_every_function_can_be_forced"),
+    mutant(OpensWithAnother, "test_forced_calls_open_as_it_says"),
+    mutant(OpensTheFirst, "test_forced_calls_open_as_it_says"),
+    mutant(OpensWithJson, "test_other_answers_do_not_open_so"),
+    mutant(OpensUnasked, "test_no_openings_are_promised", PlainParser),
     mutant(ExplainsTheFirst, "test_instructions_name_every_function"),
     mutant(WritesNothingAsSomething, "test_no_calls_are_no_text"),
     mutant(SameId, "test_ids_are_new_and_plain"),

@@ -32,7 +32,7 @@ from pegboard.plugins.api_openai.responses.replay import frames, replay
 from pegboard.plugins.api_openai.responses.run import Run
 from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputItems, InputTokens, ResponseAnswer
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Stored
-from pegboard.plugins.api_openai.surface import TOOL_GRAMMARS, Surface, documented
+from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
 
 Items = list[Item]
 
@@ -89,7 +89,7 @@ class Responses:
         grammar = body.grammar()
         turn = await self._turn(request, body, grammar, before, own)
         identity = f"resp_{uuid.uuid4().hex}"
-        names = {**NAMES, **(GRAMMARS if turn.grammar is grammar else TOOL_GRAMMARS)}
+        names = {**NAMES, **grammar_names(grammar, turn.grammar, GRAMMARS)}
         answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
 
         def over() -> None:

@@ -194,6 +194,16 @@ TAGS = (
         ["[<f=a>1</f>]!", '[<f=bc>"x"!]!'],
         ["", "[]!", "<f=a>1</f>", "[<f=a>1</f>", "[<f=a>1</f>, <f=a>1</f>]!", "[<f=a>1</f>]! ", "[<f=a>1</f>]"],
     ),
+    Case(
+        alone(at_least_one=True, trailing_separator=True, end="."),
+        ["<f=a>1</f>.", "<f=a>1</f>, .", "<f=a>1</f>, <f=a>2</f>, ."],
+        ["", ", ", "<f=a>1</f>, , .", "<f=a>1</f>,.", "<f=a>1</f>, x"],
+    ),
+    Case(
+        alone(trailing_separator=True),
+        ["", "<f=a>1</f>", "<f=a>1</f>, "],
+        [", ", "<f=a>1</f>, , "],
+    ),
     Case(alone(separator="", begin="<", end=">"), ["<>", "<<f=a>1</f><f=a>2</f>>"], ["", "<", "<<f=a>1</f>, >"]),
 )
 

@@ -130,10 +130,12 @@ def sample(grammar: Grammar, seed: int) -> str:
     chosen = [rng.choice(tag["structures"]) for _ in range(count)]
     texts = [one["begin"] + json.dumps(_value(one["schema"], rng)) + one["end"] for one in chosen]
     if "separator" in tag:
-        return f"{tag.get('begin', '')}{tag['separator'].join(texts)}{tag.get('end', '')}"
+        if tag.get("trailing_separator") and count > 1 and rng.random() < 0.5:
+            texts.append("")
+        return f"{tag.get('begin', '')}{str(tag['separator']).join(texts)}{tag.get('end', '')}"
     assert all(any(one["begin"].startswith(trigger) for trigger in tag["triggers"]) for one in chosen)
     if tag.get("stop_after_first"):
-        return texts[0]
+        return str(texts[0])
     between = [rng.choice(["", "\n", "and then\n"]) for _ in texts]
     return "".join(text + free for text, free in zip(texts, between, strict=True))
 

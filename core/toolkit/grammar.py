@@ -104,7 +104,8 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
     if "format" in value:
         value, name = _tags(value["format"], f"{name}.format"), f"{name}.format"
     alone = "separator" in value
-    unknown = sorted(value.keys() - {"type", "structures", *(_TAG_TEXTS if alone else ["triggers"]), *_TAG_FLAGS})
+    flags = (*_TAG_FLAGS, "trailing_separator") if alone else _TAG_FLAGS
+    unknown = sorted(value.keys() - {"type", "structures", *(_TAG_TEXTS if alone else ["triggers"]), *flags})
     if unknown:
         raise InvalidRequest(f"{name}: unknown key {unknown[0]!r}", param=f"{name}.{unknown[0]}")
     structures = [
@@ -115,7 +116,7 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
         tag.update((key, _tag_text(value[key], f"{name}.{key}")) for key in _TAG_TEXTS if key in value)
     else:
         tag["triggers"] = _triggers(value, name, structures)
-    for flag in _TAG_FLAGS:
+    for flag in flags:
         if not isinstance(value.get(flag, False), bool):
             raise InvalidRequest(f"{name}.{flag} must be true or false", param=f"{name}.{flag}")
         if value.get(flag):

@@ -137,7 +137,8 @@ def _separated(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
     """One terminal for each text in between, so that a lexer always knows where it is."""
     bodies = " | ".join(_body(one, one["begin"], json_options) for one in tag["structures"])
     begin, between, end = (_quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
-    many = "one" if tag.get("stop_after_first") else f"one ({between} one)*"
+    trailing = f"{between}?" if between and tag.get("trailing_separator") else ""
+    many = "one" if tag.get("stop_after_first") else f"one ({between} one)* {trailing}"
     return f"start: {begin} {many if tag.get('at_least_one') else f'({many})?'} {end}\none: {bodies}\n"
 
 

@@ -122,7 +122,12 @@ class XGrammarBackend(GrammarBackend):
         if "separator" not in tag:
             form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags, **flags}
             return {"type": "structural_tag", "format": form}
-        alone = {"type": "tags_with_separator", "separator": tag["separator"], "tags": tags, **flags}
+        alone: dict[str, Any] = {"type": "tags_with_separator", "separator": tag["separator"], "tags": tags, **flags}
+        if tag.get("trailing_separator") and tag["separator"] and not flags["stop_after_first"]:
+            more = {"type": "optional", "content": {"type": "const_string", "value": tag["separator"]}}
+            alone = {"type": "sequence", "elements": [{**alone, "at_least_one": True}, more]}
+            if not flags["at_least_one"]:
+                alone = {"type": "optional", "content": alone}
         around = [{"type": "const_string", "value": tag.get(key, "")} for key in ("begin", "end")]
         parts = [one for one in (around[0], alone, around[1]) if one.get("value") != ""]
         return {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}

@@ -34,6 +34,10 @@ class Around:
     first: str = ""
     between: str = ""
     last: str = ""
+    trailing: bool = False
+    """Whether what stands between two calls may stand behind the last one. Where models write the same before a call
+    and before other text, this is how one that wants to write such text comes to an end rather than to another call.
+    """
 
 
 def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, required: bool, trigger: str) -> Grammar:
@@ -52,7 +56,7 @@ def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, req
     tag: dict[str, Any] = {"structures": structures}
     if required:
         texts = {"separator": around.between, "begin": around.first, "end": around.last}
-        tag |= {**texts, "at_least_one": True}
+        tag |= {**texts, "at_least_one": True, "trailing_separator": around.trailing}
     else:
         tag["triggers"] = [trigger]
     if not parallel:

@@ -68,7 +68,7 @@ class HermesParser(OutputParser):
     def constraint(
         self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        around = Around(f'{_BEGIN}\n{{"name": {{name}}, "arguments": ', f"}}\n{_END}", between="\n")
+        around = Around(f'{_BEGIN}\n{{"name": {{name}}, "arguments": ', f"}}\n{_END}", between="\n", trailing=True)
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_BEGIN)
 
     def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:

@@ -52,7 +52,9 @@ def python_calls(functions: Sequence[Function], *, parallel: bool) -> str:
 
 def tagged_calls(functions: Sequence[Function], begin: str, end: str, *, parallel: bool) -> str:
     """``<function=f>`` and parameters in tags of their own, one to a line, between `begin` and `end`."""
-    lines = [f"root ::= call{' (' + _text(chr(10)) + ' call)*' if parallel else ''}"]
+    # A line break behind the last one, as in `Around.trailing`.
+    more = " ({0} call)* {0}?".format(_text("\n")) if parallel else ""
+    lines = [f"root ::= call{more}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
     for i, one in enumerate(functions):
         required, others = _arguments(one)

@@ -9,10 +9,11 @@ import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.grammar import any_of, grammar_of, parts_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "ü"}}}
-TAG = {"structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f="]}
+TAG: dict[str, Any] = {"structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f="]}
+ALONE: dict[str, Any] = {"structures": TAG["structures"], "separator": ", "}
 
 
 def test_nothing_is_no_grammar() -> None:
@@ -62,6 +63,29 @@ def test_several_at_once_are_refused() -> None:
         grammar_of(json_object=True, regex="b", names={"json_object": "response_format"})
 
 
+def test_tags_without_text_between_them() -> None:
+    wanted = Grammar(
+        "structural_tag", json.dumps({**ALONE, "at_least_one": True}, separators=(",", ":"), ensure_ascii=False)
+    )
+    assert grammar_of(structural_tag={**ALONE, "at_least_one": True}) == wanted
+    tags = [
+        {"type": "tag", **one, "content": {"type": "json_schema", "json_schema": one["schema"]}}
+        for one in ALONE["structures"]
+    ]
+    newer = {"type": "tags_with_separator", "separator": ALONE["separator"], "tags": tags, "at_least_one": True}
+    assert grammar_of(structural_tag={"format": newer}) == wanted
+
+
+def test_unions_are_their_parts() -> None:
+    parts = (Grammar("regex", "a+"), Grammar("json_object"))
+    assert parts_of(any_of(*parts)) == parts
+    assert parts_of(parts[0]) == parts[:1]
+    for source in ("", "x", "[]", "{}", "7", "[7]", '[{"kind": "regex"}]', any_of(any_of(*parts)).source):
+        with pytest.raises(InvalidRequest) as caught:
+            parts_of(Grammar("any_of", source))
+        assert caught.value.param == "any_of"
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -100,6 +124,10 @@ def test_several_at_once_are_refused() -> None:
             {"structural_tag": {**TAG, "structures": [{"begin": "<f=", "end": "", "schema": 1}]}},
             "structural_tag.structures.0.schema",
         ),
+        ({"structural_tag": {**TAG, "separator": ""}}, "structural_tag.triggers"),
+        ({"structural_tag": {**TAG, "begin": ""}}, "structural_tag.begin"),
+        ({"structural_tag": {**ALONE, "separator": 1}}, "structural_tag.separator"),
+        ({"structural_tag": {**ALONE, "end": "a" * 5000}}, "structural_tag.end"),
         ({"structural_tag": {"format": {"type": "sequence"}}}, "structural_tag.format.type"),
         (
             {"structural_tag": {"format": {"type": "triggered_tags", "tags": [{"begin": "<"}], "triggers": ["<"]}}},

@@ -23,6 +23,7 @@ from pegboard.core.interfaces.output_parser import (
     Reasoning,
 )
 from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.toolkit.grammar import any_of
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 
@@ -55,14 +56,19 @@ class Parser(OutputParser):
     ) -> Grammar | None:
         return Grammar("structural_tag" if required else "ebnf", f"{name}:{parallel}")
 
+    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        return "A", "D"
 
-def turn(messages: Any = (USER,), *, parsers: bool = True, **more: Any) -> Turn:
+
+def turn(
+    messages: Any = (USER,), *, parsers: bool = True, features: Sequence[str] = ("grammar.ebnf",), **more: Any
+) -> Turn:
     async def silence() -> Any:
         await asyncio.Event().wait()
 
     async def scene() -> Turn:
         client = FakeEngineClient()
-        client._info = dataclasses.replace(client.info, features=("grammar.ebnf",))
+        client._info = dataclasses.replace(client.info, features=tuple(features))
         parser = Parser(NoOptions(), OutputParserContext("", "", "")) if parsers else None
         ctx = ApiContext(client=client, max_body_bytes=1, tool_parser=parser, reasoning_parser=parser)
         request = Request({"type": "http", "headers": []}, silence)
@@ -113,6 +119,33 @@ def test_an_answer_with_a_grammar_of_its_own_holds_no_calls() -> None:
     tagged = turn(tools=Tools.of_chat(ADD), grammar=tag)
     assert (tagged.grammar, tagged.constrained) == (tag, False)
     assert tagged.tool_parser is not None
+
+
+JSON = Grammar("json_schema", "{}")
+EITHER = ("grammar.any_of", "grammar.json_schema", "grammar.structural_tag")
+
+
+def test_an_answer_with_a_format_is_that_or_calls() -> None:
+    found = turn(tools=Tools.of_chat(ADD), grammar=JSON, features=EITHER)
+    assert found.grammar == any_of(Grammar("structural_tag", ":True"), JSON)
+    assert (found.constrained, found.openings, found.skip_special_tokens) == (True, ("A", "D"), False)
+    assert found.tool_parser is not None
+    plain = turn(tools=Tools.of_chat(ADD), grammar=JSON, features=EITHER, separate_reasoning=False)
+    assert plain.stream().collect("xAy").content == "xAy", "it begins as no call does, so that there is none in it"
+    # Where it cannot be so, the format goes first.
+    for missing in EITHER:
+        features = [one for one in EITHER if one != missing]
+        plain = turn(tools=Tools.of_chat(ADD), grammar=JSON, features=features)
+        assert (plain.grammar, plain.openings, plain.tool_parser) == (JSON, (), None), missing
+    silent = turn(tools=Tools.of_chat(ADD, "none"), grammar=JSON, features=EITHER)
+    assert (silent.grammar, silent.openings, silent.tool_parser) == (JSON, (), None)
+
+
+def test_a_call_that_is_required_goes_before_a_format() -> None:
+    for form in (JSON, Grammar("json_object"), Grammar("structural_tag", "{}")):
+        found = turn(tools=Tools.of_chat(ADD, "required"), grammar=form, features=EITHER)
+        assert (found.grammar, found.openings) == (Grammar("structural_tag", ":True"), ())
+        assert found.tool_parser is not None
 
 
 def test_what_cannot_be() -> None:

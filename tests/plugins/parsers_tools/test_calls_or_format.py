@@ -150,7 +150,7 @@ class TestEither:
             check_calls(found, text)
         written = parser.write_calls([{"name": "get_weather", "arguments": {"days": 2}}])
         assert follows(backend, grammar, written)
-        for more in ("\n", " ", "\nIt is sunny.", '\n{"answer": "yes", "sure": true}'):
+        for more in (" ", "\n\n", "\nIt is sunny.", '\n{"answer": "yes", "sure": true}'):
             assert not follows(backend, grammar, written + more), more
 
 

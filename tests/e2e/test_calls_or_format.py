@@ -66,7 +66,7 @@ def test_chat_completions(client: openai.OpenAI) -> None:
 
     def create(text: str, **more: Any) -> tuple[str, Any, list[Any]]:
         options: Any = {"model": MODEL, "messages": asked(text), "tools": tools, "temperature": 0, "max_tokens": 200}
-        options |= {"response_format": form, **more}
+        options |= {"response_format": form, "parallel_tool_calls": False, **more}
         choice = client.chat.completions.create(**options).choices[0]
         chunks = [one.choices[0] for one in client.chat.completions.create(**options, stream=True)]
         assert "".join(one.delta.content or "" for one in chunks) == (choice.message.content or "")
@@ -82,19 +82,23 @@ def test_chat_completions(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "get_time"}}
     for choice in ("required", named):
         for text in (CALLS, ANSWERS):
-            reason, content, calls = create(text, tool_choice=choice, parallel_tool_calls=False)
+            reason, content, calls = create(text, tool_choice=choice)
             assert (reason, content) == ("tool_calls", None)
             assert [list(one) for one in calls] == [["utc"]]
-    # It would talk on behind the call, but may not: without a format, and where several calls are allowed.
-    assert create(CALLS, tool_choice="required", response_format={"type": "text"})[:2] == ("tool_calls", None)
+    # It would talk on behind the call, but may not: without a format either, nor where several calls are allowed.
+    plain = {"type": "text"}
+    assert create(CALLS, tool_choice="required", response_format=plain) == ("tool_calls", None, [CALL])
+    _, content, calls = create(CALLS, tool_choice="required", response_format=plain, parallel_tool_calls=True)
+    assert calls[0] == CALL
+    assert "noon" not in (content or ""), "at most a marker that was cut off"
     reason, content, calls = create(CALLS, tool_choice="none")
     assert (reason, list(json.loads(content)), calls) == ("stop", ["answer", "sure"], [])
 
 
 def test_responses(client: openai.OpenAI) -> None:
     tools: list[Any] = [{"type": "function", "name": "get_time", "parameters": PARAMETERS, "strict": True}]
-    form: Any = {"format": {"type": "json_schema", **FORM}}
-    options: Any = {"model": MODEL, "tools": tools, "text": form, "temperature": 0, "max_output_tokens": 200}
+    options: Any = {"model": MODEL, "tools": tools, "temperature": 0, "max_output_tokens": 200}
+    options |= {"text": {"format": {"type": "json_schema", **FORM}}, "parallel_tool_calls": False}
     for more in ({}, {"tool_choice": "required"}):
         [call] = client.responses.create(input=asked(CALLS), **options, **more).output
         assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_time", CALL)
@@ -108,10 +112,12 @@ def test_messages(server: Served) -> None:
     options: Any = {"model": MODEL, "tools": tools, "max_tokens": 200, "extra_body": {"temperature": 0}}
     options["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
     with anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0, timeout=120) as claude:
-        for more in ({}, {"tool_choice": {"type": "any"}}):
-            found = claude.messages.create(messages=asked(CALLS), **options, **more)
+        for kind in ("auto", "any"):
+            options["tool_choice"] = {"type": kind, "disable_parallel_tool_use": True}
+            found = claude.messages.create(messages=asked(CALLS), **options)
             [call] = found.content
             assert (found.stop_reason, call.type, call.input) == ("tool_use", "tool_use", CALL)
+        options["tool_choice"] = {"type": "auto"}
         with claude.messages.stream(messages=asked(ANSWERS), **options) as stream:
             final = stream.get_final_message()
         [text] = final.content

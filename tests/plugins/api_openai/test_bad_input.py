@@ -171,11 +171,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [TOOL]}, "tools.0.name"),
     (RESPONSES, {"tools": [FLAT], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     (RESPONSES, {"tools": [FLAT], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
-    (
-        RESPONSES,
-        {"tools": [FLAT], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-        "tool_choice",
-    ),
     (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format.type"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     (RESPONSES, {"text": {"format": 5}}, "text.format"),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class SchedulePolicyContext:
     """The prefix cache (to be read with `matched_length` or `match`, never changed), the engine's seed for policies
     that draw lots, and the clock that `Req.timing` is written by.
+
+    The clock is the only time there is: ask it at each call, and only to compare it with `Req.timing`. It may begin
+    anywhere, and in a simulation it has nothing to do with the machine's.
     """
 
     cache: PrefixCache
@@ -26,7 +29,12 @@ class SchedulePolicyContext:
 
 
 class SchedulePolicy(abc.ABC):
-    """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot."""
+    """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot.
+
+    It is asked in every step, with thousands of requests at times: a call's cost grows about as the queue does, and not
+    with its square. It holds no request, and nothing about one, for longer than the request is waiting or running; what
+    it has of the last queue may stay until the next call. A request's `params` are what its client sent, so anything.
+    """
 
     preempts = False
     """Whether `preempt` may name anybody; without it a full engine does not order its queue."""
@@ -42,8 +50,11 @@ class SchedulePolicy(abc.ABC):
 
     @abc.abstractmethod
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
-        """The waiting requests, each exactly once, most urgent first. Ties keep the order of arrival. Changes neither
-        argument.
+        """The waiting requests, each exactly once, most urgent first, in a list of its own. Ties keep the order that
+        they have in `waiting`: their ids, hashes and places in memory decide nothing. Changes neither argument.
+
+        A retracted request is waiting again: `timing.queued` is new then, `timing.ready` is not. Equal requests and
+        times and an equal seed give the same order in every process.
         """
 
     def victims(self, running: Sequence[Req]) -> list[Req]:

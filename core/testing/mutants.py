@@ -41,7 +41,8 @@ class Mutant:
     """A broken class and the test of the suite that has to notice, with words that its failure `says`.
 
     `base` is the same without the bug, by default the class that it derives from; `options` build both. Capabilities
-    and options model are those of the registered class that it derives from, or `provides` and `options_model`.
+    and options model are those of the registered class that it derives from, or `provides` and `options_model`. `says`
+    is what the failure's message must hold, so that an author learns what is wrong.
     """
 
     factory: type[Any]
@@ -79,7 +80,7 @@ def assert_caught(mutant: Mutant) -> None:
         pytest.fail(f"{name} cannot run on {mutant}:\n{text}", pytrace=False)
     if not broken.failed:
         pytest.fail(f"{name} does not catch {mutant}:\n{text}", pytrace=False)
-    if mutant.says not in text:
+    if mutant.says not in " ".join(text.split()):
         pytest.fail(f"{name} catches {mutant}, but does not say {mutant.says!r}:\n{text}", pytrace=False)
 
 

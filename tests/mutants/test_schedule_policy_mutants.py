@@ -175,15 +175,16 @@ class TellsNoNumbers(FcfsPolicy):
         return {"steps": None}
 
 
-def mutant(factory: type, caught_by: str) -> Mutant:
-    return Mutant(factory, suite=SchedulePolicyContract, caught_by=caught_by)
+def mutant(factory: type, caught_by: str, says: str = "") -> Mutant:
+    return Mutant(factory, suite=SchedulePolicyContract, caught_by=caught_by, says=says)
 
 
 MUTANTS = [
     mutant(LosesTheLast, "test_order_is_a_permutation"),
-    mutant(LosesTheLast, "test_a_thousand_requests"),
+    mutant(LosesTheLast, "test_a_thousand_requests", "1 of 1000 requests"),
     mutant(RepeatsTheFirst, "test_one_request"),
-    mutant(OrdersTheRunningToo, "test_order_is_a_permutation"),
+    mutant(RepeatsTheFirst, "test_a_thousand_requests", "more than once"),
+    mutant(OrdersTheRunningToo, "test_order_is_a_permutation", "they run already"),
     mutant(SortsInPlace, "test_arguments_stay_as_they_are"),
     mutant(GivesTheQueueItself, "test_arguments_stay_as_they_are"),
     mutant(TouchesRequests, "test_arguments_stay_as_they_are"),
@@ -196,8 +197,8 @@ MUTANTS = [
     mutant(AnswersFromMemory, "test_the_queue_changes_between_calls"),
     mutant(PeeksAtTheCache, "test_does_not_read_the_cache"),
     mutant(ChokesOnNothing, "test_empty_queue"),
-    mutant(PushesOutItself, "test_preempt_names_running_requests"),
-    mutant(PushesOutTwice, "test_preempt_names_running_requests"),
+    mutant(PushesOutItself, "test_preempt_names_running_requests", "which it was not asked about"),
+    mutant(PushesOutTwice, "test_preempt_names_running_requests", "more than once"),
     mutant(RetractsByItself, "test_preempt_names_running_requests"),
     mutant(NeverPreempts, "test_somebody_makes_way"),
     mutant(PushesOutThoseBefore, "test_only_the_less_urgent_make_way"),

@@ -3,7 +3,18 @@
 Ownership. Free pages belong to the allocator, cached pages to the cache, all others to the requests that hold them:
 free + cached + held = all, with no page counted twice. A cache's pages are *locked* while a handle above them is
 locked, and *evictable* otherwise. A cache speaks of slots (numpy int64, ``page * page_size + offset``) and deals in
-whole pages.
+whole pages. Page 0 belongs to none of them.
+
+Keys. A page is found behind exactly the tokens that it was computed behind, in their namespace, and behind no others:
+a request that got another prompt's KV would read what another client wrote. A cache compares the tokens themselves, or
+a digest of 128 bits or more that covers all of them and the namespace; sums, `hash()`, CRCs and shortened digests
+collide.
+
+Arrays. The caller's tokens and slots are buffers that are used again: a cache copies what it keeps and writes into
+neither, and what it answers with is the caller's.
+
+Growth. What a cache knows of a page, a handle or a namespace goes when the page goes. To evict costs, per call, at most
+one look at everything, and not one for each page: where memory is short, every step evicts.
 """
 
 from __future__ import annotations
@@ -68,7 +79,9 @@ class PrefixCache(abc.ABC):
         self.allocator = ctx.allocator
         self.page_size = ctx.page_size
         self.version = 0
-        """Grows with every change of what `match` could answer; whoever remembers a match compares it."""
+        """Grows with every change of what `match` could answer, and with nothing else: what remembers a match compares
+        it.
+        """
 
     @classmethod
     def supports(cls, options: Any, ctx: PrefixCacheContext) -> str | None:
@@ -90,11 +103,17 @@ class PrefixCache(abc.ABC):
 
     @abc.abstractmethod
     def lock(self, handle: CacheHandle) -> None:
-        """Keep the handle's whole path from being evicted. Locks count: each needs its own `unlock`."""
+        """Keep the handle's whole path from being evicted. Locks count: each needs its own `unlock`.
+
+        Raises ValueError, with nothing changed, where any of the path was evicted or reset since the handle was made,
+        even if the same tokens were inserted again: the caller has slots that are another request's by now.
+        """
 
     @abc.abstractmethod
     def unlock(self, handle: CacheHandle) -> None:
-        """Undo one `lock` of this handle. Raises ValueError where nothing is locked."""
+        """Undo one `lock` of this handle. Raises ValueError, with nothing changed, where this handle is not locked,
+        whatever other handles of the same path are.
+        """
 
     @abc.abstractmethod
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
@@ -102,8 +121,10 @@ class PrefixCache(abc.ABC):
 
         Pages that the cache already has for the same tokens are duplicates: the cache frees the caller's (unless they
         are the very same pages) and answers with its own. The partial tail stays with the caller. The caller locks the
-        returned handle before it unlocks the one it held, so nothing is lost in between. Raises ValueError when
-        lengths differ.
+        returned handle before it unlocks the one it held, so nothing is lost in between.
+
+        Raises ValueError, with nothing changed, where lengths differ, where the slots are not whole pages in their
+        order, and for a page that is cached for other tokens already: it would be freed twice.
         """
 
     def extend(
@@ -114,8 +135,8 @@ class PrefixCache(abc.ABC):
 
         So a long prompt that comes in chunks need not be walked from its start each time. Duplicates, tail and handle
         are as with `insert`: the result's `slots` and `taken` speak of the rest, its handle covers the whole. Raises
-        ValueError when path and rest do not reach the key's length. This default matches the path again; a cache that
-        can go on from a handle overrides it.
+        ValueError where path and rest do not reach the key's length, and where `insert` does. This default matches the
+        path again; a cache that can go on from a handle overrides it.
         """
         known = len(key) - int(slots.shape[0])
         path = self.match(key.head(max(0, known)))
@@ -150,7 +171,11 @@ class PrefixCache(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Free everything. Raises RuntimeError while something is locked; then nothing has changed."""
+        """Give all cached pages back; those that requests hold and have not inserted are none of its business.
+
+        Raises RuntimeError while something is locked; then nothing has changed. Handles from before are as after an
+        eviction.
+        """
 
     def check(self) -> None:  # noqa: B027 - optional self-check, empty by default
         """Verify the internal books; raises AssertionError with a description. For tests and the idle check."""

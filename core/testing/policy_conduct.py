@@ -118,8 +118,8 @@ class ConductTests(PolicySuite):
             gc.collect()
         kept = sum(ref() is not None for ref in seen)
         assert kept <= _PER_ROUND, (
-            f"{kept} of {len(seen)} requests are kept, of which at most {_PER_ROUND} were in the last queue: keep state "
-            "in a ReqSlot, or drop it when a request is no longer among those that wait"
+            f"{kept} of {len(seen)} requests are kept, of which at most {_PER_ROUND} were in the last queue: keep "
+            "state in a ReqSlot, or drop it when a request is no longer among those that wait"
         )
         grown = footprint(policy, cache) - before
         assert grown <= _SLACK, (

@@ -82,6 +82,18 @@ class Books:
         self.check()
         return self.locks[-1]
 
+    def lock_stale(self, lock: Lock, slots: Sequence[int]) -> None:
+        """Lock a handle after evictions: refused, with nothing changed, unless all is where it was, at `slots`."""
+        intact = self.expected(lock.tokens[: lock.length], lock.namespace) == list(slots)
+        try:
+            self.cache.lock(lock.handle)
+        except ValueError:
+            self.check()
+            return
+        assert intact, f"a handle is locked, but of its path {lock.tokens[: lock.length]} some was evicted"
+        self.locks.append(lock)
+        self.check()
+
     def unlock(self, lock: Lock) -> None:
         self.cache.unlock(lock.handle)
         self.locks.remove(lock)
@@ -103,7 +115,9 @@ class Books:
         taken = self.page_size * (len(tokens) // self.page_size)
         wanted = self.expected(tokens, namespace)
         wanted += given[len(wanted) :].tolist()
-        result = self.cache.insert(key_of(tokens, namespace, memo), slots, priority=priority)
+        key = key_of(tokens, namespace, memo)
+        result = self.cache.insert(key, slots, priority=priority)
+        self._untouched("insert", key, tokens, slots, given)
         self._compare(result, taken, wanted)
         self._enter(tokens, namespace, wanted, given[:taken])
         return result
@@ -128,9 +142,16 @@ class Books:
         wanted += given[len(wanted) - start :].tolist()
         key = key_of(tokens, lock.namespace, memo)
         result = self.cache.extend(lock.handle, key, slots, priority=priority)
+        self._untouched("extend", key, tokens, slots, given)
         self._compare(result, taken - start, wanted[start:])
         self._enter(tokens, lock.namespace, wanted, given[: taken - start])
         return result
+
+    def _untouched(
+        self, call: str, key: PrefixKey, tokens: Sequence[int], slots: NDArray[np.int64], given: NDArray[np.int64]
+    ) -> None:
+        assert np.array_equal(key.tokens, tokens), f"{call} changed the tokens of its key"
+        assert np.array_equal(slots, given), f"{call} wrote into the caller's slots: the canonical ones are its answer"
 
     def _compare(self, result: InsertResult, taken: int, wanted: list[int]) -> None:
         assert result.taken == taken, f"took {result.taken} of {len(wanted)} tokens, not its {taken} in whole pages"
@@ -149,6 +170,7 @@ class Books:
         """`evict`, and strike out what went: unlocked pages, ends before what they continue, as many as asked for."""
         owned, room = set(self.allocator.held), self.evictable
         freed = self.cache.evict(num_tokens)
+        assert type(freed) is int, f"evict answers with a {type(freed).__name__}, not with an int"
         gone = owned - self.allocator.held
         assert freed == len(gone) * self.page_size, f"{freed} tokens reported, but {len(gone)} pages freed"
         assert freed >= min(num_tokens, room), f"{freed} tokens freed of {num_tokens} wanted and {room} evictable"
@@ -199,6 +221,9 @@ class Books:
         assert not lost, f"pages {sorted(lost)} are in use, but were freed"
         leaked = self.allocator.held - self.held - set(self.known.values())
         assert not leaked, f"pages {sorted(leaked)} belong to nobody, but were not freed"
+        for name in ("locked_tokens", "evictable_tokens", "version"):
+            value = getattr(self.cache, name)
+            assert type(value) is int, f"{name} is a {type(value).__name__}, not an int"
         locked = self.page_size * len(self.locked_pages)
         assert self.cache.locked_tokens == locked, f"{locked} tokens locked, the cache says {self.cache.locked_tokens}"
         evictable = self.evictable

@@ -24,6 +24,7 @@ class CacheMachine(RuleBasedStateMachine):
     def build(self) -> None:
         self.books: Books = self.make()
         self.unlocked: list[Lock] = []  # handles that may still be locked: nothing was evicted since
+        self.stale: list[tuple[Lock, list[int]]] = []  # those from before, and the slots that they stood for
         self.memos: dict[tuple[str, tuple[int, ...]], PrefixMemo] = {}
 
     def make(self) -> Books:
@@ -112,10 +113,24 @@ class CacheMachine(RuleBasedStateMachine):
     def unlock(self, which: int) -> None:
         self.books.unlock(self.books.locks[which % len(self.books.locks)])
 
+    @precondition(lambda self: self.stale)
+    @rule(which=st.integers(0, 100))
+    def lock_stale(self, which: int) -> None:
+        self.books.lock_stale(*self.stale.pop(which % len(self.stale)))
+
     @rule(num_tokens=st.integers(0, 40))
     def evict(self, num_tokens: int) -> None:
+        stale = self.standing()
         if self.books.evict(num_tokens):
-            self.unlocked.clear()
+            self.age(stale)
+
+    def standing(self) -> list[tuple[Lock, list[int]]]:
+        """The handles that may still be locked, with their slots."""
+        return [(one, self.books.expected(one.tokens[: one.length], one.namespace)) for one in self.unlocked]
+
+    def age(self, stale: list[tuple[Lock, list[int]]]) -> None:
+        self.stale = [*self.stale, *stale][-20:]
+        self.unlocked.clear()
 
     @rule()
     def reset(self) -> None:
@@ -124,8 +139,9 @@ class CacheMachine(RuleBasedStateMachine):
                 self.books.cache.reset()
             self.books.check()
         else:
+            stale = self.standing()
             self.books.reset()
-            self.unlocked.clear()
+            self.age(stale)
 
     def let_go(self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Free the caller's own pages."""

@@ -117,7 +117,7 @@ def active(
 
 _TOKENS = st.lists(st.integers(0, 3), max_size=6)
 _ARRIVALS = st.sampled_from((0.0, 5.0, 30.0, 1000.0))
-_CLIENTS = st.sampled_from(({}, {"name": "job", "owner": "team"}))
+_CLIENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"name": "job", "owner": "team"}))
 """What clients call their requests need not be unique."""
 STEMS: tuple[list[int], ...] = ([], [7] * 40, [7] * 40 + [8] * 40, [9] * 64, [5])
 

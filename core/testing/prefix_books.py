@@ -170,6 +170,9 @@ class Books:
         """`evict`, and strike out what went: unlocked pages, ends before what they continue, as many as asked for."""
         owned, room = set(self.allocator.held), self.evictable
         freed = self.cache.evict(num_tokens)
+        for name in ("locked_tokens", "evictable_tokens", "version"):
+            value = getattr(self.cache, name)
+            assert type(value) is int, f"{name} is a {type(value).__name__}, not an int"
         assert type(freed) is int, f"evict answers with a {type(freed).__name__}, not with an int"
         gone = owned - self.allocator.held
         assert freed == len(gone) * self.page_size, f"{freed} tokens reported, but {len(gone)} pages freed"
@@ -221,9 +224,6 @@ class Books:
         assert not lost, f"pages {sorted(lost)} are in use, but were freed"
         leaked = self.allocator.held - self.held - set(self.known.values())
         assert not leaked, f"pages {sorted(leaked)} belong to nobody, but were not freed"
-        for name in ("locked_tokens", "evictable_tokens", "version"):
-            value = getattr(self.cache, name)
-            assert type(value) is int, f"{name} is a {type(value).__name__}, not an int"
         locked = self.page_size * len(self.locked_pages)
         assert self.cache.locked_tokens == locked, f"{locked} tokens locked, the cache says {self.cache.locked_tokens}"
         evictable = self.evictable

@@ -66,7 +66,7 @@ def _twins(page_size: int) -> Iterator[tuple[str, Prefix, Prefix]]:
 
 
 class KeyTests(PrefixSuite):
-    """Whoever gets another prompt's KV reads what another client wrote: no two sequences may be taken for one."""
+    """A request that gets another prompt's KV reads what another client wrote: no two may be taken for one."""
 
     contract = "prefix_cache"
 

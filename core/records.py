@@ -97,6 +97,11 @@ class ProviderRecord:
             raise PluginError(f"{self.describe()}: {name} is no subclass of pegboard.core.interfaces.options:Options")
         return model
 
+    @property
+    def conformance(self) -> tuple[str, ...]:
+        """Lazy names of its own test classes."""
+        return _several(self.provider.conformance)
+
     def describe(self) -> str:
         return f"{self.provider.contract} {self.name!r} of plugin {self.plugin.name!r} ({self.origin})"
 
@@ -148,7 +153,8 @@ def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[st
             f"it implements {contract.name} {provider.contract_version}, this Pegboard has {contract.version}; "
             f"install a matching {origin.distribution}"
         )
-    for what, name in (("factory", provider.factory), ("config", provider.config)):
+    tests = (("conformance", name) for name in _several(provider.conformance))
+    for what, name in (("factory", provider.factory), ("config", provider.config), *tests):
         if (name or what == "factory") and not is_lazy_name(name):
             yield f"bad lazy name {name!r} in {what}: it must read 'package.module:Name'"
     for capability in sorted(provider.provides):
@@ -172,6 +178,10 @@ def _capability_problem(contract: Contract, capability: str, owner: Plugin | Non
     known = ", ".join(contract.capabilities) or "none"
     own = f"; one of your own must read '{owner.name}.{rest or capability}'" if owner else ""
     yield f"it {verb} {capability!r}, which is no capability of {contract.name} (known: {known}){own}"
+
+
+def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(None, (names,))) if isinstance(names, str) else tuple(names)
 
 
 def _major(version: str) -> str:

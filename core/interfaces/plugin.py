@@ -37,6 +37,8 @@ class Provider:
     `provides` lists capabilities of the contract, `requires` what it needs of others. Among several candidates for
     ``use: auto`` the highest `rank` whose requirements are met and whose ``supports(context)`` has no objection wins;
     a negative rank is never chosen automatically. `contract_version` is the version it was written for.
+    `conformance` is the lazy name of the test class that checks it (or several), a subclass of the contract's suite:
+    `pegboard plugins check` runs that, and the bare suite where there is none.
     """
 
     contract: str
@@ -48,6 +50,7 @@ class Provider:
     provides: frozenset[str] = frozenset()
     requires: tuple[Requirement, ...] = ()
     rank: int = 0
+    conformance: str | tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

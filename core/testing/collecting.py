@@ -21,6 +21,9 @@ from pegboard.core.testing.suite import (
     subject_of,
 )
 
+NOT_ASKED = pytest.StashKey[bool]()
+"""Set for a test that the provider's record, or this machine, takes out: it is not missed in a verdict."""
+
 
 class SuiteClass(pytest.Class):
     """The collector of one conformance class."""
@@ -41,6 +44,7 @@ class SuiteClass(pytest.Class):
         for item in items:
             for reason in _skip_reasons(item, subject, capabilities):
                 item.add_marker(pytest.mark.skip(reason=reason))
+                item.stash[NOT_ASKED] = True
             for name in (item.originalname, item.name):
                 if name in suite.expected_failures:
                     item.add_marker(pytest.mark.xfail(reason=suite.expected_failures[name], strict=True))

@@ -14,7 +14,8 @@ One JSON object::
 
 An outcome is passed, failed, error (outside the test's own code), skipped, xfailed (an expected failure) or xpassed
 (one that passed after all, which is a failure). A verdict is `passed`; `expected_failures` where some are on
-record; `failed`; `incomplete` where tests of the class were deselected; `nothing_ran` where none passed.
+record; `failed`; `incomplete` where tests of the class were deselected; `nothing_ran` where none passed;
+`hardly_tested` where so few did that it says next to nothing (see `hardly_tested`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.plugin import API_VERSION
-from pegboard.core.testing.collecting import SuiteClass, suite_of_item
+from pegboard.core.testing.collecting import NOT_ASKED, SuiteClass, suite_of_item
 from pegboard.core.testing.suite import capabilities_of, subject_of
 
 FORMAT = 1
 _ATTRIBUTE = "pegboard_conformance"
+_NOT_ASKED = "pegboard_not_asked"
 
 
 class Reporter:
@@ -45,6 +47,7 @@ class Reporter:
         self.providers: dict[str, dict[str, Any]] = {}
         self.errors: list[dict[str, str]] = []
         self.deselected: set[str] = set()
+        self.not_asked: Counter[str] = Counter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -53,6 +56,7 @@ class Reporter:
         if suite is not None:
             # Plain values on the report itself, so that they travel from a worker process.
             setattr(report, _ATTRIBUTE, describe(suite))
+            setattr(report, _NOT_ASKED, item.stash.get(NOT_ASKED, False))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -61,6 +65,7 @@ class Reporter:
             return
         tests = self.providers.setdefault(subject["class"], {**subject, "tests": {}})["tests"]
         outcome, reason = _outcome(report)
+        self.not_asked[subject["class"]] += report.when == "setup" and getattr(report, _NOT_ASKED)
         if outcome != "passed" or report.when == "call":
             name = report.nodeid.removeprefix(subject["class"] + "::")
             known = tests.get(name)
@@ -85,7 +90,8 @@ class Reporter:
         for entry in self.providers.values():
             tests = list(entry["tests"].values())
             counts = Counter(test["outcome"] for test in tests)
-            verdict = _verdict(counts, complete=entry["class"] not in self.deselected)
+            missed = counts["skipped"] - self.not_asked[entry["class"]]
+            verdict = _verdict(counts, complete=entry["class"] not in self.deselected, missed=missed)
             providers.append({**entry, "verdict": verdict, "counts": dict(sorted(counts.items())), "tests": tests})
         return {"format": FORMAT, "environment": environment(), "providers": providers, "errors": self.errors}
 
@@ -136,11 +142,20 @@ def _skip_reason(report: pytest.TestReport) -> str:
     return reason.removeprefix("Skipped: ")
 
 
-def _verdict(counts: Counter[str], *, complete: bool) -> str:
+def hardly_tested(counts: Mapping[str, int], missed: int) -> bool:
+    """Whether fewer than a third of the tests that apply have run; `missed` were skipped for want of something that the
+    test class or the place should have given, and not since the record leaves a capability out.
+    """
+    return 2 * (counts.get("passed", 0) + counts.get("xfailed", 0)) < missed
+
+
+def _verdict(counts: Counter[str], *, complete: bool, missed: int) -> str:
     if counts["failed"] or counts["error"] or counts["xpassed"]:
         return "failed"
     if not counts["passed"]:
         return "nothing_ran"
     if not complete:
         return "incomplete"
+    if hardly_tested(counts, missed):
+        return "hardly_tested"
     return "expected_failures" if counts["xfailed"] else "passed"

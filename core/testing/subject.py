@@ -35,6 +35,11 @@ class Subject:
     factory: type[Any] | None = None
     own_options_model: type[Options] | None = None
 
+    @property
+    def own_name(self) -> str:
+        """The name that requests and configs say: of the registered provider, where there is one."""
+        return self.record.name if self.record is not None else self.name
+
     def load(self) -> type[Any]:
         """The class. Raises PluginError where importing it fails."""
         if self.factory is not None:

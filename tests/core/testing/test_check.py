@@ -40,7 +40,7 @@ def test_a_built_in(tmp_path: Path) -> None:
 
 SITE = {
     "mine.py": """
-from pegboard.core.interfaces import Plugin, Provider, SchedulePolicy
+from pegboard.core.interfaces import OPEN, AdmissionGate, Plugin, Provider, SchedulePolicy, Verdict
 
 class Loses(SchedulePolicy):
     def order(self, waiting, running):
@@ -53,10 +53,53 @@ class Refuses(SchedulePolicy):
     def order(self, waiting, running):
         return list(waiting)
 
+class Waits(AdmissionGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.due = {}
+    def concerns(self, req):
+        return bool({"waits", "bare"} & {*req.params})
+    def enter(self, req):
+        (said,) = req.params.values()
+        if type(said) is not float or said < 0:
+            return Verdict.failed("it must be a number of seconds")
+        self.due[req.rid] = self.ctx.clock() + said
+        return self.poll([req])[req.rid]
+    def poll(self, blocked):
+        now = self.ctx.clock()
+        return {req.rid: Verdict.blocked("time") if now < self.due[req.rid] else OPEN for req in blocked}
+    def cancel(self, req):
+        self.due.pop(req.rid, None)
+    def finished(self, req):
+        self.cancel(req)
+        return False
+
+def gate(name, **fields):
+    return Provider("admission_gate", name, "mine:Waits", "waits", **fields)
+
 plugin = Plugin("mine", "1", (
+    gate("waits", conformance="mine_tests:TestWaits"),
+    gate("bare"),
+    gate("lost", conformance="mine_testz:TestWaits"),
+    gate("foreign", conformance=("mine_tests:TestWaits",)),
+    gate("odd", conformance="mine:Waits"),
+    gate("bad", conformance="mine.tests"),
     Provider("schedule_policy", "loses", "mine:Loses", "loses requests"),
     Provider("schedule_policy", "refuses", "mine:Refuses", "works nowhere"),
 ))
+""",
+    "mine_tests.py": """
+from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
+
+class TestWaits(AdmissionGateContract):
+    provider = "waits"
+
+    def blocked_request(self, gate):
+        return gated_request({"waits": 0.5})
+
+    def test_of_my_own(self, gate):
+        words = ["mine", "too"]
+        assert "mine" in words
 """,
     "mine-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n",
     "mine-1.0.dist-info/entry_points.txt": "[pegboard]\nmine = mine:plugin\n",
@@ -88,6 +131,50 @@ def test_one_that_refuses_everything_has_not_been_checked(site: Path, tmp_path: 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "refuses objects to this: no" in done.stdout
     assert "refuses: no test passed, so nothing was checked" in done.stdout
+
+
+def test_the_class_of_the_record_is_what_runs(site: Path, tmp_path: Path) -> None:
+    done = run_check("admission_gate", "waits", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = json.loads((tmp_path / "report.json").read_text())["providers"]
+    assert (entry["class"], entry["verdict"]) == ("admission_gate::TestWaits", "passed")
+    passed = {test["name"] for test in entry["tests"] if test["outcome"] == "passed"}
+    assert {"test_of_my_own", "test_blocked_until_the_way_is_clear"} <= passed
+
+
+def test_a_failing_test_of_the_authors_is_explained(site: Path, tmp_path: Path) -> None:
+    file = site / "mine_tests.py"
+    file.write_text(file.read_text().replace('"mine" in words', '"yours" in words'))
+    done = run_check("admission_gate", "waits", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "assert 'yours' in ['mine', 'too']" in done.stdout
+
+
+def test_one_that_hardly_anything_ran_on_says_so(site: Path, tmp_path: Path) -> None:
+    done = run_check("admission_gate", "bare", "report.json", cwd=tmp_path)
+    assert done.returncode == check.HARDLY_TESTED, done.stdout + done.stderr
+    (entry,) = json.loads((tmp_path / "report.json").read_text())["providers"]
+    assert entry["verdict"] == "hardly_tested"
+    said = f"bare: hardly tested: {entry['counts']['skipped']} of {len(entry['tests'])} skipped"
+    assert said in done.stdout
+    assert "Provider(conformance=" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("provider", "message"),
+    [
+        ("lost", "conformance='mine_testz:TestWaits' cannot be imported: ModuleNotFoundError: No module named 'mine_"),
+        ("foreign", "conformance='mine_tests:TestWaits' tests 'waits': it must say provider = 'foreign'"),
+        ("odd", "conformance='mine:Waits' must be a subclass of pegboard.core.testing.admission_gate:AdmissionGateCon"),
+        ("bad", "bad lazy name 'mine.tests' in conformance"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_named(site: Path, tmp_path: Path, provider: str, message: str) -> None:
+    done = run_check("admission_gate", provider, cwd=tmp_path)
+    assert done.returncode not in (0, check.HARDLY_TESTED)
+    assert message in done.stdout + done.stderr
+    assert f"admission_gate {provider!r} of plugin 'mine' (mine 1.0)" in done.stdout + done.stderr
+    assert done.stdout.count("Traceback") == 0
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,12 @@ class TestReport:
                 "failed",
                 {"passed": 3, "skipped": 1, "xpassed": 1},
             ),
+            (
+                CASE.format("arrival") + "    def build(self, ctx):\n        pytest.skip('nothing to try it on')\n",
+                (),
+                "hardly_tested",
+                {"passed": 1, "skipped": 4},
+            ),
             (CASE.format("arrival"), ("-k", "keeps"), "incomplete", {"passed": 1}),
             (CASE.format("aware"), ("-k", "leaves"), "nothing_ran", {"skipped": 1}),
             (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState, Verdict
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.testing.blocking import no_waiting
 from pegboard.core.testing.suite import ContractSuite, capability, lacks
+from pegboard.core.testing.traces import traces
 
 _NAMES = itertools.count()
 PATIENCE = 200
@@ -52,8 +55,8 @@ class AdmissionGateContract(ContractSuite):
 
     contract = "admission_gate"
 
-    param: ClassVar[str] = ""
-    """Where in a request's `params` the gate looks: by default under the provider's name."""
+    params: ClassVar[tuple[str, ...] | None] = None
+    """Where in a request's `params` the gate looks: by default under the provider's name. () where it reads none."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -63,6 +66,12 @@ class AdmissionGateContract(ContractSuite):
     def gate(self, clock: ManualClock) -> AdmissionGate:
         built: AdmissionGate = self.build(AdmissionGateContext(clock))
         return built
+
+    def unconcerned_request(self) -> Req | None:
+        """A request that has nothing to do with the gate: by default one that asks for nothing. None where every
+        request concerns it (a limit of the rate, say), which is tested then.
+        """
+        return gated_request()
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
         """A new request that the gate blocks when it enters. Override this."""
@@ -98,29 +107,101 @@ class AdmissionGateContract(ContractSuite):
 
     def assert_forgotten(self, gate: AdmissionGate, req: Req) -> None:
         __tracebackhide__ = True
-        traces = [
-            name for name, value in vars(gate).items() if name not in ("options", "ctx") and req.rid in repr(value)
-        ]
-        assert not traces, f"the request is gone, but the gate keeps it in {', '.join(traces)}"
+        found = traces(gate, req)
+        assert not found, f"the request is gone, but the gate keeps it, or its rid, in {', '.join(found)}"
+
+    def names(self) -> tuple[str, ...]:
+        """The keys of `params` that the gate reads."""
+        return self.params if self.params is not None else (self.subject.own_name,)
+
+    def nonsense(self) -> Iterator[tuple[str, Req]]:
+        """Requests that say what makes no sense, each with what it says."""
+        for name in self.names():
+            for said in NONSENSE:
+                yield f"params[{name!r}] = {said!r}", gated_request({name: said})
+
+    def try_nonsense(self, gate: AdmissionGate, what: str, req: Req) -> bool:
+        """Whether it concerned the gate, which must then take or refuse it, and forget it."""
+        __tracebackhide__ = True
+        try:
+            if not gate.concerns(req):
+                return False
+            verdict = gate.enter(req)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error} for {what}"
+            raise AssertionError(f"the gate raised {text}. Refuse it: Verdict.failed(..., status=400)") from error
+        if verdict.state is GateState.FAILED:
+            assert 400 <= verdict.status <= 499, f"{what} is the client's mistake, not the server's: {verdict.status}"
+            assert verdict.reason.strip(), "people read the reason"
+        gate.cancel(req)
+        self.assert_forgotten(gate, req)
+        return True
 
     # The tests.
 
     def test_a_request_that_asks_for_nothing_does_not_concern_it(self, gate: AdmissionGate) -> None:
-        req = gated_request()
-        assert gate.concerns(req) is False
+        req = self.unconcerned_request()
+        if req is None:
+            assert gate.concerns(gated_request()) is True, "unconcerned_request says that every request concerns it"
+            return
+        concerned = gate.concerns(req)
+        assert concerned is False, (
+            f"concerns() answers {concerned!r} for a request with params={dict(req.params)}. If every request "
+            "concerns this gate, let unconcerned_request return None in the test class"
+        )
         self.assert_forgotten(gate, req)
 
     def test_nonsense_is_taken_or_refused(self, gate: AdmissionGate) -> None:
-        for said in NONSENSE:
-            req = gated_request({self.param or self.subject.name: said})
-            if not gate.concerns(req):
-                continue
-            verdict = gate.enter(req)
-            if verdict.state is GateState.FAILED:
-                assert 400 <= verdict.status <= 499, f"{said!r} is the client's mistake, not the server's"
-                assert verdict.reason.strip(), "people read the reason"
-            gate.cancel(req)
-            self.assert_forgotten(gate, req)
+        tried = [self.try_nonsense(gate, what, req) for what, req in self.nonsense()]
+        assert any(tried) or not self.names(), (
+            f"no value under params {list(self.names())} concerned the gate, so nothing was tried. If it looks "
+            'elsewhere, say so in the test class: params = ("name",), or () where it reads none'
+        )
+
+    def test_nonsense_in_a_field_is_taken_or_refused(self, gate: AdmissionGate) -> None:
+        """What blocks a request, with something else in place of each thing that it says."""
+        params = self.blocked_request(gate).params
+        tried = 0
+        for name, said in params.items():
+            fields = said if isinstance(said, Mapping) else {}
+            for field, wrong in itertools.product(fields, (*NONSENSE, math.nan, math.inf, -(10**30))):
+                req = gated_request({**params, name: {**fields, field: wrong}})
+                tried += self.try_nonsense(gate, f"params[{name!r}][{field!r}] = {wrong!r}", req)
+        if not tried:
+            pytest.skip("its parameters have no fields")
+
+    def test_coming_in_never_blocks(self, gate: AdmissionGate) -> None:
+        """Whatever a request says: `concerns`, `enter` and `cancel` return at once."""
+        for what, req in [("nothing", gated_request()), *self.nonsense()]:
+            with no_waiting(f"concerns (of a request that says {what})"):
+                concerned = gate.concerns(req)
+            if concerned:
+                with no_waiting(f"enter (of a request that says {what})"):
+                    gate.enter(req)
+                with no_waiting("cancel"):
+                    gate.cancel(req)
+
+    def test_waiting_never_blocks(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        """`poll` looks how far the work is, and does not wait for it. So do the others, when a request does wait."""
+        other, req = self.blocked_request(gate), self.blocked_request(gate)
+        with no_waiting("enter"):
+            gate.enter(other)
+            gate.enter(req)
+        with no_waiting("poll"):
+            gate.poll([req, other])
+        with no_waiting("cancel"):
+            gate.cancel(other)
+        self.clear(gate, clock, req)
+        with no_waiting("poll"):
+            gate.poll([req])
+        self.wait_until_open(gate, clock, req)
+        with no_waiting("finished"):
+            held = gate.finished(req)
+        with no_waiting("released"):
+            list(gate.released())
+        if held:
+            with no_waiting("drop"):
+                gate.drop(req)
 
     def test_a_blocked_request_is_told_why(self, gate: AdmissionGate) -> None:
         _, verdict = self.blocked(gate)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import sleep
 
 import pytest
 
@@ -16,8 +21,6 @@ from pegboard.plugins.gate_drill.options import DrillGateOptions
 
 class GateSuite(AdmissionGateContract):
     """The suite as an author of such a gate would have it."""
-
-    param = "drill"
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"act": "delay", "delay": 0.5}})
@@ -121,6 +124,89 @@ class WritesToTheRequest(DrillGate):
         return super().enter(req)
 
 
+class Napping(DrillGate):
+    def enter(self, req):
+        sleep(0.001)
+        return super().enter(req)
+
+
+class AsksTheNetwork(DrillGate):
+    def concerns(self, req):
+        with contextlib.suppress(Exception):
+            socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
+        return super().concerns(req)
+
+
+class WaitsForItsThread(DrillGate):
+    """The work is in a thread, and the scheduler waits for it all the same."""
+
+    def poll(self, blocked):
+        done = threading.Event()
+        threading.Timer(0.02, done.set).start()
+        done.wait(1.0)
+        return super().poll(blocked)
+
+
+class WaitsForAnAnswer(DrillGate):
+    def poll(self, blocked):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(super().poll, blocked).result()
+        return super().poll(blocked)
+
+
+class TrustsItsFields(DrillGate):
+    def enter(self, req):
+        said = req.params["drill"]
+        float(said.get("delay", 0.0) if isinstance(said, dict) else 0.0)
+        return super().enter(req)
+
+
+class Ticket:
+    """Prints nothing of what it has."""
+
+    def __init__(self, req):
+        self.req = req
+
+    def __repr__(self):
+        return "a ticket"
+
+
+class KeepsTickets(DrillGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._tickets = []
+
+    def enter(self, req):
+        self._tickets.append(Ticket(req))
+        return super().enter(req)
+
+
+class KeepsCallbacks(DrillGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._then = []
+
+    def enter(self, req):
+        self._then.append(lambda: req.priority)
+        return super().enter(req)
+
+
+SEEN = {}
+
+
+class KeepsThemInItsModule(DrillGate):
+    def enter(self, req):
+        SEEN[f"request/{req.rid}"] = True
+        return super().enter(req)
+
+
+class LooksUnderAnotherName(DrillGate):
+    """Never hears of what the test class says."""
+
+    def concerns(self, req):
+        return "exercise" in req.params
+
+
 class RemembersTheFinished(DrillGate):
     def finished(self, req):
         held = super().finished(req)
@@ -179,6 +265,16 @@ MUTANTS = [
     mutant(CancelsEverybody, "test_a_cancelled_request_leaves_others_alone"),
     mutant(RemembersNames, "test_a_name_may_come_again"),
     mutant(WritesToTheRequest, "test_requests_are_read_and_not_changed"),
+    mutant(TrustsItsFields, "test_nonsense_in_a_field_is_taken_or_refused"),
+    mutant(LooksUnderAnotherName, "test_nonsense_is_taken_or_refused"),
+    mutant(Napping, "test_coming_in_never_blocks"),
+    mutant(AsksTheNetwork, "test_coming_in_never_blocks"),
+    mutant(Napping, "test_waiting_never_blocks"),
+    mutant(WaitsForItsThread, "test_waiting_never_blocks"),
+    mutant(WaitsForAnAnswer, "test_waiting_never_blocks"),
+    mutant(KeepsTickets, "test_a_cancelled_request_is_forgotten"),
+    mutant(KeepsCallbacks, "test_a_finished_request_is_forgotten"),
+    mutant(KeepsThemInItsModule, "test_a_finished_request_is_forgotten"),
     mutant(RemembersTheFinished, "test_a_finished_request_is_forgotten"),
     mutant(NeverReleases, "test_a_held_request_is_released_once"),
     mutant(ReleasesAtOnce, "test_a_held_request_is_released_once"),

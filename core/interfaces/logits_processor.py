@@ -65,4 +65,9 @@ class LogitsProcessor(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, logits: torch.Tensor, state: Any) -> None:
-        """Change `logits` float32 [n, vocab] in place. Called only with a state that is not None."""
+        """Change `logits` float32 [n, vocab] in place. Called only with a state that is not None.
+
+        Minus infinity rules a token out. A row must keep a finite logit, or its request fails; so where the request has
+        a grammar, which may allow nothing but what is forbidden here, a forbidden token gets
+        `toolkit.logit_pairs.LAST_RESORT`: it is drawn only where nothing else is left.
+        """

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.testing.fake_client import FakeTokenizer
@@ -61,7 +62,7 @@ class LogitsProcessorContract(ContractSuite):
         """Parameters of requests that take part, as different as they can be. Override this; by default requests name
         the provider, without parameters.
         """
-        return [SamplingParams(extra={self.provider: {}})]
+        return [SamplingParams(extra={self.subject.own_name: {}})]
 
     # What the tests share.
 
@@ -77,10 +78,15 @@ class LogitsProcessorContract(ContractSuite):
     def lives(self, processor: LogitsProcessor) -> list[Life]:
         """Requests that take part, and bystanders in between. Skips where nobody said what takes part."""
         asking = list(self.asking())
-        if not all(processor.wants(params) for params in asking):
+        for params in asking:
+            refused, takes_part = _ask(processor, params)
+            if takes_part:
+                continue
+            why = f"it refuses {params.extra}: {refused}" if refused else "a request of `asking` takes no part"
             if type(self).asking is LogitsProcessorContract.asking:
-                pytest.skip("override asking: the suite cannot know what requests this processor takes part in")
-            pytest.fail("a request of `asking` takes no part")
+                why = f"; {why}" if refused else ""
+                pytest.skip(f"override asking: the suite cannot know what requests this processor takes part in{why}")
+            pytest.fail(why)
         lives = [Life(PLAIN, 0)]
         for seed, params in enumerate(asking * 2):
             lives.append(Life(params, seed + 1))
@@ -100,7 +106,18 @@ class LogitsProcessorContract(ContractSuite):
         assert changed.dtype == torch.float32
         assert not changed.isnan().any(), "NaN among the logits"
         assert not (changed == math.inf).any(), "an infinite logit"
+        dead = [
+            place for place, row in enumerate(changed) if logits[place].isfinite().all() and not row.isfinite().any()
+        ]
+        assert not dead, (
+            f"rows {dead} are left without a finite logit: no token can be drawn, and the request fails. Leave one, or give "
+            "tokens that may be taken where nothing else is left LAST_RESORT (pegboard.core.toolkit.logit_pairs)"
+        )
         return changed
+
+    def same(self, row: torch.Tensor, alone: torch.Tensor, mistake: str) -> None:
+        __tracebackhide__ = True
+        torch.testing.assert_close(row, alone, rtol=1e-6, atol=1e-6, msg=lambda text: f"{mistake}.\n{text}")
 
     def alone(self, life: Life, logits: torch.Tensor, pending: int = 0) -> torch.Tensor:
         """What a new processor makes of the one row of a request that it has never seen."""
@@ -151,7 +168,7 @@ class LogitsProcessorContract(ContractSuite):
             logits = logits_of(len(some), step)
             changed = self.change(processor, [life.row() for life in some], logits)
             for place, life in enumerate(some):
-                torch.testing.assert_close(changed[place], self.alone(life, logits[place]), rtol=1e-6, atol=1e-6)
+                self.same(changed[place], self.alone(life, logits[place]), f"row {place} of {len(some)}: {_MIXED_UP}")
 
     def test_a_long_decode(self, processor: LogitsProcessor) -> None:
         """The usual case: the same requests step by step, one token each."""
@@ -160,7 +177,7 @@ class LogitsProcessorContract(ContractSuite):
             logits = logits_of(len(lives), step)
             changed = self.change(processor, [life.row() for life in lives], logits)
             for place, life in enumerate(lives):
-                torch.testing.assert_close(changed[place], self.alone(life, logits[place]), rtol=1e-6, atol=1e-6)
+                self.same(changed[place], self.alone(life, logits[place]), f"step {step}, row {place}: {_MIXED_UP}")
                 life.generated += 1
 
     def test_a_step_may_be_repeated(self, processor: LogitsProcessor) -> None:
@@ -173,7 +190,7 @@ class LogitsProcessorContract(ContractSuite):
             whole = self.change(processor, [life.row() for life in lives], logits)
             for place, life in enumerate(lives):
                 again = self.change(processor, [life.row()], logits[place : place + 1])
-                torch.testing.assert_close(again[0], whole[place], rtol=1e-6, atol=1e-6)
+                self.same(again[0], whole[place], f"step {step}, row {place}, repeated: count by {_COUNT}")
 
     def test_two_engines_do_not_meet(self, processor: LogitsProcessor) -> None:
         """Two instances keep what they remember of a request apart."""
@@ -182,7 +199,7 @@ class LogitsProcessorContract(ContractSuite):
             for life.generated in (3, 4, 9):
                 logits = logits_of(1, life.generated)
                 first, second = (self.change(one, [life.row()], logits) for one in (processor, other))
-                torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
+                self.same(first, second, f"two instances find each other's notes: keep them in memo under {_KEY}")
 
     def test_tokens_that_are_not_known_yet(self, processor: LogitsProcessor) -> None:
         """One that does not read the output gives the same where the newest token is still on its way; its count is
@@ -194,9 +211,9 @@ class LogitsProcessorContract(ContractSuite):
             for life.generated in range(1, 20):
                 logits = logits_of(1, life.generated)[0]
                 known, late = self.alone(life, logits), self.alone(life, logits, pending=1)
-                torch.testing.assert_close(late, known, rtol=1e-6, atol=1e-6)
+                self.same(late, known, "it needs a token that is still on its way: count with SamplingRow.generated")
                 life.future = np.roll(life.future, 1)
-                torch.testing.assert_close(self.alone(life, logits), known, rtol=1e-6, atol=1e-6)
+                self.same(self.alone(life, logits), known, "it reads the output: reads_output must stay True")
 
     # Edges.
 
@@ -214,6 +231,23 @@ class LogitsProcessorContract(ContractSuite):
                 logits = torch.full((VOCAB,), -math.inf)
                 logits[50] = 1.0
                 self.alone(life, logits)
+
+    def test_beside_a_grammar_nothing_is_ruled_out(self, processor: LogitsProcessor) -> None:
+        """A grammar may allow nothing but just what a processor forbids, and a row with no finite logit fails: for
+        requests with a grammar a forbidden token gets LAST_RESORT, and not minus infinity.
+        """
+        self.lives(processor)
+        for seed, params in enumerate(self.asking()):
+            life = Life(msgspec.structs.replace(params, grammar=Grammar("regex", "a*")), seed)
+            if not _ask(processor, life.params)[1]:
+                continue
+            for life.generated in range(0, 60, 3):
+                changed = self.alone(life, logits_of(1, life.generated)[0])
+                ruled_out = (~changed.isfinite()).nonzero().flatten().tolist()
+                assert not ruled_out, (
+                    f"tokens {ruled_out[:8]} of a request with a grammar get minus infinity: give them LAST_RESORT "
+                    f"(pegboard.core.toolkit.logit_pairs), the grammar may allow nothing else. {life.params}"
+                )
 
     def test_the_batch_may_be_empty(self, processor: LogitsProcessor) -> None:
         state = processor.prepare([])
@@ -239,10 +273,16 @@ class LogitsProcessorContract(ContractSuite):
     @capability("params")
     @pytest.mark.parametrize("said", [{"no_such_parameter": 1}, {"": None}, {"0": [{"a": "b"}]}], ids=str)
     def test_parameters_that_it_does_not_know_are_refused(self, processor: LogitsProcessor, said: Any) -> None:
-        with pytest.raises(InvalidRequest) as caught:
-            processor.wants(SamplingParams(extra={self.own_name(): said}))
-        assert caught.value.status == 400
-        assert (caught.value.param or "").startswith(f"custom_params.{self.own_name()}")
+        """Beside what it needs, too."""
+        name = self.own_name()
+        for params in (SamplingParams(), *(one for one in self.asking() if _ask(processor, one)[1])):
+            given = {**params.extra.get(name, {}), **said}
+            refused, _ = _ask(processor, msgspec.structs.replace(params, extra={name: given}))
+            assert refused is not None, (
+                f"custom_params.{name} = {given} is taken: refuse parameters that it does not know"
+            )
+            assert refused.status == 400
+            assert (refused.param or "").startswith(f"custom_params.{name}"), f"the error names {refused.param!r}"
 
     @capability("params")
     @pytest.mark.parametrize("wrong", [math.nan, math.inf, -(10**30), "\x00", [[[]]], {"a": {}}, True], ids=str)
@@ -269,6 +309,14 @@ class LogitsProcessorContract(ContractSuite):
         names = {name for params in self.asking() for name in params.extra}
         assert len(names) == 1, f"requests of a processor with parameters name it: {sorted(names)}"
         return names.pop()
+
+
+_MIXED_UP = (
+    "it depends on more than its own request. Keep state by row, in SamplingRow.memo, never by place in the batch or "
+    "by call; use the same row's numbers for its logits"
+)
+_COUNT = "the row's tokens, not by calls"
+_KEY = "the processor itself as the key"
 
 
 def _ask(processor: LogitsProcessor, params: SamplingParams) -> tuple[InvalidRequest | None, bool]:

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.testing.logits_processor import LogitsProcessorContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.toolkit.custom_params import read_params
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT
 from pegboard.plugins.logits_basic.penalties import Penalties
 from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
 
@@ -59,7 +60,7 @@ class Counter(LogitsProcessor):
         return count % row.params.extra["counter"].get("every", 2) == 0
 
     def apply(self, logits, state):
-        logits[state, 5] = -torch.inf
+        logits[state, 5] = LAST_RESORT
 
 
 class CounterSuite(LogitsProcessorContract):
@@ -209,6 +210,52 @@ class ReadsWhatIsMeantForOthers(Counter):
         return bool(params.extra)
 
 
+class ForbidsEverything(Counter):
+    def apply(self, logits, state):
+        logits[state] = -torch.inf
+
+
+class RulesOutBesideAGrammar(Counter):
+    def apply(self, logits, state):
+        logits[state, 5] = -torch.inf
+
+
+class CountsItsCalls(Counter):
+    """One count for all requests, of all steps."""
+
+    steps = 0
+
+    def due(self, row):
+        return self.steps % row.params.extra["counter"].get("every", 2) == 0
+
+    def apply(self, logits, state):
+        self.steps += 1
+        super().apply(logits, state)
+
+
+class MixesUpTheRows(LogitBias):
+    """The numbers of the rows that take part, in another order."""
+
+    def apply(self, logits, state):
+        logits[state.rows, state.ids] += state.numbers.flip(0)
+
+
+class CountsRowsThatTakePart(Counter):
+    """Places among those that take part, used as places in the batch."""
+
+    def prepare(self, rows):
+        return super().prepare([row for row in rows if self.wants(row.params)])
+
+
+class NeedsItsParameter(Counter):
+    """Takes any other parameter beside the one that it needs."""
+
+    def wants(self, params):
+        if "counter" in params.extra and "every" not in params.extra["counter"]:
+            raise InvalidRequest("every is missing", param="custom_params.counter.every")
+        return "counter" in params.extra
+
+
 def mutant(factory: type, caught_by: str) -> Mutant:
     suites = {Penalties: PenaltySuite, LogitBias: BiasSuite, MinNewTokens: MinimumSuite, Counter: CounterSuite}
     base = factory.__mro__[1]
@@ -236,6 +283,15 @@ MUTANTS = [
     mutant(WritesToTheRows, "test_the_rows_are_not_written"),
     mutant(TakesAnyParameter, "test_parameters_that_it_does_not_know_are_refused"),
     mutant(NamesNoParameter, "test_parameters_that_it_does_not_know_are_refused"),
+    mutant(NeedsItsParameter, "test_parameters_that_it_does_not_know_are_refused"),
+    mutant(ForbidsEverything, "test_a_long_decode"),
+    mutant(ForbidsEverything, "test_whoever_takes_part_is_changed_at_some_step"),
+    mutant(RulesOutBesideAGrammar, "test_beside_a_grammar_nothing_is_ruled_out"),
+    mutant(CountsItsCalls, "test_a_step_may_be_repeated"),
+    mutant(CountsItsCalls, "test_a_long_decode"),
+    mutant(MixesUpTheRows, "test_a_row_depends_on_its_own_request_alone"),
+    mutant(CountsRowsThatTakePart, "test_a_row_depends_on_its_own_request_alone"),
+    mutant(CountsRowsThatTakePart, "test_bystanders_keep_their_logits"),
     mutant(TakesAnyParameter, "test_values_that_make_no_sense_are_taken_or_refused"),
     mutant(ReadsWhatIsMeantForOthers, "test_parameters_of_others_are_none_of_its_business"),
 ]

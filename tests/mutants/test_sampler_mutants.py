@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.sampler import SamplerContract
+from pegboard.core.testing.sampler import Row, SamplerContract, exact_probabilities
 from pegboard.core.toolkit.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
@@ -190,6 +193,78 @@ class SubtractsWithoutThePeak(TorchSampler):
         return output
 
 
+class LeavesTheVocabulary(TorchSampler):
+    """Counts from one."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, batch) + 1
+
+
+class AnswersAColumn(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, batch)[:, None]
+
+
+class AnswersInt32(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, batch).to(torch.int32)
+
+
+class AnswersAList(TorchSampler):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, batch).tolist()  # type: ignore[no-any-return]
+
+
+class Sharper(TorchSampler):
+    """Another distribution: proportional to the squares of the probabilities that the filters leave."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        scaled = (logits / batch.temperatures[:, None].clamp(min=1e-6)).double()
+        p = torch.zeros_like(scaled)
+        for place, row in enumerate(scaled):
+            one = {"temperature": 1.0, "top_k": int(batch.top_ks[place]), "top_p": float(batch.top_ps[place])}
+            finite = torch.isfinite(logits[place]).any()
+            if finite and batch.temperatures[place] > 0:
+                kept = exact_probabilities(row.numpy(), {**one, "min_p": float(batch.min_ps[place])})
+                p[place] = torch.from_numpy(kept)
+        sharper = torch.where(batch.temperatures[:, None] > 0, 2 * p.log().float(), logits)
+        sharper[~torch.isfinite(logits).any(-1)] = -torch.inf
+        ones = torch.ones_like(batch.top_ps)
+        plain = replace(
+            batch,
+            temperatures=(batch.temperatures > 0).float(),
+            top_ps=ones,
+            top_ks=torch.full_like(batch.top_ks, logits.shape[1]),
+            min_ps=torch.zeros_like(ones),
+            need_top_k=False,
+            need_top_p=False,
+            need_min_p=False,
+        )
+        return super().sample(sharper, plain)
+
+
+class SharperSuite(SamplerContract):
+    def probabilities(self, logits: NDArray[np.floating[Any]], row: Row) -> NDArray[np.float64]:
+        p = exact_probabilities(logits, row) ** 2
+        return np.asarray(p / p.sum())
+
+
+class SharperButNotGreedy(Sharper):
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(logits, replace(batch, temperatures=batch.temperatures.clamp(min=0.1), all_greedy=False))
+
+
+class AsSharpAsOthers(Sharper):
+    """Not the distribution that its author says."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return TorchSampler.sample(self, logits, batch)
+
+
+def sharper(factory: type, caught_by: str) -> Mutant:
+    return Mutant(factory, suite=SharperSuite, caught_by=caught_by)
+
+
 def mutant(factory: type, caught_by: str) -> Mutant:
     return Mutant(factory, suite=SamplerContract, caught_by=caught_by)
 
@@ -217,6 +292,13 @@ MUTANTS = [
     mutant(ScalesLogprobs, "test_logprobs_of_the_tokens"),
     mutant(OverwritesLogits, "test_logprobs_of_the_tokens"),
     mutant(ChoosesOfTheFirstRow, "test_top_and_chosen_logprobs"),
+    mutant(LeavesTheVocabulary, "test_distribution"),
+    mutant(LeavesTheVocabulary, "test_draws_vary"),
+    mutant(AnswersAColumn, "test_distribution"),
+    mutant(AnswersInt32, "test_distribution"),
+    mutant(AnswersAList, "test_distribution"),
+    sharper(SharperButNotGreedy, "test_greedy_ignores_the_other_parameters"),
+    sharper(AsSharpAsOthers, "test_distribution"),
     mutant(SubtractsWithoutThePeak, "test_logprobs_of_huge_logits"),
 ]
 

@@ -106,12 +106,10 @@ class LogitsProcessorContract(ContractSuite):
         assert changed.dtype == torch.float32
         assert not changed.isnan().any(), "NaN among the logits"
         assert not (changed == math.inf).any(), "an infinite logit"
-        dead = [
-            place for place, row in enumerate(changed) if logits[place].isfinite().all() and not row.isfinite().any()
-        ]
+        dead = (logits.isfinite().all(-1) & ~changed.isfinite().any(-1)).nonzero().flatten().tolist()
         assert not dead, (
-            f"rows {dead} are left without a finite logit: no token can be drawn, and the request fails. Leave one, or give "
-            "tokens that may be taken where nothing else is left LAST_RESORT (pegboard.core.toolkit.logit_pairs)"
+            f"rows {dead} are left without a finite logit: no token can be drawn, and the request fails. Leave one, or "
+            "give tokens that may be taken where nothing else is left LAST_RESORT (pegboard.core.toolkit.logit_pairs)"
         )
         return changed
 

@@ -359,8 +359,8 @@ class SamplerContract(ContractSuite):
     @capability("seeded")
     @pytest.mark.parametrize("apart", [(0, 1), (1, 0), (1, -1), (1, 1), (2**32, 0), (0, 2)], ids=str)
     def test_neighbouring_seeds_and_steps_are_independent(self, apart: tuple[int, int]) -> None:
-        """Pairs of draws, one with the seed and step of the other moved by `apart`: of equal logits all 16 pairs equally
-        often.
+        """Pairs of draws, one with the seed and step of the other moved by `apart`. All 16 pairs of equal logits come
+        equally often.
         """
         here = [{"temperature": 1.0, "seed": seed, "step": step} for seed in range(60) for step in range(1, 61)]
         there = [{**row, "seed": row["seed"] + apart[0], "step": row["step"] + apart[1]} for row in here]

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.full
 class HermesSuite(ToolParserContract):
     """The suite as an author of such a parser would have it."""
 
-    param = "hermes"
     chat_template = "{% if tools %}<tool_call>{% endif %}"
 
 
@@ -236,8 +235,59 @@ class PromisesNothing(PlainParser):
         return tagged(tools, Form("<x>", "</x>"), parallel=True, required=True, trigger="<x>")
 
 
+class StripsTheTools(HermesParser):
+    def stream(self, tools=(), *, prompt=""):
+        for tool in tools:
+            tool.pop("description", None)
+        return super().stream(tools, prompt=prompt)
+
+
+class CompletesTheSchemas(HermesParser):
+    def constraint(self, tools, **more):
+        for tool in tools:
+            tool.setdefault("strict", True)
+        return super().constraint(tools, **more)
+
+
+class SilentHermes(HermesParser):
+    """Reads its format and writes none."""
+
+    def write_calls(self, calls):
+        return ""
+
+
+class SilentSuite(HermesSuite):
+    def call_texts(self):
+        weather = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
+        return [
+            ('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', [("now", {})]),
+            (weather, [("get_weather", {"city": "Rome", "days": 3})]),
+        ]
+
+
+def silent(stream: type[Around]) -> type[SilentHermes]:
+    class Wrapped(SilentHermes):
+        def stream(self, tools=(), *, prompt=""):
+            return stream(super().stream(tools, prompt=prompt))
+
+    Wrapped.__name__ = f"Silent{stream.__name__}"
+    return Wrapped
+
+
+class SilentCallsAnybody(SilentHermes):
+    def stream(self, tools=(), *, prompt=""):
+        return super().stream((), prompt=prompt)
+
+
+class SilentOneStreamForAll(SilentHermes):
+    def stream(self, tools=(), *, prompt=""):
+        self.only = getattr(self, "only", None) or super().stream(tools, prompt=prompt)
+        return self.only
+
+
 def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
-    return Mutant(factory, suite=HermesSuite, caught_by=caught_by, base=base)
+    suite = SilentSuite if issubclass(factory, SilentHermes) else HermesSuite
+    return Mutant(factory, suite=suite, caught_by=caught_by, base=SilentHermes if suite is SilentSuite else base)
 
 
 MUTANTS = [
@@ -256,6 +306,14 @@ MUTANTS = [
     mutant(CallsAnybody, "test_a_function_that_nobody_offered_is_not_called"),
     mutant(CallsNobodyWithoutTools, "test_without_tools_every_function_will_do"),
     mutant(OneStreamForAll, "test_streams_know_nothing_of_each_other"),
+    mutant(StripsTheTools, "test_tools_and_calls_are_read_and_not_changed"),
+    mutant(CompletesTheSchemas, "test_tools_and_calls_are_read_and_not_changed"),
+    mutant(silent(NeedsWholeMarkers), "test_calls_are_read"),
+    mutant(silent(NeedsWholeMarkers), "test_how_the_text_is_cut_does_not_matter"),
+    mutant(silent(LosesTheEnd), "test_nothing_is_lost"),
+    mutant(silent(CountsFromOne), "test_text_around_calls_is_content"),
+    mutant(SilentCallsAnybody, "test_a_function_that_nobody_offered_is_not_called"),
+    mutant(SilentOneStreamForAll, "test_streams_know_nothing_of_each_other"),
     mutant(ForcesAnotherFormat, "test_forced_calls_are_read"),
     mutant(TalksBehindForcedCalls, "test_forced_calls_are_read"),
     mutant(ForcesWithoutArguments, "test_forced_calls_are_read"),

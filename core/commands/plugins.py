@@ -164,8 +164,8 @@ def matrix(
         for one in merged.get("providers", ())
     ]
     write_table(("contract", "provider", "from", "capabilities", "verdict", "tests"), rows)
-    for error in merged.get("errors", ()):
-        write(f"! {error['class']} cannot be run: {error['message']}")
+    for broken in merged.get("errors", ()):
+        write(f"! {broken['class']} cannot be run: {broken['message']}")
 
 
 @app.command()

@@ -1,14 +1,29 @@
-"""A gate that every request passes, and that reads no parameter, passes the suite as it should."""
+"""Providers that are unlike most, and right: the suites can be told so, and then test them."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, AdmissionGateContext, Verdict
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.logits_processor import LogitsProcessor
+from pegboard.core.interfaces.plugin import Provider
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
+from pegboard.core.testing.collecting import InMemory
+from pegboard.core.testing.fakes import registry_of
+from pegboard.core.testing.logits_processor import LogitsProcessorContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
+from pegboard.core.testing.outcomes import Outcomes
+
+_QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
+"""Plugins that watch the whole process: the outer run has its own."""
 
 
 class RateLimit(AdmissionGate):
@@ -60,3 +75,49 @@ class ConcernsSome(RateLimit):
 def test_what_is_said_of_every_request_is_tested() -> None:
     caught_by = "test_a_request_that_asks_for_nothing_does_not_concern_it"
     assert_caught(Mutant(ConcernsSome, TestRateLimit, caught_by))
+
+
+class Sharpen(LogitsProcessor):
+    """Has a parameter that every request must give."""
+
+    def wants(self, params: SamplingParams) -> bool:
+        own = params.extra.get("sharpen")
+        if own is not None and (set(own) != {"by"} or type(own["by"]) is not float or not 0 < own["by"] < 100):
+            raise InvalidRequest("by must be a number, and nothing else is known", param="custom_params.sharpen.by")
+        return own is not None
+
+    def prepare(self, rows: Sequence[SamplingRow]) -> Any:
+        by = [row.params.extra.get("sharpen", {}).get("by", 1.0) for row in rows]
+        return torch.tensor(by)[:, None] if any(self.wants(row.params) for row in rows) else None
+
+    def apply(self, logits: torch.Tensor, state: Any) -> None:
+        logits *= state
+
+
+SHARPEN = Provider(
+    "logits_processor", "sharpen", f"{__name__}:Sharpen", "sharper logits", provides=frozenset({"params"})
+)
+
+
+class BareSharpen(LogitsProcessorContract):
+    provider = "sharpen"
+    registry = registry_of(SHARPEN)
+
+
+class ExampleOfSharpen(BareSharpen):
+    def asking(self) -> Sequence[SamplingParams]:
+        return [SamplingParams(extra={"sharpen": {"by": by}}) for by in (0.5, 2.0)]
+
+
+def test_a_parameter_that_must_be_given() -> None:
+    """Without an example nothing fails that could not work; with one everything is tested."""
+    for cls, passes in ((BareSharpen, False), (ExampleOfSharpen, True)):
+        outcomes, output = Outcomes(), io.StringIO()
+        with contextlib.redirect_stdout(output):
+            InMemory("logits_processor", lambda cls=cls: {cls.__name__: cls}).run(
+                "-rs", "--capture=no", "-k", "not a_row_depends", *_QUIET, plugins=[outcomes]
+            )
+        assert not outcomes.failed + outcomes.errors, output.getvalue()
+        assert any("test_a_long_decode" in name for name in outcomes.passed) is passes
+        assert ("override asking" in output.getvalue()) is not passes
+        assert ("it refuses {'sharpen': {}}: by must be a number" in output.getvalue()) is not passes

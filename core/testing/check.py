@@ -67,7 +67,11 @@ def conformance_classes(record: ProviderRecord) -> dict[str, type[Any]]:
     suite = import_name(record.contract.suite)
     if not record.conformance:
         return {record.name: type(suite.__name__, (suite,), {"provider": record.name, "__module__": __name__})}
-    return {name.rpartition(":")[2]: _own_class(record, name, suite) for name in record.conformance}
+    short = [name.rpartition(":")[2] for name in record.conformance]
+    return {
+        one if short.count(one) == 1 else name.replace(":", "."): _own_class(record, name, suite)
+        for one, name in zip(short, record.conformance, strict=True)
+    }
 
 
 def _own_class(record: ProviderRecord, name: str, suite: type[Any]) -> type[Any]:

@@ -208,6 +208,9 @@ class TestPlugins:
         second.write_text(json.dumps({"format": 1, "providers": [{**entry, "provider": "none"}], "errors": []}))
         text = run("plugins", "matrix", str(first), str(second)).stdout
         assert "31 passed, 2 skipped" in text
+        broken = {"class": "t.py::TestIt", "message": "no module"}
+        first.write_text(json.dumps({"format": 1, "providers": [entry], "errors": [broken]}))
+        assert "! t.py::TestIt cannot be run: no module" in run("plugins", "matrix", str(first)).stdout
         assert [one["provider"] for one in run_json("plugins", "matrix", str(first), str(second))["providers"]] == [
             "radix",
             "none",

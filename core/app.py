@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -47,15 +48,20 @@ def build_app(
     hosts: Hosts | None = None,
     cors: CorsSection | None = None,
     access_log: bool = False,
+    told: Callable[[str], AbstractContextManager[None] | None] | None = None,
 ) -> FastAPI:
     """The application of named routers, in this order. Raises ConfigError where two claim the same path and method.
 
-    `hosts` are the names under which it may be asked where there are no keys; without them, under any.
+    `hosts` are the names under which it may be asked where there are no keys; without them, under any. `told` gives
+    what to put around a router's `routes()`, by its name, so that errors name its plugin.
     """
     app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
     owners: dict[tuple[str, str], str] = {}
     formats = app.state.errors = ErrorFormats()
-    named = [(name, router.routes()) for name, router in routers]
+    named = []
+    for name, router in routers:
+        with (told(name) if told else None) or nullcontext():
+            named.append((name, _routes(router)))
     for name, routes in [*named, ("the server", Documents().routes())]:
         _claim(owners, name, routes.routes)
         formats.add(routes.routes)
@@ -97,6 +103,13 @@ def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[
             if isinstance(route, APIRoute) and "POST" in (route.methods or ()) and example is not None:
                 return route.path, example
     return None
+
+
+def _routes(router: ApiRouter) -> APIRouter:
+    found: object = router.routes()
+    if not isinstance(found, APIRouter):
+        raise TypeError(f"it returned a {type(found).__name__}, which is no fastapi.APIRouter")
+    return found
 
 
 def _claim(owners: dict[tuple[str, str], str], name: str, routes: Sequence[object]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pegboard.core.blame import place_of
 from pegboard.core.composition.merge import Merged
 from pegboard.core.composition.report import problems_of
 from pegboard.core.composition.requires import solve
@@ -66,7 +67,8 @@ class ResolvedConfig:
 
     def options(self, record: ProviderRecord) -> Options:
         """The options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
-        return record.options_model().model_validate(_option_values(self.values, record))
+        with record.told("checking its options"):
+            return record.options_model().model_validate(_option_values(self.values, record))
 
     def provides(self, record: ProviderRecord) -> frozenset[str]:
         """The capabilities that a provider has with its options."""
@@ -137,6 +139,8 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
         engine = model.model_validate(_input(merged.data))
     except ValidationError as error:
         problems += _beside(problems_of(error, model, merged, registry), problems)
+    except Exception as error:
+        raise _in_options(error, resolution) from error
     solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
     problems += solution.problems
     if problems or engine is None:
@@ -150,6 +154,15 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
         frozenset(resolution.named),
         solution.reasons,
     )
+
+
+def _in_options(error: Exception, resolution: Resolution) -> Exception:
+    """What a validator raised that is no ValidationError: a PluginError that names whose it is."""
+    for records in resolution.candidates.values():
+        for record in records:
+            if place_of(error, record.provider.config.partition(":")[0]):
+                return record.error("checking its options", error)
+    return error
 
 
 def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
@@ -185,7 +198,8 @@ def _with_options(
     section: type[Section], path: str, record: ProviderRecord, problems: list[Problem], merged: Merged
 ) -> type[Section]:
     try:
-        return with_options(section, path, record)
+        with record.told("its options"):
+            return with_options(section, path, record)
     except MissingExtra as error:
         use = f"{path}.use"
         problems.append(Problem(use, f"{record} cannot be used: {error}", merged.origin(use)))
@@ -209,9 +223,10 @@ def _provides(values: Mapping[str, Any], record: ProviderRecord) -> frozenset[st
         return declared
     try:
         options = record.options_model().model_validate(_option_values(values, record))
-    except (PluginError, MissingExtra, ValidationError):
+    except Exception:
         return declared
-    return declared & options.provides(declared)
+    with record.told("provides of its options"):
+        return declared & options.provides(declared)
 
 
 def _option_values(values: Mapping[str, Any], record: ProviderRecord) -> dict[str, Any]:

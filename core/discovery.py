@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from pegboard.core.blame import describe
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP, Plugin
 from pegboard.core.names import did_you_mean
@@ -58,7 +59,10 @@ def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | No
             continue
         try:
             loaded.append(LoadedPlugin(check_plugin(point.load(), point.name), origin))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Also one that calls sys.exit: it ends itself and nothing else.
             broken.append(_broken(point, origin, error))
     disabled = tuple((point.name, origin) for point, origin in found if point.name in disable)
     return Found(tuple(loaded), tuple(broken), disabled, conflicts)
@@ -97,8 +101,8 @@ def _name_conflicts(enabled: Iterable[tuple[EntryPoint, Origin]]) -> tuple[tuple
     return tuple(conflicts), {name for name, origins in owners.items() if len(origins) > 1}
 
 
-def _broken(point: EntryPoint, origin: Origin, error: Exception) -> BrokenPlugin:
-    text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+def _broken(point: EntryPoint, origin: Origin, error: BaseException) -> BrokenPlugin:
+    text = str(error) if isinstance(error, PluginError) else describe(error, point.module)
     if isinstance(error, ModuleNotFoundError) and error.name:
         remedy = f"install {error.name.partition('.')[0]!r}, or reinstall {origin.distribution}"
     else:

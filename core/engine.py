@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from pegboard.core.threads import yield_when_waiting
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.build import BuiltScheduler
+    from pegboard.core.pipeline.scheduler import Scheduler
 
 RESTING_SECONDS = 0.002
 """How long a step waits while all requests are held back by gates."""
@@ -79,7 +81,10 @@ class Engine:
     ...     print(engine.generate("The capital of France is").text)
 
     Not thread-safe, but several streams may be read in turn. What fails on the way to the scheduler raises
-    InvalidRequest before anything runs.
+    InvalidRequest before anything runs. A request that fails later is answered all the same: its output's
+    `finish_reason` has the type ``abort``, with a `message`, an HTTP `status` and sometimes a `code`; others go on.
+    Where the scheduler itself raises, such as for a prefix cache that loses pages, the engine has stopped: what would
+    need it raises that error from then on.
     """
 
     def __init__(self, resolved: ResolvedConfig) -> None:
@@ -93,6 +98,8 @@ class Engine:
         self._intake = Intake(self.info, self.tokenizer)
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
+        self._stopped: Exception | None = None
+        """What the scheduler raised: who has which memory is not known any more."""
         self._polled: dict[str, OutputState] = {}
         """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
@@ -108,6 +115,13 @@ class Engine:
         if self._built is None:
             raise PegboardError("this engine is closed")
         return self._built
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        """For what is to run. Raises anew what has stopped the engine."""
+        if self._stopped is not None:
+            raise _again(self._stopped) from self._stopped
+        return self.built.scheduler
 
     @property
     def info(self) -> ModelInfo:
@@ -157,7 +171,12 @@ class Engine:
             self._forget([prepared.rid])
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
-        """Answers in the order of the requests, which may differ in every field."""
+        """Answers in the order of the requests, which may differ in every field.
+
+        One that fails on the way has what it said so far, and a `finish_reason` that says why:
+        ``{"type": "abort", "message": ..., "status": 500}``. Raises InvalidRequest as `generate` does, and what the
+        scheduler raises, if it does: the engine has stopped then.
+        """
         prepared = self._submit(requests)
         outputs = [GenerateOutput(one.rid) for one in prepared]
         try:
@@ -184,7 +203,7 @@ class Engine:
 
         The chunk that has a `finish_reason` is a request's last one.
         """
-        if self._polled and not any(self._mail[rid] for rid in self._polled):
+        if (self._polled or self._stopped) and not any(self._mail[rid] for rid in self._polled):
             self._step()
         chunks: list[OutputChunk] = []
         for rid, state in self._polled.items():
@@ -218,7 +237,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""
-        self.built.scheduler.memory.cache.reset()
+        self._scheduler.memory.cache.reset()
 
     def stats(self) -> dict[str, Any]:
         """The scheduler's counters, queues and memory."""
@@ -244,7 +263,8 @@ class Engine:
         for one in prepared:
             if one.rid in self._mail:
                 raise InvalidRequest(f"the request {one.rid!r} is still running", param="rid", code="duplicate_rid")
-        replies = self.built.scheduler.receive([TokenizedBatch(requests=prepared)])
+        with self._watched() as scheduler:
+            replies = scheduler.receive([TokenizedBatch(requests=prepared)])
         accepted = [reply.rid for reply in replies if isinstance(reply, Accepted)]
         self._mail.update((rid, []) for rid in accepted)
         for reply in replies:
@@ -261,22 +281,45 @@ class Engine:
         return new
 
     def _step(self) -> None:
-        if self.built.scheduler.resting:
-            time.sleep(RESTING_SECONDS)
-        for output in self.built.scheduler.step():
+        with self._watched() as scheduler:
+            if scheduler.resting:
+                time.sleep(RESTING_SECONDS)
+            outputs = scheduler.step()
+        for output in outputs:
             if output.rid in self._mail:
                 self._mail[output.rid].append(output)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[Scheduler]:
+        """The scheduler, whose first exception is its last: it takes no request's failure for its own."""
+        scheduler = self._scheduler
+        try:
+            yield scheduler
+        except Exception as error:
+            self._stopped = error
+            raise
 
     def _forget(self, rids: Sequence[str]) -> None:
         """Nobody reads these any more: abort those that have not ended."""
         for rid in rids:
             self._mail.pop(rid, None)
-        if self._built is None:
+        if self._built is None or self._stopped is not None:
             return
-        self._built.scheduler.receive([AbortRequest(rid=rid) for rid in rids])
+        with self._watched() as scheduler:
+            scheduler.receive([AbortRequest(rid=rid) for rid in rids])
         if not self._mail:
             # Nothing is left to run; the scheduler only says its last words.
             self._step()
+
+
+def _again(error: Exception) -> Exception:
+    """An error of the same type, as far as its type can be built from a text: for later calls."""
+    text = f"the engine has stopped, and a new one is needed: {type(error).__name__}: {error}"
+    try:
+        again = type(error)(text)
+    except Exception:
+        return PegboardError(text)
+    return again if text in str(again) else PegboardError(text)
 
 
 def _spread(sampling: Sampling, n: int) -> Sequence[SamplingParams]:

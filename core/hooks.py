@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pluggy
 
+from pegboard.core.blame import describe, place_of, told
+from pegboard.core.discovery import LoadedPlugin
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.hooks import HookSpecs
 from pegboard.core.interfaces.plugin import Plugin
@@ -37,15 +40,8 @@ class Hooks:
         # pluggy calls the last registered one first
         for loaded in reversed(registry.plugins):
             for name in reversed(loaded.plugin.hooks):
-                try:
+                with told(_Owner(loaded, name), "cannot be built"):
                     hooks.add(import_name(name)(), name=f"{loaded.plugin.name}:{name}", plugin=loaded.plugin)
-                except PluginError:
-                    raise
-                except Exception as error:
-                    raise PluginError(
-                        f"hooks {name} of plugin {loaded.plugin.name!r} ({loaded.origin}) cannot be built: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
         return hooks
 
     def add(self, implementation: object, *, name: str = "", plugin: Plugin | None = None) -> None:
@@ -83,6 +79,27 @@ class Hooks:
                 raise PluginError(f"{one.plugin_name}: step hook {name!r} cannot be a wrapper")
             frozen.append(_positional(one.function, tuple(one.argnames), tuple(arguments)))
         return tuple(frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The hooks of one plugin, for errors."""
+
+    loaded: LoadedPlugin
+    name: str
+
+    def error(self, doing: str, error: BaseException) -> PluginError:
+        plugin, origin = self.loaded.plugin.name, self.loaded.origin
+        module = self.name.partition(":")[0]
+        return PluginError(
+            f"hooks {self.name} of plugin {plugin!r} ({origin}) {doing}: {describe(error, module)}; "
+            f"add {plugin!r} to plugins.disable to go on without it",
+            plugin=plugin,
+            distribution=origin.distribution,
+            version=origin.version,
+            path="plugins.disable",
+            place=place_of(error, module),
+        )
 
 
 def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.interfaces.contracts import CONTRACTS, Contract
+from pegboard.core.blame import describe, place_of, told
+from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import API_VERSION, Plugin, Provider
 from pegboard.core.lazy import import_name, is_lazy_name
@@ -77,12 +80,18 @@ class ProviderRecord:
         return f"{self.name} ({self.origin})"
 
     def load(self) -> type[Any]:
-        """The provider's class. Raises MissingExtra, or PluginError with the cause where the import fails."""
+        """The provider's class. Raises MissingExtra, or PluginError with the cause where the import fails, and where
+        no engine could be built with what is there.
+        """
         name = self.provider.factory
         cls = self._import(name)
         interface = import_name(self.contract.interface)
         if not (isinstance(cls, type) and issubclass(cls, interface)):
-            raise PluginError(f"{self.describe()}: {name} is no subclass of {self.contract.interface}")
+            raise self._wrong(f"{name} is no subclass of {self.contract.interface}")
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise self._wrong(f"{name} lacks {', '.join(missing)}, which {self.contract.interface} asks for")
+        if problem := _call_problem(cls):
+            raise self._wrong(f"{name} must be built as {cls.__name__}(options, context), but {problem}")
         return cls
 
     def options_model(self) -> type[Options]:
@@ -94,7 +103,7 @@ class ProviderRecord:
             return NoOptions
         model = self._import(name)
         if not (isinstance(model, type) and issubclass(model, Options)):
-            raise PluginError(f"{self.describe()}: {name} is no subclass of pegboard.core.interfaces.options:Options")
+            raise self._wrong(f"{name} is no subclass of pegboard.core.interfaces.options:Options")
         return model
 
     @property
@@ -105,15 +114,50 @@ class ProviderRecord:
     def describe(self) -> str:
         return f"{self.provider.contract} {self.name!r} of plugin {self.plugin.name!r} ({self.origin})"
 
+    @property
+    def key(self) -> str:
+        """Where the config names it: ``sampler.use``, or the list."""
+        path = self.contract.config_path
+        return path if self.contract.cardinality is Cardinality.MANY else f"{path}.use"
+
+    def told(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Around a call into its code: what that raises becomes a PluginError with this record's name."""
+        return told(self, doing)
+
+    def error(self, doing: str, error: BaseException) -> PluginError:
+        """What to raise in place of `error`, which its code raised: MissingExtra where a library is not there."""
+        if isinstance(error, ModuleNotFoundError):
+            module = (error.name or "").partition(".")[0]
+            if module in self.plugin.extras:
+                return MissingExtra(module, self.plugin.extras[module])
+        module = self.provider.factory.partition(":")[0]
+        return self._wrong(f"{doing} failed: {describe(error, module)}", place_of(error, module))
+
+    def _wrong(self, what: str, place: str = "") -> PluginError:
+        return PluginError(
+            f"{self.key}: {self.describe()}: {what}",
+            plugin=self.plugin.name,
+            distribution=self.origin.distribution,
+            version=self.origin.version,
+            path=self.key,
+            place=place,
+        )
+
     def _import(self, name: str) -> Any:
-        try:
+        with self.told(f"importing {name}"):
             return import_name(name)
-        except Exception as error:
-            if isinstance(error, ModuleNotFoundError):
-                module = (error.name or "").partition(".")[0]
-                if module in self.plugin.extras:
-                    raise MissingExtra(module, self.plugin.extras[module]) from error
-            raise PluginError(f"{self.describe()}: importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _call_problem(cls: type[Any]) -> str:
+    """Why ``cls(options, context)`` cannot be called, "" where it can."""
+    try:
+        inspect.signature(cls).bind(None, None)
+    except TypeError as error:
+        return f"its constructor does not take these: {error}"
+    except ValueError:
+        # A class in C need not tell.
+        return ""
+    return ""
 
 
 def check_plugin(value: object, entry_point: str) -> Plugin:

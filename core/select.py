@@ -43,7 +43,8 @@ class Choice:
 
     def build(self, context: object) -> Any:
         """An instance, built from its options and the contract's context."""
-        return self.cls(self.options, context)
+        with self.record.told("building it"):
+            return self.cls(self.options, context)
 
     def __str__(self) -> str:
         """A line for the log: ``attention: torch (pegboard 0.1.0), automatic; triton: no CUDA device``."""
@@ -122,7 +123,11 @@ class Selection:
         except MissingExtra as error:
             return None, str(error)
         options = self.resolved.options(record)
-        objection = cls.supports(options, context)
+        try:
+            with record.told("supports"):
+                objection = _objection(cls.supports(options, context))
+        except MissingExtra as error:
+            return None, str(error)
         if objection is not None:
             return None, objection
         automatic = record.contract.name not in self.resolved.named
@@ -135,6 +140,13 @@ class Selection:
             record = self.resolved.candidates[contract][0]
             return Problem(path, f"{record} cannot be used: {reasons[-1].partition(': ')[2]}", origin)
         return Problem(path, f"no provider of {contract} can be used: {'; '.join(reasons)}", origin)
+
+
+def _objection(answer: object) -> str | None:
+    """What `supports` answered, if that is an answer."""
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise TypeError(f"it answered {answer!r}, and not None or the reason why not")
 
 
 def select(
@@ -152,7 +164,8 @@ def select(
         except MissingExtra as error:
             objections[record.name] = str(error)
             continue
-        objection = cls.supports(options, context)
+        with record.told("supports"):
+            objection = _objection(cls.supports(options, context))
         if objection is None:
             return cls, objections
         objections[record.name] = objection

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pegboard.core.app import build_app, sample_request
 from pegboard.core.client import AsyncEngineClient
+from pegboard.core.early import API_SIDE, import_chosen
 from pegboard.core.hooks import Hooks
 from pegboard.core.http_server import LAST_ANSWERS, HttpServer
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
@@ -147,6 +148,8 @@ class _Server:
         self._listener = listener
         self._supervisor = Supervisor(resolved, builder=builder)
         self._hooks = Hooks.load(resolved.registry)
+        # Those of the engine's side are imported by the scheduler process, before it loads the model.
+        import_chosen(resolved, API_SIDE)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -251,8 +254,10 @@ def build_api(
     ctx = with_parsers(ctx, selection)
     choices = selection.choose_all("api", ctx)
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
+    told = {choice.name: choice.record.told("routes()") for choice in choices}
     app = build_app(
         routers,
+        told=told.get,
         max_body_bytes=server.max_body_bytes,
         max_body_values=server.max_body_values,
         max_bodies_bytes=server.max_bodies_bytes,

@@ -36,22 +36,33 @@ def show(files: Files = None, overrides: Overrides = None, as_json: Json = False
 
 @app.command()
 def check(files: Files = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Say everything that is wrong with a config; exit 0 if nothing is."""
-    from pegboard.core.compose import compose
-    from pegboard.core.interfaces.errors import ConfigError
+    """Say everything that is wrong with a config and with the plugins that it chooses; exit 0 if nothing is."""
+    from pegboard.core.early import problems_of
+    from pegboard.core.interfaces.errors import ConfigError, PluginError
 
     if not as_json:
-        compose(files or (), overrides=overrides or ())
+        _check(files or [], overrides or [])
         write("ok")
         return
     try:
-        compose(files or (), overrides=overrides or ())
+        _check(files or [], overrides or [])
         problems = []
-    except ConfigError as error:
-        problems = [{"path": one.path, "message": one.message, "origin": one.origin} for one in error.problems]
+    except (ConfigError, PluginError) as error:
+        found = problems_of(error)
+        problems = [{"path": one.path, "message": one.message, "origin": one.origin} for one in found]
     write_json({"ok": not problems, "problems": problems})
     if problems:
         raise typer.Exit(2)
+
+
+def _check(files: list[Path], overrides: list[str]) -> None:
+    from pegboard.core.compose import compose
+    from pegboard.core.early import import_chosen
+    from pegboard.core.hooks import Hooks
+
+    resolved = compose(files, overrides=overrides)
+    Hooks.load(resolved.registry)
+    import_chosen(resolved)
 
 
 @app.command()

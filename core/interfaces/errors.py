@@ -45,7 +45,28 @@ class ConfigError(PegboardError):
 
 
 class PluginError(PegboardError):
-    """A plugin is broken, incompatible or in conflict with another. The message names its distribution and version."""
+    """A plugin is broken, incompatible or in conflict with another. The message names its distribution and version.
+
+    Where one is to blame, `plugin`, `distribution` and `version` are its own, `path` is the key of the config that
+    chooses it, and `place` the file and line of its code that raised, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        plugin: str = "",
+        distribution: str = "",
+        version: str = "",
+        path: str = "",
+        place: str = "",
+    ) -> None:
+        self.plugin = plugin
+        self.distribution = distribution
+        self.version = version
+        self.path = path
+        self.place = place
+        super().__init__(message)
 
 
 class ModelError(PegboardError):

@@ -27,6 +27,7 @@ from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar import KINDS
@@ -107,11 +108,13 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
+    from pegboard.core.early import ENGINE_SIDE, import_chosen
     from pegboard.core.hooks import Hooks
     from pegboard.core.select import Selection
 
     config = resolved.engine
     hooks = Hooks.load(resolved.registry)
+    import_chosen(resolved, ENGINE_SIDE)
     hooks.call.configure(config=config)
     selection = Selection(resolved)
     started = time.monotonic()
@@ -211,12 +214,13 @@ class _Parts:
         self.spec = spec
         self.device = model.device
         self.page_size = self.config.memory.page_size
+        self.culprits = Culprits()
         self.grammar_kinds: tuple[str, ...] = ()
         self.grammar_gate: GrammarGate | None = None
 
     def load(self, family: ModelFamily) -> ModelRunner:
         """Attention, sampler and processors first, so that a wrong choice is known before weights are read."""
-        choose = self.selection.choose
+        choose, know = self.selection.choose, self.culprits.know
         max_rows = self.config.scheduler.max_running_requests
         attention_ctx = AttentionContext(
             layers=self.spec.layers,
@@ -233,9 +237,11 @@ class _Parts:
             self.spec.vocab_size, self.device, self.spec.eos_token_ids, self.tokenizer
         )
         processors = self.selection.choose_all("logits_processor", processor_ctx)
-        self.attention = cast(AttentionBackend, attention.build(attention_ctx))
-        self.processors = tuple(cast(LogitsProcessor, choice.build(processor_ctx)) for choice in processors)
-        sampler_made = cast(Sampler, sampler.build(sampler_ctx))
+        self.attention = cast(AttentionBackend, know(attention, attention.build(attention_ctx)))
+        self.processors = tuple(
+            cast(LogitsProcessor, know(choice, choice.build(processor_ctx))) for choice in processors
+        )
+        sampler_made = cast(Sampler, know(sampler, sampler.build(sampler_ctx)))
         self.asked = (*self.processors, *((sampler_made,) if "params" in sampler.provides else ()))
 
         def runner_context(network: Any) -> ModelRunnerContext:
@@ -259,15 +265,15 @@ class _Parts:
         self.prefers_mixed = "prefers_mixed" in runner.provides
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
         if "own_weights" in runner.provides:
-            built = runner.build(runner_context(None))
+            built = know(runner, runner.build(runner_context(None)))
             self.pool = self._make_pool()
             return cast(ModelRunner, built)
-        network = family.load()
+        network = know(self.selection.choices["model_family"][0], family.load())
         family.probe(
             network, PoolProbe(network, self.spec, self.attention, self._small_pool, self.page_size, self.device)
         )
         self.pool = self._make_pool()
-        return cast(ModelRunner, runner.build(runner_context(network)))
+        return cast(ModelRunner, know(runner, runner.build(runner_context(network))))
 
     def scheduler(self, runner: ModelRunner, tokenizer: Tokenizer, hooks: Hooks) -> tuple[Scheduler, Worker]:
         """Memory and stages around a loaded runner."""
@@ -276,11 +282,12 @@ class _Parts:
         allocator_ctx = TokenAllocatorContext(self.num_pages, self.page_size)
         allocator = cast(TokenAllocator, choose("token_allocator", allocator_ctx).build(allocator_ctx))
         cache_ctx = PrefixCacheContext(allocator, self.page_size)
-        cache = cast(PrefixCache, choose("prefix_cache", cache_ctx).build(cache_ctx))
+        cache = cast(PrefixCache, self._made("prefix_cache", cache_ctx))
         policy_ctx = SchedulePolicyContext(cache, config.seed)
-        policy = cast(SchedulePolicy, choose("schedule_policy", policy_ctx).build(policy_ctx))
+        policy = cast(SchedulePolicy, self._made("schedule_policy", policy_ctx))
         rows = self._make_rows()
         memory = MemoryManager(rows, allocator, cache)
+        memory.cache_name = self.culprits.name(cache)
         gate_ctx = AdmissionGateContext()
         gates = [
             *self._grammar_gate(tokenizer, gate_ctx),
@@ -316,6 +323,7 @@ class _Parts:
             ),
             worker.run,
             pooler=pooler,
+            culprits=self.culprits,
             chunk_size=self._chunk_size(),
             max_context_len=self.max_context_len,
             eos_ids=self.spec.eos_token_ids,
@@ -336,6 +344,11 @@ class _Parts:
         scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
         return scheduler, worker
 
+    def _made(self, contract: str, ctx: object) -> Any:
+        """What the chosen provider builds, known by its name, should it raise."""
+        choice = self.selection.choose(contract, ctx)
+        return self.culprits.know(choice, choice.build(ctx))
+
     def _grammar_gate(self, tokenizer: Tokenizer, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
         """In front of all others, since what it refuses need not pass them. None where there are no grammars."""
         grammar_ctx = GrammarContext(self.model.directory, tokenizer, self.spec.vocab_size, self.spec.eos_token_ids)
@@ -355,7 +368,7 @@ class _Parts:
         if "hidden_states" not in self._capabilities:
             return None
         ctx = PoolerContext(self.model.directory, self.spec.hidden_size)
-        return cast(Pooler, self.selection.choose("pooler", ctx).build(ctx))
+        return cast(Pooler, self._made("pooler", ctx))
 
     @property
     def _capabilities(self) -> frozenset[str]:
@@ -431,7 +444,8 @@ class _Parts:
                 self.max_context_len,
                 self.spec.max_context_len,
             )
-        return cast(KVPool, self.pool_choice.build(self._pool_context(self.num_pages)))
+        pool = self.pool_choice.build(self._pool_context(self.num_pages))
+        return cast(KVPool, self.culprits.know(self.pool_choice, pool))
 
     def _make_rows(self) -> ReqToTokenPool:
         count, width = self.config.scheduler.max_running_requests, self.max_context_len

@@ -86,6 +86,11 @@ class GateKeeper:
         """Calls of gates that raised, since the start."""
         return sum(post.failures for post in self._posts)
 
+    @property
+    def failures_by(self) -> dict[str, int]:
+        """`failures` of each gate, by name."""
+        return {post.name: post.failures for post in self._posts}
+
     def waiting_on(self) -> list[dict[str, Any]]:
         """Blocked requests, for whoever wonders: rid, gate, reason, progress (None: unknown) and seconds so far."""
         now = self._clock()

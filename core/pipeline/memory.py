@@ -12,6 +12,7 @@ on a CPU attention reads memory that lies together in a good deal less time.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,8 +56,13 @@ class MemoryManager:
         self.pages_at_once = max(1, run // self.page_size)
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
-        self.cache_errors = 0
+        self.cache_name = type(cache).__name__
+        self._failed_calls: Counter[str] = Counter()
+
+    @property
+    def cache_errors(self) -> int:
         """How often the cache raised."""
+        return self._failed_calls.total()
 
     @property
     def available_tokens(self) -> int:
@@ -76,7 +82,7 @@ class MemoryManager:
             found = self.cache.match(req.matchable_key())
             self.cache.lock(found.handle)
         except Exception:
-            self._cache_failed(f"to match {req}; all of it is computed")
+            self._cache_failed("match", f" {req}; all of it is computed")
             found = PrefixMatch(np.empty(0, np.int64), None)
         n = len(found)
         req.kv = ReqKV(
@@ -90,7 +96,7 @@ class MemoryManager:
             try:
                 self.cache.unlock(req.kv.handle)
             except Exception:
-                self._cache_failed(f"to unlock the prefix of {req}; it stays cached")
+                self._cache_failed("unlock", f" the prefix of {req}; it stays cached")
         req.kv = ReqKV()
 
     def seat(self, req: Req, found: PrefixMatch) -> None:
@@ -221,7 +227,7 @@ class MemoryManager:
         except Exception as error:
             if self._owned() != before:
                 raise MemoryCorrupted("the prefix cache failed amid an insert, and pages changed hands") from error
-            self._cache_failed(f"to insert {req}; its KV is not shared")
+            self._cache_failed("insert", f" {req}; its KV is not shared")
             return
         self.cache.lock(result.handle)
         if kv.handle is not None:
@@ -234,11 +240,13 @@ class MemoryManager:
         self.held_tokens -= result.taken
         kv.cache_len = known + result.taken
 
-    def _cache_failed(self, what: str) -> None:
-        """Note an exception of the cache that is being handled; the first ones with their traceback."""
-        self.cache_errors += 1
-        if self.cache_errors <= 10:
-            logger.exception("the prefix cache failed %s", what)
+    def _cache_failed(self, call: str, what: str = "") -> None:
+        """Note an exception of the cache that is being handled; of each call the log has one in a thousand."""
+        self._failed_calls[call] += 1
+        times = self._failed_calls[call]
+        if times == 1 or times % 1000 == 0:
+            text = f"{call}{what} ({times} times so far)"
+            logger.exception("the prefix cache %r failed to %s", self.cache_name, text)
 
     def _owned(self) -> tuple[int, int]:
         return self.allocator.free_tokens, self.cache.cached_tokens
@@ -251,7 +259,7 @@ class MemoryManager:
             try:
                 self.cache.evict(short)
             except Exception as error:
-                self._cache_failed("to evict")
+                self._cache_failed("evict")
                 if wrong := self.books_error():
                     raise MemoryCorrupted(f"the prefix cache failed amid an eviction: {wrong}") from error
         return self.allocator.alloc(pages)

@@ -27,6 +27,7 @@ from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.logs import quoted
 from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
 from pegboard.core.pipeline.counters import Counters
+from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.loops import make_loop
@@ -91,6 +92,7 @@ class Scheduler:
         gates: GateKeeper | None = None,
         report: StepReport | None = None,
         pooler: Pooler | None = None,
+        culprits: Culprits | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -116,6 +118,7 @@ class Scheduler:
             num_layers=num_layers,
             cannot_fit=self._end,
         )
+        self.culprits = culprits or Culprits()
         self.gates = gates
         self.pooler = pooler
         self.report = report
@@ -244,22 +247,27 @@ class Scheduler:
         except InvalidRequest as error:
             return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
-            logger.exception("a logits processor failed on the parameters of %s", quoted(req.name))
-            text = f"a logits processor failed on the sampling parameters: {type(error).__name__}: {error}"
-            return refusal(message, 500, "plugin_failed", text)
+            return self._plugin_failed(message, "a logits processor or the sampler", error)
         if req.pooling is not None:
             if self.pooler is None:
                 return refusal(message, 400, "no_embeddings", "this engine makes no embeddings")
             try:
                 req.pooling.first = self.pooler.first(req.input_len)
             except Exception as error:
-                logger.exception("the pooler failed on a prompt of %d tokens", req.input_len)
-                text = f"the pooler failed: {type(error).__name__}: {error}"
-                return refusal(message, 500, "plugin_failed", text)
+                return self._plugin_failed(message, "the pooler", error)
         failed = None if self.gates is None else self.gates.arrive(req)
         if failed is not None:
             return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)
         return None
+
+    def _plugin_failed(self, message: TokenizedRequest, who: str, error: Exception) -> Rejected:
+        """A plugin raised on a new request, which is refused for it."""
+        culprit = self.culprits.of(error)
+        self.culprits.count(culprit)
+        text = f"{who} failed: {type(error).__name__}: {error}" if culprit is None else culprit.tell(error)
+        accused = text if culprit is None else culprit.accuse(error)
+        logger.error("request %s is refused: %s", quoted(message.rid), accused, exc_info=error)
+        return refusal(message, 500, "plugin_failed", text)
 
     def _ready(self, req: Req) -> None:
         req.timing.ready = self.clock()
@@ -308,7 +316,7 @@ class Scheduler:
 
     def info(self) -> dict[str, Any]:
         """Counters and the state of queues and memory, as plain values."""
-        cache = self.memory.cache
+        cache, failures = self.memory.cache, self._plugin_failures()
         return {
             **self.counters.to_dict(),
             "paused": self.paused,
@@ -325,7 +333,8 @@ class Scheduler:
             "max_queued_tokens": self.bounds.tokens,
             "new_token_ratio": self.planner.ratio.current,
             "gates": [] if self.gates is None else self.gates.waiting_on(),
-            "plugin_failures": self._plugin_failures(),
+            "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
+            "plugin_failures_by": failures,
             "policy": self._policy_stats(),
         }
 
@@ -334,10 +343,16 @@ class Scheduler:
         planner = self.planner
         return len(self.running) + len(planner.ahead) + len(planner.sitting) + (self.chunked is not None)
 
-    def _plugin_failures(self) -> int:
+    def _plugin_failures(self) -> dict[str, dict[str, int]]:
+        """Calls of plugins that raised, by contract and provider; of hooks, by the hook's name."""
         hooks = (self._batch_scheduled, self._batch_committed, self._requests_finished, self._idle_hooks)
-        gates = 0 if self.gates is None else self.gates.failures
-        return self.memory.cache_errors + self.guarded_policy.failures + gates + sum(one.failures for one in hooks)
+        gates = {} if self.gates is None else self.gates.failures_by
+        return self.culprits.all_counts(
+            ("prefix_cache", self.memory.cache_name, self.memory.cache_errors),
+            ("schedule_policy", self.culprits.name(self.policy), self.guarded_policy.failures),
+            *(("admission_gate", name, failures) for name, failures in gates.items()),
+            *(("hooks", one.name, one.failures) for one in hooks),
+        )
 
     def _policy_stats(self) -> dict[str, float]:
         try:
@@ -456,7 +471,10 @@ class Scheduler:
     def _recover(self, step: Step, error: Exception, behind: Step | None) -> None:
         """A forward pass raised. What it computed is undefined, but nothing of it was committed."""
         self.counters.failed_batches += 1
-        logger.error("batch %d of %d requests failed", step.number, len(step.batch), exc_info=error)
+        culprit = self.culprits.of(error)
+        self.culprits.count(culprit)
+        accused = "the model failed" if culprit is None else culprit.accuse(error)
+        logger.error("batch %d of %d requests: %s", step.number, len(step.batch), accused, exc_info=error)
         self.memory.rows.send_again(step.work.table)
         if behind is not None:
             assert behind.pending is not None
@@ -470,7 +488,9 @@ class Scheduler:
             if result is not None:
                 self._commit(part, result)
                 continue
-            reason = FinishReason(FinishType.ABORT, message=f"the model failed: {why}", status=500)
+            culprit = self.culprits.of(why)
+            text = f"the model failed: {why}" if culprit is None else culprit.tell(why)
+            reason = FinishReason(FinishType.ABORT, message=text, status=500)
             for req in part.batch.reqs:
                 if not req.finished:
                     self._end(req, reason, keep=False)

@@ -12,6 +12,7 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch import greedy_only
+from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.step import BatchResult
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class _Split:
 class PendingResult:
     """A launched batch whose tokens are on their way to the host. What else was wanted is there already."""
 
-    def __init__(self, tokens: torch.Tensor, result: BatchResult, ready: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, tokens: torch.Tensor, result: BatchResult, ready: torch.cuda.Event | None, vocab_size: int = 0
+    ) -> None:
+        self._vocab_size = vocab_size
         self._tokens = tokens
         self._result = result
         self._ready = ready
@@ -53,6 +57,7 @@ class PendingResult:
     def result(self) -> BatchResult:
         if self._ready is not None:
             self._ready.synchronize()
+            check_ids(self._tokens.numpy(), self._vocab_size)
         self._result.tokens = self._tokens.numpy()
         return self._result
 
@@ -135,16 +140,27 @@ class Worker:
         return PendingResult(torch.empty(0, dtype=torch.int64), BatchResult(_NO_TOKENS), None)
 
     def _finish(self, work: ModelWorkerBatch, batch: ForwardBatch, output: ForwardOutput, hooks: bool) -> PendingResult:
+        if work.sampling is not None:
+            self._keep_last(work.sampled_rows, output.next_token_ids)
         if hooks and self._after:
             self._after(batch, output)
-        if work.sampling is None:
-            pass
-        elif self._last_host is not None:
-            # The same memory, at a fraction of what torch takes for so few numbers.
-            self._last_host[work.sampled_rows] = output.next_token_ids.numpy()
-        else:
-            self._last.index_copy_(0, self._tensor(work.sampled_rows), output.next_token_ids)
         return self._bring(output, work.wanted)
+
+    def _keep_last(self, rows: NDArray[np.int64], tokens: torch.Tensor) -> None:
+        """Note the tokens for the next step. Raises BadTokens for what are none; on a device only `result` sees ids."""
+        check_tokens(tokens, rows.shape[0], self._device)
+        if self._last_host is not None:
+            # The same memory, at a fraction of what torch takes for so few numbers.
+            ids = tokens.numpy()
+            check_ids(ids, self._vocab_size)
+            self._last_host[rows] = ids
+        else:
+            # A step may be launched before the ids are looked at, and one beyond the embeddings would end the device.
+            self._last.index_copy_(0, self._tensor(rows), tokens.clamp(0, self._vocab_size - 1))
+
+    @property
+    def _vocab_size(self) -> int:
+        return self._runner.ctx.spec.vocab_size
 
     def healthy(self) -> bool:
         """Whether the device still answers: a CUDA context is lost with its first fault."""
@@ -166,7 +182,7 @@ class Worker:
         found = self._result(output, wanted)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
-        return PendingResult(host, found, ready)
+        return PendingResult(host, found, ready, self._vocab_size)
 
     def _result(self, output: ForwardOutput, wanted: WantedRows | None) -> BatchResult:
         """Everything but the tokens, on the host."""
@@ -240,7 +256,7 @@ class Worker:
                 steps=self._tensor(info.steps),
                 all_greedy=greedy_only(info.temperatures, info.top_ks),
                 need_top_p=bool((info.top_ps < 1.0).any()),
-                need_top_k=bool((info.top_ks < self._runner.ctx.spec.vocab_size).any()),
+                need_top_k=bool((info.top_ks < self._vocab_size).any()),
                 need_min_p=bool((info.min_ps > 0.0).any()),
                 logprobs=info.logprobs,
             )

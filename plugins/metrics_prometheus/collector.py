@@ -44,7 +44,6 @@ _COUNTERS = (
     ("preemptions", "preemptions", "Times a running request gave way to a more urgent one."),
     ("failed_batches", "failed_batches", "Forward passes that raised."),
     ("book_errors", "book_errors", "Times the idle check found memory unaccounted for; always a bug."),
-    ("plugin_failures", "plugin_failures", "Calls into plugins that raised."),
     ("prefill_steps", "prefill_steps", "Steps that computed prompts."),
     ("decode_steps", "decode_steps", "Steps that only decoded."),
     ("computed_prompt_tokens", "prompt_tokens", "Tokens computed in prefills, again after a retraction."),
@@ -148,6 +147,7 @@ class SchedulerCollector(Collector):
         prompt = stats.get("prompt_tokens", 0) + stats.get("cached_tokens", 0)
         yield self._counter("prompt_tokens", "Tokens of scheduled prompts, computed or found in the cache.", prompt)
         yield self._counter("requests_finished", "Requests that ended, by reason.", self._finished, "reason")
+        yield self._failures(stats.get("plugin_failures_by", {}))
         stages = {stage: stats.get(key, 0.0) for stage, key in _STAGES}
         yield self._counter("stage_seconds", "Time of the scheduler's loop, by stage.", stages, "stage")
         for name, key, text in _GAUGES:
@@ -190,6 +190,14 @@ class SchedulerCollector(Collector):
         family = CounterMetricFamily(PREFIX + name, text, labels=_names(label))
         for labels, value in self._series(values):
             family.add_metric(labels, value)
+        return family
+
+    def _failures(self, values: Mapping[str, Mapping[str, int]]) -> Metric:
+        text = "Calls into plugins that raised, by contract and provider."
+        family = CounterMetricFamily(f"{PREFIX}plugin_failures", text, labels=["model_name", "contract", "provider"])
+        for contract, by_name in values.items():
+            for name, count in by_name.items():
+                family.add_metric([self._model, contract, name], count)
         return family
 
     def _gauge(self, name: str, text: str, values: _Values[float], label: str = "") -> Metric:

@@ -160,3 +160,50 @@ def test_min_new_tokens_knows_every_token_that_ends_an_output(checkpoint: Path, 
     with Engine(compose(data={**CONFIG, "model": {"path": str(directory), "dtype": "float32"}}, env={})) as engine:
         (output,) = engine.generate([FIRST], wants_to_end)
     assert (len(output.token_ids), output.finish_reason) == (6, {"type": "stop", "matched": 2})
+
+
+def test_an_engine_without_books_does_not_go_on(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that raises where nothing can be undone: later calls say so, where they would have waited for ever."""
+
+    class Lost(LookupError):
+        pass
+
+    def lose(*_: object) -> None:
+        raise Lost("who has page 7?")
+
+    config = {**CONFIG, "model": {"path": str(checkpoint), "dtype": "float32"}}
+    with Engine(compose(data=config, env={})) as engine:
+        never_more_than(engine, 20, monkeypatch)
+        stream = engine.stream(SECOND, GREEDY)
+        next(stream)
+        monkeypatch.setattr(engine.built.scheduler.memory.cache, "unlock", lose)
+        with pytest.raises(Lost, match=r"^'?who has page 7\?"):
+            engine.run([GenerateRequest(prompt=FIRST, sampling=GREEDY)])
+        monkeypatch.undo()
+        stopped = r"the engine has stopped, and a new one is needed: Lost: who has page 7\?"
+        with pytest.raises(Lost, match=stopped) as caught:
+            list(stream)
+        assert isinstance(caught.value.__cause__, Lost)
+        for call in (
+            lambda: engine.generate([FIRST], GREEDY),
+            lambda: next(engine.stream(FIRST, GREEDY)),
+            lambda: engine.submit(GenerateRequest(prompt=FIRST)),
+            lambda: engine.embed([FIRST]),
+            engine.flush_cache,
+        ):
+            with pytest.raises(Lost, match=stopped):
+                call()
+        assert engine.stats()["accepted"] == 2
+
+
+def test_a_poll_of_a_stopped_engine_raises(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**CONFIG, "model": {"path": str(checkpoint), "dtype": "float32"}}
+    with Engine(compose(data=config, env={})) as engine:
+        rid = engine.submit(GenerateRequest(prompt=FIRST, sampling=GREEDY))
+        monkeypatch.setattr(engine.built.scheduler, "step", lambda: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                engine.poll()
+        engine.abort(rid)
+        with pytest.raises(ZeroDivisionError, match="the engine has stopped"):
+            engine.poll()

@@ -13,8 +13,10 @@ import torch
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.pipeline.culprits import BadTokens
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
-from pegboard.core.pipeline.worker import Worker, on_host
+from pegboard.core.pipeline.step import BatchResult
+from pegboard.core.pipeline.worker import PendingResult, Worker, on_host
 from tests.core.pipeline.harness import Harness
 
 
@@ -104,6 +106,31 @@ def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPoo
     assert runner.inputs == [[5, 8], [6, 9]]
     assert first.result().tokens.tolist() == [6, 9]
     assert second.result().tokens.tolist() == [7, 10]
+
+
+def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool) -> None:
+    """There the host looks at ids when a step is done, and the next one may be under way by then."""
+    runner = EchoRunner()
+    worker = make_worker(rows, runner)
+    worker._last_host = None
+    worker.launch(work(rows, [99, 8]))
+    worker.launch(work(rows, [-1, -1], pending=True))
+    assert runner.inputs == [[99, 8], [99, 9]]
+    arrived: Any = SimpleNamespace(synchronize=lambda: None)
+    with pytest.raises(BadTokens, match=r"the sampled token 100 of row 1 is none of the vocabulary's 100"):
+        PendingResult(torch.tensor([7, 100]), BatchResult(np.empty(0, np.int64)), arrived, 100).result()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_are_no_tokens_is_found_on_a_gpu(rows: ReqToTokenPool) -> None:
+    nothing: Any = None
+    runner: Any = EchoRunner()
+    worker = Worker(runner, nothing, nothing, rows, torch.device("cuda"))
+    pending = worker.launch(work(rows, [99, 8]))
+    worker.launch(work(rows, [-1, -1], pending=True))
+    assert runner.inputs == [[99, 8], [99, 9]]
+    with pytest.raises(BadTokens, match="sampled token 100 of row 0"):
+        pending.result()
 
 
 def test_a_batch_sees_the_table_of_its_launch(rows: ReqToTokenPool) -> None:

@@ -238,6 +238,15 @@ def test_the_policy_speaks_for_itself() -> None:
     assert samples(generate_latest(registry).decode(), "policy", figure="fallback_steps") == [7.0]
 
 
+def test_failures_of_plugins_have_their_names() -> None:
+    failures = {"sampler": {"mine": 3}, "logits_processor": {"mine": 1, "yours": 2}}
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SchedulerCollector("m", lambda: {"plugin_failures_by": failures}))
+    text = generate_latest(registry).decode()
+    assert samples(text, "plugin_failures_total", contract="sampler", provider="mine") == [3.0]
+    assert samples(text, "plugin_failures_total", contract="logits_processor", provider="yours") == [2.0]
+
+
 # ---- hooks ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,30 @@
+"""Looking at what a sampler answered, before anybody builds on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pegboard.core.pipeline.culprits import BadTokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def check_tokens(tokens: object, count: int, device: torch.device) -> None:
+    """Raise BadTokens unless these may be one token for each of `count` rows. Looks at no number, so it never waits."""
+    if not isinstance(tokens, torch.Tensor):
+        raise BadTokens(f"sampled tokens must be a tensor, and not a {type(tokens).__name__}")
+    if tokens.dtype is not torch.int64 or tokens.shape != (count,) or tokens.device.type != device.type:
+        given = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)} on {tokens.device.type}"
+        raise BadTokens(f"sampled tokens must be int64 [{count}] on {device.type}, and not {given}")
+
+
+def check_ids(tokens: NDArray[np.int64], vocab_size: int) -> None:
+    """Raise BadTokens for an id that is none of the vocabulary's."""
+    # As unsigned numbers, negative ones are large too: one look for both.
+    if tokens.shape[0] and tokens.view(np.uint64).max() >= vocab_size:
+        row = int((tokens.view(np.uint64) >= vocab_size).argmax())
+        raise BadTokens(f"the sampled token {tokens[row]} of row {row} is none of the vocabulary's {vocab_size}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqPooling
+from pegboard.core.toolkit.encoding import overflow
 
 
 def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
@@ -49,18 +50,17 @@ def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | No
     has seen to all of that, unless it still thinks of a scheduler that had more memory.
     """
     length, wanted = len(message.prompt) // 4, message.sampling.max_new_tokens or 0
-    if not 0 < length < max_context_len:
-        return refusal(
-            message,
-            400,
-            "prompt_too_long" if length else "empty_prompt",
-            f"the prompt has {length} tokens; 1 to {max_context_len - 1} can be served",
-            param="prompt",
-        )
-    if length + wanted > max_context_len:
-        text = f"{length} tokens of prompt and {wanted} new ones exceed a context of {max_context_len} tokens"
-        return refusal(message, 400, "context_length_exceeded", text, param="max_new_tokens")
-    return None
+    if not length:
+        return refusal(message, 400, "empty_prompt", "the prompt is empty", param="prompt")
+    if length < max_context_len and length + wanted <= max_context_len:
+        return None
+    too_long = length >= max_context_len
+    # A request that wants more tokens than there are is blamed for that, where its prompt alone would fit.
+    text = overflow(length, max_context_len - 1 if too_long else max(0, max_context_len - wanted), max_context_len)
+    if not too_long:
+        text += f", and max_new_tokens asks for {wanted} of them"
+    param = "prompt" if too_long else "max_new_tokens"
+    return refusal(message, 400, "context_length_exceeded", text, param=param)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.encoding import check_length
+from pegboard.core.toolkit.encoding import check_length, overflow
 from pegboard.core.toolkit.grammar import parts_of
 from pegboard.core.toolkit.stop import compiled
 from pegboard.core.toolkit.stop_regex import StopRegexError
@@ -184,10 +184,7 @@ class Intake:
             raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
         if len(ids) > self.max_prompt_len:
             raise InvalidRequest(
-                f"the prompt has {len(ids)} tokens; at most {self.max_prompt_len} fit, because the context holds "
-                f"{self._limit} tokens with at least one for the answer",
-                param="prompt",
-                code="context_length_exceeded",
+                overflow(len(ids), self.max_prompt_len, self._limit), param="prompt", code="context_length_exceeded"
             )
         self._check_ids("prompt", ids)
 

@@ -103,11 +103,20 @@ _medium = ThreadPoolExecutor(1, "tokenise")
 _long = LongLane()
 
 
+def overflow(tokens: str | int, most: int, context: int) -> str:
+    """What is said of a prompt that does not fit, with code `context_length_exceeded`: in the words by which clients
+    (litellm, LangChain, coding agents) tell that they have to shorten a conversation. `most` tokens would have fitted.
+    """
+    return (
+        f"prompt is too long: {tokens} tokens > {most} maximum; this model's maximum context length is {context} tokens"
+    )
+
+
 def check_length(text: str, context: int, param: str = "prompt") -> None:
     """Raise InvalidRequest for a text that cannot fit into a context of so many tokens."""
     if len(text) > context * CHARS_PER_TOKEN:
         raise InvalidRequest(
-            f"{param} has {len(text)} characters; they cannot fit into a context of {context} tokens",
+            f"{overflow(f'over {context}', context - 1, context)}; the text has {len(text)} characters",
             param=param,
             code="context_length_exceeded",
         )

@@ -70,12 +70,22 @@ def test_prompt_leaves_room_for_one_token() -> None:
     assert intake().prepare(request("a" * 19)).sampling.max_new_tokens == 1
     error = refused(request("a" * 20))
     assert (error.status, error.param, error.code) == (400, "prompt", "context_length_exceeded")
-    assert "20 tokens" in error.message
-    assert "at most 19" in error.message
+    assert error.message == (
+        "prompt is too long: 20 tokens > 19 maximum; this model's maximum context length is 20 tokens"
+    )
+
+
+def test_text_that_cannot_fit_is_refused_in_the_same_words() -> None:
+    error = refused(request("a" * 641))
+    assert (error.status, error.param, error.code) == (400, "prompt", "context_length_exceeded")
+    assert error.message == (
+        "prompt is too long: over 20 tokens > 19 maximum; this model's maximum context length is 20 tokens; the text "
+        "has 641 characters"
+    )
 
 
 def test_limit_is_the_smaller_of_context_and_pool() -> None:
-    assert "at most 9" in refused(request("a" * 10), max_total_tokens=10).message
+    assert "10 tokens > 9 maximum" in refused(request("a" * 10), max_total_tokens=10).message
     intake(max_total_tokens=10).prepare(request("a" * 9))
 
 

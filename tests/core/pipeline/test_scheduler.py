@@ -183,12 +183,14 @@ def test_token_limit_counts_what_memory_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "code"), [(0, "empty_prompt"), (1024, "prompt_too_long"), (2000, "prompt_too_long")]
+    ("length", "code"), [(0, "empty_prompt"), (1024, "context_length_exceeded"), (2000, "context_length_exceeded")]
 )
 def test_refuses_what_cannot_be_served(length: int, code: str) -> None:
     reply = Harness().submit("a", [1] * length, 1)
     assert isinstance(reply, Rejected)
-    assert (reply.status, reply.code) == (400, code)
+    assert (reply.status, reply.code, reply.param) == (400, code, "prompt")
+    if length:
+        assert f"prompt is too long: {length} tokens > 1023 maximum; this model's maximum context" in reply.message
 
 
 def test_refuses_more_tokens_than_a_row_holds() -> None:
@@ -199,6 +201,10 @@ def test_refuses_more_tokens_than_a_row_holds() -> None:
     harness.run()
     assert isinstance(reply, Rejected)
     assert (reply.status, reply.code, reply.param) == (400, "context_length_exceeded", "max_new_tokens")
+    assert reply.message == (
+        "prompt is too long: 2 tokens > 1 maximum; this model's maximum context length is 32 tokens, and "
+        "max_new_tokens asks for 31 of them"
+    )
     assert len(harness.tokens("good")) == 30
 
 

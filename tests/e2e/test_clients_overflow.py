@@ -1,0 +1,111 @@
+"""A prompt that is too long is told in the words and codes by which clients know that they have to shorten it.
+
+litellm and LangChain are not among what the tests install; where they are missing, their tests are skipped, and the
+first test stands for what they look for (litellm 1.106.2, langchain-openai 1.7.3, langchain-anthropic 1.7.7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from pegboard.core.testing.servers import Served
+from tests.e2e.clients import CONTEXT, KEY, MODEL, tiny_model, tiny_server
+
+pytestmark = pytest.mark.slow
+
+LONG = "hello " * CONTEXT
+LONGER = "hello " * CONTEXT * 8
+"""Refused before it becomes tokens."""
+WORDS = re.compile(
+    rf"prompt is too long: (over )?(\d+) tokens > (\d+) maximum; this model's maximum context length is {CONTEXT} tokens"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with tiny_server(tiny_model(tmp_path_factory.mktemp("model"))) as one:
+        yield one
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that would ask the network for prices of models, or tell somebody about their use."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+ASKED: dict[str, Any] = {
+    "/v1/chat/completions": lambda text: {"messages": said(text)},
+    "/v1/completions": lambda text: {"prompt": text},
+    "/v1/responses": lambda text: {"input": text},
+    "/v1/embeddings": lambda text: {"input": text},
+    "/v1/messages": lambda text: {"model": MODEL, "messages": said(text), "max_tokens": 8},
+    "/generate": lambda text: {"text": text},
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("text", [LONG, LONGER], ids=["long", "longer"])
+@pytest.mark.parametrize("path", ASKED)
+def test_every_api_says_it_in_these_words(server: Served, path: str, text: str, streamed: bool) -> None:
+    body = {**ASKED[path](text), **({} if path == "/v1/embeddings" else {"stream": streamed})}
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(f"{server.address}{path}", json=body, headers=headers, timeout=60)
+    error = answer.json()["error"]
+    found = WORDS.search(error["message"])
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert found is not None, error["message"]
+    assert int(found[2]) > int(found[3]) or found[1]
+    code = error["details"]["error_code"] if path == "/v1/messages" else error["code"]
+    assert code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "hosted_vllm"])
+@pytest.mark.usefixtures("quiet")
+def test_litellm(server: Served, provider: str) -> None:
+    litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
+    base = server.address if provider == "anthropic" else f"{server.address}/v1"
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(f"{provider}/{MODEL}", said(LONG), api_base=base, api_key=KEY, max_tokens=8, num_retries=0)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
+@pytest.mark.usefixtures("quiet")
+def test_langchain_openai(server: Served, responses: bool, streamed: bool) -> None:
+    langchain: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    from langchain_core.exceptions import ContextOverflowError
+
+    model = langchain.ChatOpenAI(
+        model=MODEL,
+        base_url=f"{server.address}/v1",
+        api_key=KEY,
+        max_retries=0,
+        use_responses_api=responses,
+        streaming=streamed,
+    )
+    with pytest.raises(ContextOverflowError):
+        model.invoke(LONG)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.usefixtures("quiet")
+def test_langchain_anthropic(server: Served, streamed: bool) -> None:
+    langchain: Any = pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
+    from langchain_core.exceptions import ContextOverflowError
+
+    model = langchain.ChatAnthropic(
+        model=MODEL, base_url=server.address, api_key=KEY, max_retries=0, max_tokens=8, streaming=streamed
+    )
+    with pytest.raises(ContextOverflowError):
+        model.invoke(LONG)

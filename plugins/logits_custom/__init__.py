@@ -1,4 +1,4 @@
-"""Logits processors that a request names, with parameters of its own. Not in the default list: add them to
+"""Logits processors that a request names, with parameters of its own. `dry` is not in the default list: add it to
 `logits_processors`.
 """
 
@@ -7,7 +7,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="logits_custom",
     version="0.1.0",
-    summary="logits processors that requests name: dry, bad_words",
+    summary="logits processors that requests name: dry, bad_words, allowed_token_ids",
     providers=(
         Provider(
             contract="logits_processor",
@@ -22,6 +22,13 @@ plugin = Plugin(
             name="bad_words",
             factory="pegboard.plugins.logits_custom.bad_words:BadWords",
             summary="never completes any of a list of words",
+            provides=frozenset({"params"}),
+        ),
+        Provider(
+            contract="logits_processor",
+            name="allowed_token_ids",
+            factory="pegboard.plugins.logits_custom.allowed_token_ids:AllowedTokenIds",
+            summary="forbids every token but those of a list",
             provides=frozenset({"params"}),
         ),
     ),

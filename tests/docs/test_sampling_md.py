@@ -72,6 +72,6 @@ def test_the_ranges_are_those_of_the_table(name: str) -> None:
 
 def test_the_config_and_the_request_work() -> None:
     resolved = compose(data={"model": {"path": "nowhere"}, **yaml.safe_load(block("yaml"))}, env={})
-    assert [one.use for one in resolved.engine.logits_processors][-2:] == ["dry", "bad_words"]
+    assert [one.use for one in resolved.engine.logits_processors][-3:] == ["bad_words", "allowed_token_ids", "dry"]
     body = SamplingFields.model_validate(json.loads(block("json")))
     assert body.sampling_params(max_new_tokens=1, min_new_tokens=0).extra == {"dry": {"multiplier": 0.8}}

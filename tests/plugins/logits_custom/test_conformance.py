@@ -34,3 +34,14 @@ class TestBadWords(LogitsProcessorContract):
             SamplingParams(extra={"bad_words": {"words": ["ab"]}}),
             SamplingParams(extra={"bad_words": {"words": ["b"]}}, grammar=Grammar("regex", "a*")),
         ]
+
+
+class TestAllowedTokenIds(LogitsProcessorContract):
+    provider = "allowed_token_ids"
+
+    def asking(self) -> Sequence[SamplingParams]:
+        return [
+            SamplingParams(extra={"allowed_token_ids": {"ids": [97, 98, 97]}}),
+            SamplingParams(extra={"allowed_token_ids": {"ids": [3]}}, min_new_tokens=4),
+            SamplingParams(extra={"allowed_token_ids": {"ids": [50]}}, grammar=Grammar("regex", "a*")),
+        ]

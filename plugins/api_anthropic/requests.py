@@ -10,6 +10,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import SamplingFields, salt_of
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import RequestModel
+from pegboard.core.toolkit.refusals import Refusal, RefusingModel
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.plugins.api_anthropic.conversation import continues, template_messages
 
@@ -30,6 +31,24 @@ NAMES = {
     "any_of": "tools",
 }
 """What fields of the engine are called here."""
+
+REFUSED = dict.fromkeys(
+    (
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "compaction",
+        "disagg_prefill_dp_rank",
+        "ec_transfer_params",
+        "kv_transfer_params",
+        "return_mm_kwargs",
+        "routed_dp_rank",
+        "vllm_xargs",
+        "watermarking",
+    ),
+    Refusal(),
+)
+"""Fields of Anthropic's, vLLM's and SGLang's that would change an answer and that this server does not have."""
 
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What templates know as `reasoning_effort`."""
@@ -57,8 +76,10 @@ class Metadata(RequestModel):
     user_id: str = ""
 
 
-class PromptBody(RequestModel):
+class PromptBody(RefusingModel):
     """What is to be read: shared by the routes that answer and that count."""
+
+    refused = REFUSED
 
     model: str
     messages: list[Any]

@@ -12,9 +12,10 @@ from pegboard.core.toolkit.http import error_responses, parse_body
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
-from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
+from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names, new_id
+from pegboard.plugins.api_openai.unsupported import CHAT
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {
@@ -26,6 +27,8 @@ _INSTEAD = {
 
 class ChatBody(CommonBody):
     """Body of `/v1/chat/completions`."""
+
+    refused = CHAT
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -42,6 +45,8 @@ class ChatBody(CommonBody):
     chat_template_kwargs: dict[str, Any] = {}
     """What else the chat template gets to read: names that it knows."""
     add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+    """Whether the tokenizer's special tokens go around what the template wrote, which has them by itself as a rule."""
     continue_final_message: bool = False
     """Whether the answer goes on with the last message."""
     modalities: list[str] = []
@@ -121,16 +126,23 @@ class Chat:
     async def create(self, request: Request) -> Response:
         body, turn, grammar = await self.read(request)
         rid = new_id("chatcmpl", body.rid)
+        prompts: list[str | list[int]] = [turn.prompt]
+        ids = None
+        if body.return_token_ids:
+            special = body.add_special_tokens
+            ids = await self._surface.token_ids(request, prompts, 1, add_special_tokens=special)
+            prompts = [*ids]
         requests = body.engine_requests(
-            [turn.prompt],
+            prompts,
             rid=rid,
             max_new_tokens=body.limit,
-            add_special_tokens=False,
+            add_special_tokens=body.add_special_tokens,
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )
-        names = {**body.names, **grammar_names(grammar, turn.grammar, GRAMMARS)}
-        return await ChatWriter(self._surface, rid, body, turn).respond(request, requests, names)
+        grammars = grammar_names(grammar, turn.grammar, body.grammar_names)
+        names = {**body.names, **body.grammar_names, **grammars}
+        return await ChatWriter(self._surface, rid, body, turn, ids).respond(request, requests, names)
 
     async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:
         """A request's body, what is to be answered, and the grammar that the body itself has."""
@@ -138,6 +150,7 @@ class Chat:
         surface = self._surface
         surface.check_model(body.model)
         body.check()
+        body.check_constraints(surface.client.info)
         grammar = body.grammar()
         turn = await take_turn(
             surface.ctx,

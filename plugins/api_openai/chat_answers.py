@@ -13,6 +13,8 @@ from pegboard.plugins.api_openai.usage import Usage
 from pegboard.plugins.api_openai.writer import Choice, Writer, ending
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pegboard.core.interfaces.client import OutputChunk
     from pegboard.core.toolkit.generation import Answer
     from pegboard.core.toolkit.tool_calls import ChatStream, ToolCall
@@ -28,8 +30,10 @@ class ChatWriter(Writer):
     chunk_kind = "chat.completion.chunk"
     wanted: ChatBody
 
-    def __init__(self, surface: Surface, rid: str, body: ChatBody, turn: Turn) -> None:
-        super().__init__(surface, rid, body)
+    def __init__(
+        self, surface: Surface, rid: str, body: ChatBody, turn: Turn, prompt_ids: Sequence[list[int]] | None = None
+    ) -> None:
+        super().__init__(surface, rid, body, prompt_ids)
         self._turn = turn
         self._streams = [turn.stream(stream_reasoning=body.stream_reasoning) for _ in range(body.n)]
         self._fed: list[OutputEvent] | None = None
@@ -51,6 +55,9 @@ class ChatWriter(Writer):
             **self.extras(answer),
         }
 
+    def opening(self) -> dict[str, Any]:
+        return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids[0]}
+
     def begin(self, index: int) -> list[Choice]:
         return [self._delta(index, {"role": "assistant", "content": "", "refusal": None})]
 
@@ -62,10 +69,13 @@ class ChatWriter(Writer):
             events += stream.finish()
         found = [self._delta(index, _delta(stream, event)) for event in events]
         wanted = self._logprobs(chunk.logprobs or []) if chunk.logprobs else None
-        if wanted is not None or (self.wanted.return_hidden_states and chunk.hidden_states):
+        ids = chunk.token_ids if self.wanted.return_token_ids else []
+        if wanted is not None or ids or (self.wanted.return_hidden_states and chunk.hidden_states):
             # They are of tokens, whether or not these are text already.
             found = found or [self._delta(index, {})]
             found[0]["logprobs"] = wanted
+            if ids:
+                found[0]["token_ids"] = ids
             if self.wanted.return_hidden_states:
                 found[0]["hidden_states"] = chunk.hidden_states
         if chunk.finish_reason is not None:
@@ -73,7 +83,8 @@ class ChatWriter(Writer):
         return found
 
     def plain(self, index: int, chunk: OutputChunk) -> str | None:
-        if chunk.finish_reason is not None or self.wanted.logprobs or self.wanted.return_hidden_states:
+        wanted = self.wanted
+        if chunk.finish_reason is not None or wanted.logprobs or wanted.return_hidden_states or wanted.return_token_ids:
             return None
         events = self._streams[index].feed(chunk.text) if chunk.text else []
         if not events:
@@ -180,6 +191,7 @@ class ChatChoice(BaseModel):
     matched_stop: int | str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     hidden_states: list[list[float]] | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -191,3 +203,4 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None

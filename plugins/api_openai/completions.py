@@ -10,9 +10,10 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import parse_body
-from pegboard.plugins.api_openai.fields import GRAMMARS, CommonBody, check_top
+from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.logprobs import CompletionLogprobs
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.unsupported import COMPLETIONS
 from pegboard.plugins.api_openai.usage import Usage
 from pegboard.plugins.api_openai.writer import Choice, Writer, ending
 
@@ -29,6 +30,8 @@ NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "logpro
 
 class CompletionBody(CommonBody):
     """Body of `/v1/completions`."""
+
+    refused = COMPLETIONS
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
@@ -85,8 +88,15 @@ class CompletionWriter(Writer):
     chunk_kind = "text_completion"
     wanted: CompletionBody
 
-    def __init__(self, surface: Surface, rid: str, body: CompletionBody, echoes: Sequence[str]) -> None:
-        super().__init__(surface, rid, body)
+    def __init__(
+        self,
+        surface: Surface,
+        rid: str,
+        body: CompletionBody,
+        echoes: Sequence[str],
+        prompt_ids: Sequence[list[int]] | None = None,
+    ) -> None:
+        super().__init__(surface, rid, body, prompt_ids)
         self._echoes = echoes
         self._columns = [
             CompletionLogprobs(surface.texts, body.logprobs or 0, skip_special_tokens=body.skip_special_tokens)
@@ -102,6 +112,7 @@ class CompletionWriter(Writer):
             "logprobs": self._logprobs(index, [*echoed, *answer.logprobs]),
             **ending(answer.finish_reason),
             **self.extras(answer),
+            **self._prompt(index),
         }
 
     def chosen(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -115,19 +126,23 @@ class CompletionWriter(Writer):
         return []
 
     def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
-        echo, entries = "", list[Any](chunk.logprobs or ())
+        echo, entries, prompt = "", list[Any](chunk.logprobs or ()), {}
         if self._first[index]:
             self._first[index] = False
+            prompt = self._prompt(index)
             echo = self._echoes[index]
             if self.wanted.echo:
                 entries = [*(chunk.input_logprobs or ()), *entries]
-        if not (echo or chunk.text or entries or chunk.finish_reason is not None):
+        ids = {"token_ids": chunk.token_ids} if self.wanted.return_token_ids else {}
+        if not (echo or chunk.text or entries or chunk.finish_reason is not None or (ids and chunk.token_ids)):
             return []
         piece: Choice = {
             "index": index,
             "text": echo + chunk.text,
             "logprobs": self._logprobs(index, entries),
             **ending(chunk.finish_reason),
+            **prompt,
+            **ids,
         }
         if self.wanted.return_hidden_states:
             piece["hidden_states"] = chunk.hidden_states
@@ -140,12 +155,16 @@ class CompletionWriter(Writer):
             or chunk.finish_reason is not None
             or wanted.logprobs is not None
             or wanted.return_hidden_states
+            or wanted.return_token_ids
         ):
             return None
         return chunk.text
 
     def piece(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, **ending(None)}
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids[index // self.wanted.n]}
 
     def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
         return None if self.wanted.logprobs is None else self._columns[index].columns(entries)
@@ -178,17 +197,25 @@ class Completions:
         surface = self._surface
         surface.check_model(body.model)
         body.check()
+        body.check_constraints(surface.client.info)
+        grammar = body.grammar()
         rid = new_id("cmpl", body.rid)
+        prompts, ids = body.prompts(), None
+        if body.return_token_ids:
+            special = body.add_special_tokens
+            ids = await surface.token_ids(request, prompts, body.n, add_special_tokens=special)
+            prompts = [*ids]
         requests = body.engine_requests(
-            body.prompts(),
+            prompts,
             rid=rid,
             max_new_tokens=body.limit,
             add_special_tokens=body.add_special_tokens,
             logprob_start=0 if body.echo and body.logprobs is not None else None,
-            grammar=body.grammar(),
+            grammar=grammar,
         )
         echoes = [self._text(prompt, body) if body.echo else "" for prompt in body.prompts() for _ in range(body.n)]
-        return await CompletionWriter(surface, rid, body, echoes).respond(request, requests, {**NAMES, **GRAMMARS})
+        writer = CompletionWriter(surface, rid, body, echoes, ids)
+        return await writer.respond(request, requests, {**NAMES, **body.grammar_names})
 
     def _text(self, prompt: str | list[int], body: CompletionBody) -> str:
         if isinstance(prompt, str):
@@ -223,6 +250,8 @@ class CompletionChoice(BaseModel):
     matched_stop: int | str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     hidden_states: list[list[float]] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):

@@ -13,8 +13,10 @@ from pydantic import BaseModel
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import salt_of
-from pegboard.core.toolkit.http import RequestModel, json_response, parse_body
+from pegboard.core.toolkit.http import json_response, parse_body
+from pegboard.core.toolkit.refusals import RefusingModel
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
@@ -24,7 +26,7 @@ MAX_INPUTS = 2048
 """OpenAI's bound."""
 
 
-class EmbeddingFields(RequestModel):
+class EmbeddingFields(RefusingModel):
     """What all bodies have that ask for embeddings, whatever is made of them."""
 
     model: str = ""
@@ -59,6 +61,8 @@ class EmbeddingFields(RequestModel):
 
 class EmbeddingBody(EmbeddingFields):
     """Body of `/v1/embeddings`."""
+
+    refused = EMBEDDINGS
 
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"

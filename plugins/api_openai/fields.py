@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, for_answer, salt_of
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import RequestModel
+from pegboard.core.toolkit.refusals import RefusingModel
+from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
@@ -37,7 +41,7 @@ class StreamOptions(RequestModel):
     """Whether every chunk counts the tokens of its choice so far."""
 
 
-class CommonBody(SamplingFields):
+class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
     """Fields that both have. A subclass adds its prompt, and says what the engine's fields are called in it."""
 
     model: str = ""
@@ -81,6 +85,8 @@ class CommonBody(SamplingFields):
             _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
             if self.stream:
                 raise InvalidRequest("prompt_logprobs are not for streams", param="prompt_logprobs")
+        if self.return_token_ids and self.session_params is not None and self.session_params.id:
+            raise InvalidRequest("return_token_ids is not for turns of a session", param="return_token_ids")
         if self.lora_path:
             raise InvalidRequest("lora_path is not supported by this server", param="lora_path", code="unsupported")
 
@@ -113,17 +119,37 @@ class CommonBody(SamplingFields):
                 f"response_format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
                 param="response_format.type",
             )
-        nested = form.get("json_schema")
-        schema = json_schema_of(nested, "response_format.json_schema") if kind == "json_schema" else None
-        tag = {name: value for name, value in form.items() if name != "type"} if kind == "structural_tag" else None
-        return grammar_of(
-            json_schema=schema,
-            json_object=kind == "json_object",
-            regex=self.regex,
-            ebnf=self.ebnf,
-            structural_tag=tag,
-            names=GRAMMARS,
-        )
+        found = self._grammars(kind)
+        if len(found) > 1:
+            fields = " and ".join(dict.fromkeys(one.name for one in found))
+            raise InvalidRequest(f"one grammar per request: {fields} exclude each other", param=found[1].name)
+        if not found:
+            return None
+        asked: dict[Any, Any] = {found[0].kind: found[0].value}
+        return grammar_of(**asked, names=self.grammar_names)
+
+    def _grammars(self, kind: str) -> list[AskedGrammar]:
+        """All that are asked for; `kind` is the type of `response_format`."""
+        form, found = self.response_format, self.constraints()
+        if self.ebnf is not None:
+            found.insert(0, AskedGrammar("ebnf", "ebnf", self.ebnf))
+        if self.regex is not None:
+            found.insert(0, AskedGrammar("regex", "regex", self.regex))
+        if kind == "json_schema":
+            schema = json_schema_of(form.get("json_schema"), "response_format.json_schema")
+            found.insert(0, AskedGrammar(GRAMMARS["json_schema"], "json_schema", schema))
+        if kind == "json_object":
+            found.insert(0, AskedGrammar(GRAMMARS["json_object"], "json_object", True))
+        if kind == "structural_tag":
+            tag = {name: value for name, value in form.items() if name != "type"}
+            found.insert(0, AskedGrammar(GRAMMARS["structural_tag"], "structural_tag", tag))
+        return found
+
+    @property
+    def grammar_names(self) -> dict[Any, str]:
+        """What grammars, and parameters of processors, are called in this body."""
+        asked = self._grammars(self.response_format.get("type", "text"))
+        return {**GRAMMARS, **self.processor_names, **{one.kind: one.name for one in asked}}
 
     def engine_requests(
         self,
@@ -144,6 +170,11 @@ class CommonBody(SamplingFields):
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
         params = self.sampling_params(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
+        params = msgspec.structs.replace(
+            params,
+            extra=self.processor_params(params.extra),
+            no_stop_trim=params.no_stop_trim or self.include_stop_str_in_output,
+        )
         return [
             GenerateRequest(
                 prompt=prompt,

@@ -24,6 +24,7 @@ from pegboard.core.toolkit.http import (
 )
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.unsupported import RERANK, SCORE
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
@@ -37,6 +38,8 @@ class ScoreBody(EmbeddingFields):
     as `query` and `documents`, or `query` and `items` with `label_token_ids`: how likely each of these tokens is to
     follow them.
     """
+
+    refused = SCORE
 
     text_1: Texts | None = None
     text_2: Texts | None = None
@@ -88,6 +91,8 @@ class ScoreBody(EmbeddingFields):
 
 class RerankBody(EmbeddingFields):
     """Body of `/v1/rerank`. A document is a text, or an object that has one."""
+
+    refused = RERANK
 
     query: str
     documents: list[str | dict[str, Any]]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
 
+ID_BYTES = 8
+"""One token id of an answer."""
 
 class Surface:
     """The engine behind the routes of one server."""
@@ -40,6 +42,17 @@ class Surface:
     def check_model(self, model: str) -> None:
         """Raise InvalidRequest (404) for a model that this server does not have."""
         check_model(self.client.info, model)
+
+    async def token_ids(
+        self, request: Request, prompts: Sequence[str | list[int]], copies: int, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Prompts as tokens, to be sent to the engine and to the client, who gets each so many times."""
+        texts = [one for one in prompts if isinstance(one, str)]
+        tokenize = self.client.tokenize(texts, add_special_tokens=add_special_tokens)
+        made = iter(await until_disconnect(request, tokenize))
+        found = [next(made) if isinstance(one, str) else one for one in prompts]
+        self.client.charge(copies * sum(map(len, found)) * ID_BYTES)
+        return found
 
     async def submit(
         self,

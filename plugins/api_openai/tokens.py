@@ -17,15 +17,13 @@ from pegboard.core.toolkit.http import RequestModel, built_response, parse_body,
 from pegboard.core.toolkit.rendering import render_chat
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import Surface, documented
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
 
 T = TypeVar("T")
 Ids = Sequence[Sequence[int]]
 
 LONG = 16 * 1024
 """Tokens from which on the work is done in a thread."""
-ID_BYTES = 8
-"""One token id of an answer."""
 STRING_BYTES = 32
 """One token's text of an answer, where equal ones are one object."""
 LETTER_BYTES = 8

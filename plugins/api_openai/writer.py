@@ -32,10 +32,14 @@ class Writer(abc.ABC):
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, surface: Surface, rid: str, body: CommonBody) -> None:
+    def __init__(
+        self, surface: Surface, rid: str, body: CommonBody, prompt_ids: Sequence[list[int]] | None = None
+    ) -> None:
         self.surface = surface
         self.texts = surface.texts
         self.wanted = body
+        self.prompt_ids = prompt_ids
+        """The prompts as tokens, where they are asked for."""
         self._head = {"id": rid, "created": int(time.time()), "model": surface.model}
 
     @abc.abstractmethod
@@ -68,11 +72,15 @@ class Writer(abc.ABC):
         """How many tokens went into thinking, if it is known."""
         return None
 
+    def opening(self) -> dict[str, Any]:
+        """What a whole answer, and the chunks in which a stream begins, have beside their choices."""
+        return {}
+
     def body(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The whole answer."""
         choices = [self.choice(index, answer) for index, answer in enumerate(self.chosen(answers))]
         counted = usage(answers, self.wanted.copies, self.reasoning_tokens())
-        return {**self._head, "object": self.kind, "choices": choices, "usage": counted}
+        return {**self._head, "object": self.kind, "choices": choices, "usage": counted, **self.opening()}
 
     def chunk(self, choices: list[Choice], **more: Any) -> dict[str, Any]:
         """One chunk of a stream."""
@@ -86,6 +94,8 @@ class Writer(abc.ABC):
             found["prompt_logprobs"] = entries
         if self.wanted.return_hidden_states:
             found["hidden_states"] = answer.hidden_states
+        if self.wanted.return_token_ids:
+            found["token_ids"] = answer.token_ids
         return found
 
     async def respond(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Response:
@@ -126,7 +136,8 @@ class _Events(AnswerWriter):
 
     def begin(self) -> bytes:
         indices = range(len(self._answers.answers))
-        return self._events([choice for index in indices for choice in self._writer.begin(index)])
+        choices = [choice for index in indices for choice in self._writer.begin(index)]
+        return self._events(choices, **self._writer.opening())
 
     def more(self, index: int, chunk: OutputChunk) -> bytes:
         if self._continuous:
@@ -149,8 +160,8 @@ class _Events(AnswerWriter):
             self._templates[index] = known
         return known
 
-    def _events(self, choices: list[Choice]) -> bytes:
-        return b"".join([event(self._writer.chunk([choice], **self._more)) for choice in choices])
+    def _events(self, choices: list[Choice], **more: Any) -> bytes:
+        return b"".join([event(self._writer.chunk([choice], **self._more, **more)) for choice in choices])
 
 
 def ending(reason: dict[str, Any] | None) -> Choice:

@@ -8,7 +8,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.generation import SamplingFields
 from pegboard.core.toolkit.grammar import grammar_of
 from pegboard.core.toolkit.http import RequestModel
+from pegboard.core.toolkit.refusals import RefusingModel
 from pegboard.plugins.api_openai.fields import check_top, json_schema_of
+from pegboard.plugins.api_openai.unsupported import RESPONSES
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
@@ -42,8 +44,10 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseBody(SamplingFields):
+class ResponseBody(SamplingFields, RefusingModel):
     """Body of `/v1/responses`."""
+
+    refused = RESPONSES
 
     model: str = ""
     input: str | list[dict[str, Any]]

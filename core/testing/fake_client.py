@@ -106,6 +106,7 @@ class FakeEngineClient(EngineClient):
         finish_reason: dict[str, Any] | None = None,
         failure: str = FAILURE,
         uneven: bool = False,
+        features: Sequence[str] = (),
     ) -> None:
         self.script: Script = script if callable(script) else tuple(script)
         self.failure = failure
@@ -140,7 +141,7 @@ class FakeEngineClient(EngineClient):
             max_total_tokens=65536,
             dtype="float32",
             version="0",
-            features=("input_logprobs", "hidden_states", "embeddings"),
+            features=("input_logprobs", "hidden_states", "embeddings", *features),
         )
 
     @property

@@ -32,22 +32,27 @@ NAMES = {
 }
 """What fields of the engine are called here."""
 
-REFUSED = dict.fromkeys(
-    (
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "compaction",
-        "disagg_prefill_dp_rank",
-        "ec_transfer_params",
-        "kv_transfer_params",
-        "return_mm_kwargs",
-        "routed_dp_rank",
-        "vllm_xargs",
-        "watermarking",
+REFUSED = {
+    **dict.fromkeys(
+        (
+            "bootstrap_host",
+            "bootstrap_port",
+            "bootstrap_room",
+            "compaction",
+            "disagg_prefill_dp_rank",
+            "ec_transfer_params",
+            "kv_transfer_params",
+            "return_mm_kwargs",
+            "routed_dp_rank",
+            "vllm_xargs",
+            "watermarking",
+        ),
+        Refusal(),
     ),
-    Refusal(),
-)
+    **dict.fromkeys(("structured_outputs", "response_format"), Refusal("; use output_config.format, regex or ebnf")),
+    **dict.fromkeys(("allowed_token_ids", "bad_words"), Refusal("; use custom_logit_processor")),
+    "mm_payload": Refusal(neutral=("tensors",)),
+}
 """Fields of Anthropic's, vLLM's and SGLang's that would change an answer and that this server does not have."""
 
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}

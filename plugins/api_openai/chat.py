@@ -38,6 +38,8 @@ class ChatBody(CommonBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Reaches chat templates that read such a thing."""
     separate_reasoning: bool = True
     """Whether the model's thinking is given as `reasoning_content`, apart from the content."""
     stream_reasoning: bool = True
@@ -161,7 +163,7 @@ class Chat:
             separate_reasoning=body.separate_reasoning,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,
-            hints=effort_hints(body.reasoning_effort),
+            hints={**effort_hints(body.reasoning_effort), **({"verbosity": body.verbosity} if body.verbosity else {})},
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )

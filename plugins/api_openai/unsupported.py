@@ -100,7 +100,20 @@ RESPONSES: Refused = {
     "include_reasoning": Refusal("; a client may pass over reasoning items", neutral=(True,), false_asks=True),
     **_plain("enable_response_messages", "previous_input_messages", "vllm_xargs", "watermarking"),
     "include_stop_str_in_output": Refusal("; use no_stop_trim"),
-    "structured_outputs": Refusal("; use text.format"),
+    **dict.fromkeys(
+        (
+            "ebnf",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json",
+            "guided_regex",
+            "regex",
+            "response_format",
+            "structured_outputs",
+        ),
+        Refusal("; use text.format"),
+    ),
+    **dict.fromkeys(("allowed_token_ids", "bad_words"), Refusal("; use custom_logit_processor")),
 }
 
 _POOLING: Refused = {
@@ -120,7 +133,7 @@ EMBEDDINGS: Refused = {
 
 _SCORING: Refused = {
     **_POOLING,
-    **_plain("chat_template_kwargs", "instruction"),
+    **_plain("chat_template_kwargs", "instruct", "instruction"),
     **dict.fromkeys(("max_tokens_per_doc", "max_tokens_per_query"), Refusal(": it leaves nothing of a text out")),
 }
 

@@ -22,7 +22,8 @@ LONG = "hello " * CONTEXT
 LONGER = "hello " * CONTEXT * 8
 """Refused before it becomes tokens."""
 WORDS = re.compile(
-    rf"prompt is too long: (over )?(\d+) tokens > (\d+) maximum; this model's maximum context length is {CONTEXT} tokens"
+    r"prompt is too long: (over )?(\d+) tokens > (\d+) maximum; "
+    rf"this model's maximum context length is {CONTEXT} tokens"
 )
 
 

@@ -1,5 +1,5 @@
-"""docs/openai.md lists the fields of OpenAI's reference, of vLLM's and SGLang's servers, and our own; each is taken, has
-no effect, or is refused by name, as it says there.
+"""docs/openai.md lists fields: those of OpenAI's reference, of the servers of vLLM and SGLang, and our own. Each is taken,
+has no effect, or is refused by name, as the page says.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.asgi import Exchange
 from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.plugins.api_openai.chat import ChatBody
 from pegboard.plugins.api_openai.completions import CompletionBody
@@ -16,9 +15,19 @@ from pegboard.plugins.api_openai.embeddings import EmbeddingBody
 from pegboard.plugins.api_openai.responses.body import ResponseBody
 from pegboard.plugins.api_openai.scoring import RerankBody, ScoreBody
 from tests.plugins.api_anthropic.parsers import fake_parsers
-from tests.plugins.api_openai.asking import ask
+from tests.plugins.api_openai.asking import make_app
 from tests.plugins.api_openai.reference_fields import OPENAI, SGLANG, VLLM
-from tests.plugins.field_tables import FUNCTION, PROCESSORS, SAMPLES, TEMPLATE, TOOLS, USER, documented, treatment
+from tests.plugins.field_tables import (
+    FUNCTION,
+    PROCESSORS,
+    SAMPLES,
+    TEMPLATE,
+    TOOLS,
+    USER,
+    Outcome,
+    documented,
+    treatment,
+)
 
 TABLES = documented("openai.md")
 BODIES: dict[str, Any] = {
@@ -106,24 +115,18 @@ def test_the_page_has_every_field() -> None:
         assert known == TABLES[route].keys(), route
 
 
-@pytest.mark.parametrize(("route", "name", "said"), parameters())
-def test_what_becomes_of_a_field(route: str, name: str, said: str) -> None:
-    def post(body: dict[str, Any]) -> tuple[Exchange, FakeEngineClient]:
-        return ask(
-            "POST",
-            route,
-            body,
-            context=dict(fake_parsers()),
-            script=("((a", "b", "))c"),
-            features=PROCESSORS,
-            tokenizer=FakeTokenizer(template=TEMPLATE),
-        )
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    client = FakeEngineClient(("((a", "b", "))c"), features=PROCESSORS, tokenizer=FakeTokenizer(template=TEMPLATE))
+    return Outcome(client, make_app(client, **fake_parsers()))
 
+
+@pytest.mark.parametrize(("route", "name", "said"), parameters())
+def test_what_becomes_of_a_field(outcome: Outcome, route: str, name: str, said: str) -> None:
     base = {**NEEDED[route], **looked_up(BESIDE, route, name, {})}
     unseen = looked_up(UNSEEN, route, name, None)
     if unseen is not None and said == "taken":
-        done, _ = post({**base, name: unseen})
-        assert done.json()["error"]["param"].startswith(name)
+        assert outcome(route, {**base, name: unseen})[1]["error"]["param"].startswith(name)
         return
     sample = looked_up(OWN, route, name, SAMPLES.get(name, True))
-    assert treatment(post, base, name, sample) == said
+    assert treatment(outcome, route, base, name, sample) == said

@@ -1,5 +1,5 @@
-"""docs/anthropic.md lists fields: those of Anthropic's reference, of the servers of vLLM and SGLang, and our own. Each is
-taken, has no effect, or is refused by name, as the page says.
+"""docs/anthropic.md lists fields: those of Anthropic's reference, of the servers of vLLM and SGLang, and our own. Each
+is taken, has no effect, or is refused by name, as the page says.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REFERENCE = {
         system thinking tool_choice tools user_profile_id workspace_id
     """,
 }
-"""anthropic-python 2.12.0, `types/**/message_create_params.py` and `message_count_tokens_params.py`, and what the API had
-before.
+"""anthropic-python 2.12.0, `types/**/message_create_params.py` and `message_count_tokens_params.py`, and what the API
+had before.
 """
 OTHERS = {
     PATH: """

@@ -1,5 +1,5 @@
-"""docs/openai.md lists fields: those of OpenAI's reference, of the servers of vLLM and SGLang, and our own. Each is taken,
-has no effect, or is refused by name, as the page says.
+"""docs/openai.md lists fields: those of OpenAI's reference, of the servers of vLLM and SGLang, and our own. Each is
+taken, has no effect, or is refused by name, as the page says.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("logits_processor", "penalties"),
         provider("logits_processor", "logit_bias"),
         provider("logits_processor", "min_new_tokens"),
+        provider("logits_processor", "bad_words"),
+        provider("logits_processor", "allowed_token_ids"),
         provider("logits_processor", "strong", config=lazy(PenaltyOptions)),
         provider("sampler", "torch"),
         provider("grammar", "plain"),

@@ -24,7 +24,7 @@ OTHERS = {
     "token_allocator": ["stack"],
     "prefix_cache": ["radix"],
     "schedule_policy": ["fcfs"],
-    "logits_processor": ["penalties", "logit_bias", "min_new_tokens"],
+    "logits_processor": ["penalties", "logit_bias", "min_new_tokens", "bad_words", "allowed_token_ids"],
     "grammar": ["plain"],
     "pooler": ["last"],
     "reasoning_parser": ["plain"],

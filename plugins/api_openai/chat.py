@@ -131,8 +131,9 @@ class Chat:
         prompts: list[str | list[int]] = [turn.prompt]
         ids = None
         if body.return_token_ids:
-            special = body.add_special_tokens
-            ids = await self._surface.token_ids(request, prompts, 1, add_special_tokens=special)
+            # Each choice of a stream begins with them.
+            copies, special = body.n if body.stream else 1, body.add_special_tokens
+            ids = await self._surface.token_ids(request, prompts, copies, add_special_tokens=special)
             prompts = [*ids]
         requests = body.engine_requests(
             prompts,

@@ -68,7 +68,7 @@ class Render:
     async def create(self, request: Request) -> Response:
         body, turn, _ = await self._chat.read(request)
         client = self._surface.client
-        [ids] = await client.tokenize([turn.prompt], add_special_tokens=False)
+        [ids] = await client.tokenize([turn.prompt], add_special_tokens=body.add_special_tokens)
         client.charge(len(ids) * ID_BYTES)
         # A template decides whether special tokens are text of the answer.
         sampling = {name: getattr(body, name) for name in _SAME}

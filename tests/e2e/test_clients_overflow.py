@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries that would ask the network for prices of models, or tell somebody about their use."""
+    """Libraries that would ask the network for prices of models, or report on their use."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

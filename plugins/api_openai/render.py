@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from pegboard.core.toolkit.http import built_response, error_responses
 from pegboard.plugins.api_openai.chat import Chat, ChatBody
-from pegboard.plugins.api_openai.surface import Surface, documented, new_id
-from pegboard.plugins.api_openai.tokens import ID_BYTES, LONG
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id
+from pegboard.plugins.api_openai.tokens import LONG
 
 _SAME = (
     "n",

@@ -26,6 +26,7 @@ Names = Mapping[str, str]
 ID_BYTES = 8
 """One token id of an answer."""
 
+
 class Surface:
     """The engine behind the routes of one server."""
 

@@ -19,6 +19,7 @@ from pegboard.core.toolkit.http import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
     ErrorFormats,
+    GuardedRoute,
     example_of,
 )
 from pegboard.core.version import __version__
@@ -32,6 +33,8 @@ from pegboard.core.web.limits import BodyBounds, BodyLimit
 from pegboard.core.web.routes import Routes, allowed
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from pegboard.core.interfaces.api_router import ApiRouter
 
 
@@ -62,11 +65,13 @@ def build_app(
     for name, router in routers:
         with (told(name) if told else None) or nullcontext():
             named.append((name, _routes(router)))
+    every: list[BaseRoute] = []
     for name, routes in [*named, ("the server", Documents().routes())]:
         _claim(owners, name, routes.routes)
         formats.add(routes.routes)
-        # Not include_router: FastAPI would look for each request's route twice.
-        app.router.routes.extend(routes.routes)
+        every += routes.routes
+    # Not include_router: FastAPI would look for each request's route twice.
+    app.router.routes.extend(sorted(every, key=lambda route: not _only_with(route)))
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     cors = cors or CorsSection()
     # The last one added is the first to see a request.
@@ -112,10 +117,15 @@ def _routes(router: ApiRouter) -> APIRouter:
     return found
 
 
+def _only_with(route: object) -> str:
+    """The header without which a request is not for this route, "" where it is for all."""
+    return route.only_with.decode() if isinstance(route, GuardedRoute) else ""
+
+
 def _claim(owners: dict[tuple[str, str], str], name: str, routes: Sequence[object]) -> None:
     for route in routes:
         for method in sorted(getattr(route, "methods", None) or ()):
-            path = str(getattr(route, "path", ""))
+            path = " with ".join(filter(None, (str(getattr(route, "path", "")), _only_with(route))))
             owner = owners.setdefault((method, path), name)
             if owner != name:
                 raise ConfigError(

@@ -52,11 +52,12 @@ def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | No
     length, wanted = len(message.prompt) // 4, message.sampling.max_new_tokens or 0
     if not length:
         return refusal(message, 400, "empty_prompt", "the prompt is empty", param="prompt")
-    if length < max_context_len and length + wanted <= max_context_len:
+    most = max_context_len - (message.sampling.max_new_tokens != 0)
+    if length <= most and length + wanted <= max_context_len:
         return None
-    too_long = length >= max_context_len
+    too_long = length > most
     # A request that wants more tokens than there are is blamed for that, where its prompt alone would fit.
-    text = overflow(length, max_context_len - 1 if too_long else max(0, max_context_len - wanted), max_context_len)
+    text = overflow(length, most if too_long else max(0, max_context_len - wanted), max_context_len)
     if not too_long:
         text += f", and max_new_tokens asks for {wanted} of them"
     param = "prompt" if too_long else "max_new_tokens"

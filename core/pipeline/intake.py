@@ -50,7 +50,9 @@ class Intake:
 
     @property
     def max_prompt_len(self) -> int:
-        """The longest prompt in tokens: one token of the context is left for the answer."""
+        """The longest prompt in tokens that can be answered: one token of the context is left for that. A request for
+        no token (of a prompt's logprobs or embedding) may fill the context.
+        """
         return self._limit - 1
 
     def check_text(self, prompt: Prompt) -> None:
@@ -127,6 +129,8 @@ class Intake:
         if packed is None:
             packed = self.pack(request.prompt, add_special_tokens=request.add_special_tokens)
         length = len(packed) // 4
+        if length > self.max_prompt_len and request.sampling.max_new_tokens != 0:
+            raise self._too_long(length)
         return TokenizedRequest(
             rid=request.rid or uuid.uuid4().hex,
             prompt=packed,
@@ -182,11 +186,13 @@ class Intake:
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
             raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
-        if len(ids) > self.max_prompt_len:
-            raise InvalidRequest(
-                overflow(len(ids), self.max_prompt_len, self._limit), param="prompt", code="context_length_exceeded"
-            )
+        if len(ids) > self._limit:
+            raise self._too_long(len(ids))
         self._check_ids("prompt", ids)
+
+    def _too_long(self, length: int) -> InvalidRequest:
+        text = overflow(length, self.max_prompt_len, self._limit)
+        return InvalidRequest(text, param="prompt", code="context_length_exceeded")
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
         if not ids:

@@ -31,6 +31,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -118,6 +119,13 @@ class GuardedRoute(APIRoute):
     """A route that answers InvalidRequest with its status, in its API's error format."""
 
     write_error: ErrorWriter = staticmethod(error_response)
+    only_with = b""
+    """The header, in lower case, without which a request is not for this route."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self.only_with and all(name != self.only_with for name, _ in scope["headers"]):
+            return Match.NONE, {}
+        return super().matches(scope)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -133,8 +141,11 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def api_router(*, errors: ErrorWriter = error_response, **kwargs: Any) -> APIRouter:
+def api_router(*, errors: ErrorWriter = error_response, only_with: str = "", **kwargs: Any) -> APIRouter:
     """An APIRouter whose routes are guarded; `kwargs` are APIRouter's.
+
+    With `only_with` they are for requests with this header, and go before what others have at the same paths: two APIs
+    may share a path where one of them has its clients name themselves so.
 
     `errors` writes every error at these paths and below them, also those that no route has to do with: of keys, limits,
     unknown paths, and our own.
@@ -143,6 +154,7 @@ def api_router(*, errors: ErrorWriter = error_response, **kwargs: Any) -> APIRou
     class Route(GuardedRoute):
         write_error = staticmethod(errors)
 
+    Route.only_with = only_with.lower().encode()
     return APIRouter(route_class=Route, **kwargs)
 
 
@@ -155,7 +167,7 @@ class ErrorFormats:
     def add(self, routes: Iterable[object]) -> None:
         """Learn the formats of routes."""
         for route in routes:
-            if isinstance(route, GuardedRoute):
+            if isinstance(route, GuardedRoute) and not route.only_with:
                 self._writers[route.path.rstrip("/")] = route.write_error
 
     def at(self, path: str) -> ErrorWriter:

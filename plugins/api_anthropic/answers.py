@@ -13,6 +13,27 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
+class ModelCard(BaseModel):
+    """One model. `max_tokens` is null: an answer may be as long as the context leaves room for."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: None
+
+
+class ModelPage(BaseModel):
+    """A page of models, from `first_id` to `last_id`; both null where it is empty."""
+
+    data: list[ModelCard]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class TextBlock(BaseModel):
     """Text for the user."""
 

@@ -34,6 +34,7 @@ from pegboard.plugins.api_anthropic.errors import (
     new_request_id,
     write_error,
 )
+from pegboard.plugins.api_anthropic.models import Models
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.requests import NAMES, MessagesBody, PromptBody, new_id
 from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class AnthropicRouter(ApiRouter):
-    """/v1/messages, whole and streamed, and /v1/messages/count_tokens."""
+    """/v1/messages, whole and streamed, /v1/messages/count_tokens, and /v1/models for Anthropic's clients."""
 
     options: AnthropicOptions
 
@@ -69,6 +70,7 @@ class AnthropicRouter(ApiRouter):
             openapi_extra=body_docs(PromptBody, conversation),
             responses={**json_answer(TokenCount), **errors},
         )(self.count_tokens)
+        router.routes.extend(Models(self.client).routes().routes)
         return router
 
     async def messages(self, request: Request) -> Response:

@@ -25,6 +25,7 @@ from pegboard.core.toolkit.custom_params import read_params
 from pegboard.core.toolkit.logprobs import token_logprobs
 
 NAME = "fixed"
+CONTEXT = 64
 
 
 class Fixed(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +59,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     sampler = Provider("sampler", NAME, "pegboard_test_asks:FixedSampler", "", provides=frozenset({"params"}), rank=-1)
     registry = Registry.of(*(one.plugin for one in Registry.discover(()).plugins), Plugin("acme", "1", (sampler,)))
     data = {
-        "model": {"path": str(tiny_checkpoint(tmp_path, "llama")), "device": "cpu"},
+        "model": {"path": str(tiny_checkpoint(tmp_path, "llama")), "device": "cpu", "context_length": CONTEXT},
+        "memory": {"max_total_tokens": CONTEXT},
         "sampler": {"use": NAME},
         "runner": {"use": "layered"},
         "scheduler": {"loop": request.param},
@@ -84,6 +86,21 @@ def test_a_sampler_gets_parameters_of_requests(engine: Engine) -> None:
         assert caught.value.param == f"custom_params.fixed{param}"
     with pytest.raises(InvalidRequest, match=r"no logits processor or sampler .* are: .*fixed"):
         engine.run([ask(other={})])
+
+
+def test_a_prompt_fills_the_context_where_no_token_is_asked_for(engine: Engine) -> None:
+    ids = [(i * 7) % 50 + 3 for i in range(CONTEXT)]
+
+    def ask(prompt: list[int], most: int | None) -> GenerateRequest:
+        return GenerateRequest(prompt=prompt, sampling=SamplingParams(max_new_tokens=most), logprobs=0, logprob_start=0)
+
+    for _ in range(2):  # with an empty cache, and with what the first one left
+        [answer] = engine.run([ask(ids, 0)])
+        assert (answer.token_ids, len(answer.input_logprobs or ())) == ([], CONTEXT)
+    assert len(engine.run([ask(ids[1:], None)])[0].token_ids) == 1
+    for prompt, most in ((ids, 1), (ids, None), ([*ids, 3], 0)):
+        with pytest.raises(InvalidRequest, match=r"prompt is too long: 6[45] tokens > 63 maximum"):
+            engine.run([ask(prompt, most)])
 
 
 def test_waiting_counts_from_the_first_time_in_the_queue() -> None:

@@ -100,8 +100,8 @@ class ConductTests(PolicySuite):
         old.timing.first_scheduled = old.timing.first_token = old.timing.last_token = late - 1
         newcomers = [queued([1], max_new_tokens=1, priority=3, arrived=late - 5) for _ in range(3)]
         assert policy.order([old, *newcomers], [])[0] is old, (
-            "what it has waited counts for nothing once it is retracted: timing.queued begins anew then, timing.ready "
-            "does not"
+            "what it has waited counts for nothing once it is retracted: timing.queued begins anew then, "
+            "timing.waiting_since does not"
         )
 
     def test_requests_that_are_through_are_let_go(self) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch
 from pegboard.core.testing.properties import properties
-from pegboard.core.testing.suite import ContractSuite, capability
+from pegboard.core.testing.sampler_params import SamplerParams
+from pegboard.core.testing.suite import capability
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -145,7 +146,7 @@ def _row(index: int) -> Row:
     return {**cases[index % len(cases)], "seed": SEEDS[index % len(SEEDS)] ^ index, "step": index * 7 % 11}
 
 
-class SamplerContract(ContractSuite):
+class SamplerContract(SamplerParams):
     """What every sampler owes the runner. An author names the provider, and nothing else; the author of a sampler with
     another distribution says in `probabilities` which.
 

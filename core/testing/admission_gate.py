@@ -193,8 +193,10 @@ class AdmissionGateContract(ContractSuite):
             gate.cancel(other)
         self.clear(gate, clock, req)
         with no_waiting("poll"):
-            gate.poll([req])
-        self.wait_until_open(gate, clock, req)
+            verdict = gate.poll([req]).get(req.rid)
+        # A gate may say so once.
+        if verdict is None or verdict.state is not GateState.OPEN:
+            self.wait_until_open(gate, clock, req)
         with no_waiting("finished"):
             held = gate.finished(req)
         with no_waiting("released"):

@@ -130,7 +130,8 @@ class ConductTests(PolicySuite):
     def _round(self, policy: SchedulePolicy, seen: list[weakref.ref[Req]]) -> None:
         """Some requests come, wait, run and finish."""
         waiting: list[Req] = [
-            queued([7, index], priority=index % 3, kind=_Watched, owner=f"{index % 2}") for index in range(_PER_ROUND)
+            queued([7, index], priority=index % 3, kind=_Watched, principal=f"{index % 2}")
+            for index in range(_PER_ROUND)
         ]
         seen += map(weakref.ref, waiting)
         for _ in range(2):

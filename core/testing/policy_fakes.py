@@ -77,7 +77,7 @@ def queued(
     **fields: Any,
 ) -> Req:
     """A waiting request; one that has generated tokens was retracted. `arrived` is when it came, now by default;
-    `fields` go to Req (name, owner, params).
+    `fields` go to Req (name, principal, params).
     """
     req = kind(
         rid or f"req-{next(_NAMES)}",
@@ -117,7 +117,7 @@ def active(
 
 _TOKENS = st.lists(st.integers(0, 3), max_size=6)
 _ARRIVALS = st.sampled_from((0.0, 5.0, 30.0, 1000.0))
-_CLIENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"name": "job", "owner": "team"}))
+_CLIENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"name": "job", "principal": "team"}))
 """What clients call their requests need not be unique."""
 STEMS: tuple[list[int], ...] = ([], [7] * 40, [7] * 40 + [8] * 40, [9] * 64, [5])
 

@@ -12,10 +12,13 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import json_response, parse_body
 from pegboard.plugins.api_openai.embeddings import EmbeddingBody, EmbeddingUsage, embedding_usage, written_vector
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
+from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
 
 
 class PoolingBody(EmbeddingBody):
     """Body of `/pooling`: that of `/v1/embeddings`, and what is to be made of the model's hidden states."""
+
+    refused = {name: said for name, said in EMBEDDINGS.items() if name != "use_activation"}
 
     task: str = "embed"
     """`embed`, one vector for each input; this server does no other."""

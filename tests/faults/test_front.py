@@ -176,7 +176,7 @@ def test_connections_are_bounded_while_the_model_loads(model: Path, tmp_path: Pa
         wait_for(lambda: "Loading" in server.log)
         port = port_of(server)
         with crowd(("127.0.0.1", port), 3 * SPARE_PLACES):
-            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 503
+            assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE).status_code == 503
             began = time.monotonic()
             wait_for(lambda: connections_of(server, port) <= PLACES + SPARE_PLACES)
             assert time.monotonic() - began < PATIENCE_OF_THE_ROOM / 2, "they have only come to their own ends"

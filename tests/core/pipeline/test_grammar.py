@@ -287,6 +287,7 @@ class TestGate(AdmissionGateContract):
     factory = Gate
     provides = frozenset[str]()
     options_model = type(GrammarGate.make_options())
+    params = ()
 
     def blocked_request(self, gate: Any) -> Req:
         gate.manual.eager = False

@@ -114,7 +114,7 @@ PURPOSES = [
 @pytest.mark.parametrize(("path", "body"), PURPOSES)
 def test_the_body_says_what_it_is_for(path: str, body: dict[str, Any]) -> None:
     """Large ones too, which are read in a thread."""
-    for more in ({}, {"padding": "x" * (SMALL_BODY + 1)}):
+    for more in ({}, {"filler": "x" * (SMALL_BODY + 1)}):
         found, _ = asking.post(INVOKE, {**body, **more})
         wanted, _ = asking.post(path, body)
         for one in (found, wanted):

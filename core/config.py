@@ -133,7 +133,7 @@ class ServerSection(Section):
     """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
     of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
     api_key_file: str | None = None
-    """File with further API keys, one per line; with a name in front (`NAME KEY`), which gates and logs may tell, or
+    """File with further API keys, one per line; with a name in front (`NAME: KEY`), which gates and logs may tell, or
     else a key is called by its number."""
     admin_key: Annotated[KeyList, Field(repr=False)] = ()
     """One key or several for the routes of admins, and for all others. Without one, but with an API key, nobody may use

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEY = TypeAdapter(Key)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_NAME_RULE = "begin with a letter, have at most 64 letters, digits, '.', '_' or '-'"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_NAME_RULE = "begin with a letter and have at most 64 letters, digits, '.', '_' or '-'"
 
 
 class Keys:
@@ -106,17 +106,17 @@ def _unknown(key: bytes | None) -> InvalidRequest:
 
 
 def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:
-    """The keys in a file, one per line, as KEY or NAME KEY; `names` gets the names by key."""
+    """The keys in a file, one per line, as ``KEY`` or ``NAME: KEY``; `names` gets the names by key."""
     if name is None:
         return []
     file = Path(name)
     try:
-        lines = [line.strip().split(maxsplit=1) for line in file.read_text("ascii").splitlines() if line.strip()]
+        lines = [_named(line.strip()) for line in file.read_text("ascii").splitlines() if line.strip()]
         shared = file.stat().st_mode & 0o077
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds other characters than ASCII's"
         raise ConfigError(Problem(path, f"{name} cannot be read: {reason}")) from None
-    keys = [words[-1] for words in lines]
+    keys = [key for _, key in lines]
     if not keys:
         raise ConfigError(Problem(path, f"{name} holds no key: it must have one per line"))
     for number, key in enumerate(keys, 1):
@@ -125,17 +125,24 @@ def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:
         except ValidationError:
             problem = f"{name}: key {number} must be at most {MAX_KEY_LENGTH} characters, without spaces"
             raise ConfigError(Problem(path, problem)) from None
-    for number, words in enumerate(lines, 1):
-        if len(words) == 1:
+    for number, (called, key) in enumerate(lines, 1):
+        if called is None:
             continue
-        called, key = words
-        if not _NAME.fullmatch(called) or called in names.values():
-            problem = f"{name}: the name of key {number} must {_NAME_RULE}, and no other key's"
+        if not _NAME.fullmatch(called) or called in names.values() or key in names:
+            problem = (
+                f"{name}: the name of key {number} must {_NAME_RULE}, and be the only key's, as the key its only one"
+            )
             raise ConfigError(Problem(path, problem))
         names[key] = called
     if shared:
         logger.warning("%s: %s can be read by others (chmod 600 %s)", path, name, name)
     return keys
+
+
+def _named(line: str) -> tuple[str | None, str]:
+    """Name and key. Only a colon with a space behind it ends a name: nothing that was meant otherwise becomes one."""
+    name, colon, key = line.partition(": ")
+    return (name, key.strip()) if colon else (None, line)
 
 
 def _digest(key: bytes) -> bytes:

@@ -117,9 +117,14 @@ def test_keys_come_from_values_and_files(tmp_path: Path) -> None:
         ("good\nsecret with spaces\n", "key 2 must be"),
         ("x" * 513, "key 1 must be"),
         ("sécret", "other characters"),
-        ("ann one\nann two", "name of key 2 must"),
-        ("1 one", "name of key 1 must"),
-        ("a:b one", "name of key 1 must"),
+        ("ann: one\nann: two", "name of key 2 must"),
+        ("1: one", "name of key 1 must"),
+        ("a:b: one", "name of key 1 must"),
+        ("a: one\nb: one", "name of key 2 must"),
+        (": one", "name of key 1 must"),
+        ("good #alice", "key 1 must be"),
+        ("good\tann", "key 1 must be"),
+        ("ann: one two", "key 1 must be"),
     ],
 )
 def test_files_without_keys_stop_the_start(tmp_path: Path, content: str | None, words: str) -> None:
@@ -135,8 +140,8 @@ def test_files_without_keys_stop_the_start(tmp_path: Path, content: str | None, 
 
 def test_who_asks_is_told_by_name_or_number_and_never_by_key(tmp_path: Path) -> None:
     users, admins = tmp_path / "users", tmp_path / "admins"
-    users.write_text("ann one\ntwo")
-    admins.write_text("  bob   three ")
+    users.write_text("ann: one\ntwo")
+    admins.write_text("  bob:   three ")
     keys = Keys.of(server(api_key="zero", api_key_file=str(users), admin_key_file=str(admins)))
     asked = [b"zero", b"one", b"two", b"three", b"four", b"ann"]
     assert [keys.asker({b"x-api-key": key}) for key in asked] == ["1", "ann", "3", "bob", "0", "0"]

@@ -1,17 +1,14 @@
-"""Everything that Pegboard demands of a policy and of a cache, in two lines each."""
+"""Everything that Pegboard demands of the seven: the classes that the record names."""
 
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
-from pegboard.core.testing.schedule_policy import SchedulePolicyContract
-
-
-class TestShortestPrompt(SchedulePolicyContract):
-    provider = "shortest_prompt"
-
-
-class TestShortestPromptInSteps(SchedulePolicyContract):
-    provider = "shortest_prompt"
-    options = {"bucket": 16}
-
-
-class TestWholePrompt(PrefixCacheContract):
-    provider = "whole_prompt"
+from pegboard_example_plugin.testing import (  # noqa: F401 - pytest collects them here
+    TestCompletionLines,
+    TestBracketed,
+    TestNoRepeat,
+    TestOtherMarkers,
+    TestRateLimit,
+    TestShortestPrompt,
+    TestShortestPromptInSteps,
+    TestTopNSigma,
+    TestWholePrompt,
+    TestWholePromptOldestFirst,
+)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pegboard.core.interfaces import CacheHandle, PrefixCacheContext, PrefixKey
 
+    from pegboard_example_plugin.options import WholePromptOptions
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -48,7 +50,9 @@ class Handle:
 
 
 class WholePromptCache(PrefixCache):
-    """Evicts the least recently used page that nothing follows."""
+    """Evicts the least recently used page that nothing follows, or the oldest such."""
+
+    options: WholePromptOptions
 
     def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
@@ -179,7 +183,8 @@ class WholePromptCache(PrefixCache):
     def _touch(self, entries: list[Entry]) -> list[Entry]:
         self._clock += 1
         for entry in entries:
-            entry.last_used = self._clock
+            if self.options.evict == "least_used" or not entry.last_used:
+                entry.last_used = self._clock
         return entries
 
     def _slots(self, entries: list[Entry]) -> NDArray[np.int64]:

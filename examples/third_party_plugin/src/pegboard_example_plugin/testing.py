@@ -19,6 +19,8 @@ from pegboard.core.testing.sampler import SamplerContract, exact_probabilities
 from pegboard.core.testing.schedule_policy import SchedulePolicyContract
 from pegboard.core.testing.tool_parser import ToolParserContract
 
+from pegboard_example_plugin.options import TopNSigmaOptions
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pegboard.core.interfaces import AdmissionGate, Req
@@ -52,12 +54,13 @@ class TestNoRepeat(LogitsProcessorContract):
 
 class TestTopNSigma(SamplerContract):
     provider = "top_n_sigma"
-    options = {"n": 1.0}
 
     def probabilities(self, logits: NDArray[np.floating[Any]], row: Mapping[str, Any]) -> NDArray[np.float64]:
-        """The distribution in other words than the sampler's: what is off by more than a sigma, and then the rest."""
+        """The distribution in other words than the sampler's: what is too far below the largest, and then the rest."""
+        options = self.make_options()
+        assert isinstance(options, TopNSigmaOptions)
         finite = logits[np.isfinite(logits)].astype(np.float64)
-        within = logits >= finite.max() - 1.0 * finite.std()
+        within = logits >= finite.max() - options.n * finite.std()
         return exact_probabilities(np.where(within, logits, -np.inf), row)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from pegboard.core.interfaces import SamplerContext, SamplingParams, SamplingRow
 from pegboard.core.testing.sampler import make_sampling
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 from pegboard_example_plugin.top_n_sigma import TopNSigma, spread
@@ -38,5 +39,5 @@ def test_without_parameters_there_are_no_rows() -> None:
 
 
 def test_forbidden_tokens_do_not_count() -> None:
-    values = torch.tensor([[1.0, 3.0, -torch.inf]], dtype=torch.float64)
-    assert spread(values).tolist() == [[1.0]]
+    values = torch.tensor([[1.0, 3.0, -torch.inf, LAST_RESORT], [LAST_RESORT] * 4], dtype=torch.float64)
+    assert spread(values).tolist() == [[1.0], [0.0]]

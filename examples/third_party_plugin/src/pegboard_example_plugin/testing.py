@@ -18,6 +18,7 @@ from pegboard.core.testing.prefix_cache import PrefixCacheContract
 from pegboard.core.testing.sampler import SamplerContract, exact_probabilities
 from pegboard.core.testing.schedule_policy import SchedulePolicyContract
 from pegboard.core.testing.tool_parser import ToolParserContract
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 
@@ -59,8 +60,8 @@ class TestTopNSigma(SamplerContract):
         """The distribution in other words than the sampler's: what is too far below the largest, and then the rest."""
         options = self.make_options()
         assert isinstance(options, TopNSigmaOptions)
-        finite = logits[np.isfinite(logits)].astype(np.float64)
-        within = logits >= finite.max() - options.n * finite.std()
+        counting = logits[logits > LAST_RESORT / 2].astype(np.float64)
+        within = logits >= counting.max() - options.n * counting.std()
         return exact_probabilities(np.where(within, logits, -np.inf), row)
 
 

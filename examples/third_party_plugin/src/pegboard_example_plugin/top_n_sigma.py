@@ -12,6 +12,7 @@ import msgspec
 import torch
 from pegboard.core.interfaces import Sampler
 from pegboard.core.toolkit.custom_params import read_params
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT
 from pegboard.core.toolkit.logprobs import token_logprobs
 from pegboard.core.toolkit.noise import bits, gumbel, keys
 
@@ -77,9 +78,9 @@ class TopNSigma(Sampler):
 
 
 def spread(values: torch.Tensor) -> torch.Tensor:
-    """Standard deviation float64 [n, 1] of each row's finite values; the others are forbidden tokens."""
-    finite = values.isfinite()
-    count = finite.sum(-1, keepdim=True)
-    known = values.masked_fill(~finite, 0.0)
-    off = (known - known.sum(-1, keepdim=True) / count).masked_fill(~finite, 0.0)
-    return (off.square().sum(-1, keepdim=True) / count).sqrt()
+    """Standard deviation float64 [n, 1] of each row's logits, without those of forbidden tokens."""
+    counts = values > LAST_RESORT / 2
+    number = counts.sum(-1, keepdim=True).clamp(min=1)
+    known = values.masked_fill(~counts, 0.0)
+    off = (known - known.sum(-1, keepdim=True) / number).masked_fill(~counts, 0.0)
+    return (off.square().sum(-1, keepdim=True) / number).sqrt()

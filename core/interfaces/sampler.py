@@ -61,6 +61,9 @@ class Sampler(abc.ABC):
 
         A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step
         alone, not on the other rows. A row without a finite logit raises ValueError naming the row.
+
+        Minus infinity rules a token out. So does `toolkit.logit_pairs.LAST_RESORT`, as long as the row has anything
+        else: the draw is the same. A sampler that looks at how logits are spread leaves both out of account.
         """
 
     @abc.abstractmethod

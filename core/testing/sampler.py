@@ -17,6 +17,7 @@ from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch
 from pegboard.core.testing.properties import properties
 from pegboard.core.testing.sampler_params import SamplerParams
 from pegboard.core.testing.suite import capability
+from pegboard.core.toolkit.logit_pairs import LAST_RESORT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -290,6 +291,19 @@ class SamplerContract(SamplerParams):
         logits[[0, 2, 5]] = -math.inf
         tokens = self.draw(logits, [{**CASES[case], "seed": seed} for seed in range(500)])
         assert not {0, 2, 5} & set(tokens)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_last_resorts_are_as_good_as_forbidden(self, case: str) -> None:
+        """Beside a grammar, processors give that to what they forbid. It is drawn where nothing else is left."""
+        row, places = CASES[case], [0, 2, 5]
+        logits, resort = _SMALL.copy(), _SMALL.copy()
+        logits[places], resort[places] = -math.inf, LAST_RESORT
+        counts = self.count(resort, [{**row, "seed": seed} for seed in range(1000)])
+        p = chi_square(counts, self.expected(logits, row))
+        assert p > P_VALUE, f"{row}: p = {p:.2g} where tokens {places} have LAST_RESORT: drew {counts}"
+        nothing_else = np.full(len(_SMALL), -math.inf, dtype=np.float32)
+        nothing_else[3] = LAST_RESORT
+        assert self.draw(nothing_else, [row, {}]) == [3, 3]
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("vocab", [5, 1000])

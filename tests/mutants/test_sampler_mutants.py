@@ -155,6 +155,13 @@ class SamplesAnything(TorchSampler):
         return super().sample(torch.nan_to_num(logits, nan=0.0, neginf=-3e38), batch)
 
 
+class CountsNothingBelowMinus3(TorchSampler):
+    """Logits below -3 are as good as -3."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        return super().sample(torch.where(logits.isfinite(), logits.clamp(min=-3.0), logits), batch)
+
+
 class NamesNoRow(TorchSampler):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         try:
@@ -288,6 +295,7 @@ MUTANTS = [
     mutant(DrawsFromOneStream, "test_a_draw_does_not_depend_on_what_was_drawn_before"),
     mutant(LooksUpOneNumber, "test_rounding_of_the_logits_seldom_changes_a_draw"),
     mutant(RoundsUpToTheNextToken, "test_forbidden_tokens_are_never_drawn"),
+    mutant(CountsNothingBelowMinus3, "test_last_resorts_are_as_good_as_forbidden"),
     mutant(SamplesAnything, "test_a_row_without_a_finite_logit_is_named"),
     mutant(NamesNoRow, "test_a_row_without_a_finite_logit_is_named"),
     mutant(ScalesLogprobs, "test_logprobs_of_the_tokens"),

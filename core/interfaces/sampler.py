@@ -26,7 +26,8 @@ class Sampler(abc.ABC):
 
     With the capability `seeded` a row's draw is a function of its logits, its parameters, its seed and its step alone,
     and rounding seldom changes it: in another batch a forward pass gives a row slightly different logits, and a seed is
-    to mean the same tokens. Normal noise of 0.02 in all logits may change fewer than 5% of the draws of the suite.
+    to mean the same tokens. Normal noise of 0.02 in all logits may change fewer than 5% of the draws of the suite, or
+    than twice as many as the probabilities change by (in total variation) where that is more.
     Noise for each token achieves that: of those that the filters keep, draw the token with the largest
     `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
     probabilities does not achieve it. `pegboard.core.toolkit.noise` has both kinds of numbers.

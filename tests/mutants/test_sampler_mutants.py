@@ -269,6 +269,25 @@ class AsSharpAsOthers(Sharper):
         return TorchSampler.sample(self, logits, batch)
 
 
+class WithinASigma(TorchSampler):
+    """Another distribution: of the tokens within a standard deviation of the largest logit. Noise moves its cut."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        values = logits.double()
+        lowest = values.max(-1, keepdim=True).values - values.std(-1, correction=0, keepdim=True)
+        return super().sample(logits.masked_fill(values < lowest, -torch.inf), batch)
+
+
+class WithinASigmaSuite(SamplerContract):
+    def probabilities(self, logits: NDArray[np.floating[Any]], row: Row) -> NDArray[np.float64]:
+        within = logits >= logits.max() - logits.astype(np.float64).std()
+        return exact_probabilities(np.where(within, logits, -np.inf), row)
+
+
+class LooksUpOneNumberWithinASigma(WithinASigma):
+    _draw = LooksUpOneNumber._draw
+
+
 def sharper(factory: type, caught_by: str) -> Mutant:
     return Mutant(factory, suite=SharperSuite, caught_by=caught_by)
 
@@ -306,6 +325,7 @@ MUTANTS = [
     mutant(AnswersAColumn, "test_distribution"),
     mutant(AnswersInt32, "test_distribution"),
     mutant(AnswersAList, "test_distribution"),
+    Mutant(LooksUpOneNumberWithinASigma, WithinASigmaSuite, "test_rounding_of_the_logits_seldom_changes_a_draw"),
     sharper(SharperButNotGreedy, "test_greedy_ignores_the_other_parameters"),
     sharper(AsSharpAsOthers, "test_distribution"),
     mutant(SubtractsWithoutThePeak, "test_logprobs_of_huge_logits"),

@@ -130,14 +130,14 @@ class Served:
             assert response.headers["content-type"] == "application/x-ndjson"
             yield from map(json.loads, response.iter_lines())
 
-    def scheduler(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         response = self.client.get("/server_info", headers={"authorization": f"Bearer {ADMIN}"})
-        return dict(response.raise_for_status().json()["scheduler"])
+        return dict(response.raise_for_status().json())
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The scheduler's state as soon as it is so."""
         end = time.monotonic() + PATIENCE
-        while not condition(now := self.scheduler()):
+        while not condition(now := self.info()["scheduler"]):
             assert time.monotonic() < end, f"it does not happen: {now}"
             time.sleep(0.02)
         return now
@@ -267,6 +267,8 @@ def test_all_seven_serve_together(installed: dict[str, str], tmp_path: Path) -> 
         httpx.Client(base_url=running.address, timeout=PATIENCE) as client,
     ):
         server = Served(client)
+        chosen = server.info()["providers"]
+        assert all(name in chosen[contract] for contract, name in PROVIDERS.items()), chosen
         twenty_at_once(server, expected)
         parameters_take_effect(server)
         keys_have_limits(server)
@@ -279,4 +281,4 @@ def test_all_seven_serve_together(installed: dict[str, str], tmp_path: Path) -> 
         assert now["free_tokens"] + now["cached_tokens_now"] == now["total_tokens"]
         assert now["cached_tokens_now"] > 0
         server.post("/flush_cache", key=ADMIN)
-        assert server.scheduler()["free_tokens"] == now["total_tokens"]
+        assert server.info()["scheduler"]["free_tokens"] == now["total_tokens"]

@@ -56,6 +56,10 @@ class TestNoRepeat(LogitsProcessorContract):
 class TestTopNSigma(SamplerContract):
     provider = "top_n_sigma"
 
+    def asking(self) -> Sequence[SamplingParams]:
+        """What requests may say to it."""
+        return [SamplingParams(extra={"top_n_sigma": {"n": n}}) for n in (0.2, 1.0, 20.0)]
+
     def probabilities(self, logits: NDArray[np.floating[Any]], row: Mapping[str, Any]) -> NDArray[np.float64]:
         """The distribution in other words than the sampler's: what is too far below the largest, and then the rest."""
         options = self.make_options()

@@ -16,13 +16,14 @@ JOBS ?= 3
 # Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --timeout 900
 
-.PHONY: help setup serve test test-full soak lint format typecheck docs bench lock gpu-wheels clean distclean
+.PHONY: help setup serve test test-full soak clients lint format typecheck docs bench lock gpu-wheels clean distclean
 
 help:
 	@echo 'make serve       start the server with $(CONFIG)'
 	@echo 'make test        the test suite'
 	@echo 'make test-full   the whole matrices, which make test leaves out'
 	@echo 'make soak        twenty thousand requests to one server, attacks among them (a quarter of an hour)'
+	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
 	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'
 
 setup: $(STAMP)
@@ -49,15 +50,21 @@ serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
 
 test: $(STAMP)
-	$(PYTEST) --dist loadfile -m 'not full and not gpu and not soak' $(PYTEST_ARGS)
+	$(PYTEST) --dist loadfile -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
 
 # Its files are few and long: whoever is done takes tests from the others.
 test-full: $(STAMP)
-	$(PYTEST) --dist worksteal -m 'full and not gpu and not soak' $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m 'full and not gpu and not soak and not clients' $(PYTEST_ARGS)
 
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m soak --timeout 14400 tests/e2e/test_served_soak.py $(PYTEST_ARGS)
+
+# The newest that go together, apart from .venv and from each other; the AI SDK needs npm and node besides.
+clients: $(STAMP)
+	@$(PIP) install $(UV)
+	$(BIN)/python -m tests.e2e.third_party_clients.install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 900 tests/e2e/test_third_party_clients.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -96,4 +103,4 @@ clean:
 	find core plugins tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .whl
+	rm -rf $(VENV) .whl .clients

@@ -79,9 +79,9 @@ def tiny_model(directory: Path) -> Path:
     return model
 
 
-def teach(model: Path, lessons: Mapping[str, str]) -> None:
+def teach(model: Path, lessons: Mapping[str, str], *, before: str = "", steps: int = STEPS) -> None:
     """Train the model, for a few seconds, to answer with the text of a lesson whenever the prompt ends in its key,
-    whatever comes before.
+    whatever comes before: random tokens, and pieces of `before` half of the time, if there is any.
     """
     import torch
     import transformers
@@ -89,16 +89,21 @@ def teach(model: Path, lessons: Mapping[str, str]) -> None:
     tokenizer = Tokenizer.from_directory(model)
     pairs = [(tokenizer.encode(end), tokenizer.encode(text)) for end, text in lessons.items()]
     length = WINDOW + max(len(end) + len(text) for end, text in pairs)
+    known = torch.tensor(tokenizer.encode(before), dtype=torch.int64)
+    pairs *= 2 if before else 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         optimizer = torch.optim.AdamW(network.parameters(), lr=4e-3)
-        for step in range(STEPS):
+        for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1 - step / STEPS)
+                group["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1 - step / steps)
             ids = torch.randint(VOCAB_SIZE, (len(pairs), length))
             labels = torch.full_like(ids, -100)
             for row, (end, text) in enumerate(pairs):
+                if row < len(pairs) // 2 and before:
+                    start = int(torch.randint(len(known) - length, ()))
+                    ids[row] = known[start : start + length]
                 ids[row, -len(end) - len(text) :] = torch.tensor(end + text)
                 labels[row, -len(text) :] = torch.tensor(text)
             loss = network(input_ids=ids, labels=labels).loss

@@ -83,12 +83,13 @@ def ask(function: Callable[[], Any]) -> Callable[[], Any]:
 def tell() -> None:
     """Ask all of it, and print what came or what went wrong, as one line."""
     told = {}
-    for name, function in _asks.items():
-        try:
-            value = function()
-            told[name] = {"value": asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value}
-        except Exception:
-            told[name] = {"error": traceback.format_exc()}
+    with asyncio.Runner() as runner:
+        for name, function in _asks.items():
+            try:
+                value = function()
+                told[name] = {"value": runner.run(_awaited(value)) if inspect.isawaitable(value) else value}
+            except Exception:
+                told[name] = {"error": traceback.format_exc()}
     print(json.dumps(told))  # noqa: T201
 
 

@@ -5,6 +5,7 @@ Their requirements conflict with ours and with each other's, so each group has a
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +19,21 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "openai-agents": ("openai-agents",),
     "litellm": ("litellm",),
     "langchain": ("langchain-openai", "langchain-anthropic"),
-    "instructor": ("instructor", "anthropic"),
-    "lm-eval": ("lm-eval[api]", "transformers"),
+    "instructor": ("instructor",),
+    "lm-eval": ("lm-eval[api]",),
 }
-"""By group, what pip would be asked for; the first ones are the clients, others what a client needs besides."""
+"""The clients of each group."""
 
-NODE: dict[str, tuple[str, ...]] = {"ai-sdk": ("ai", "@ai-sdk/openai", "zod")}
+NODE: dict[str, tuple[str, ...]] = {"ai-sdk": ("ai@6", "@ai-sdk/openai@3")}
+"""The newest for Node 20; the AI SDK's next major version needs Node 22."""
+
+BESIDES: dict[str, tuple[str, ...]] = {
+    "litellm": ("mcp",),  # imported for every request with tools, though not required
+    "instructor": ("anthropic",),
+    "lm-eval": ("transformers",),
+    "ai-sdk": ("zod@4",),
+}
+"""What a group's clients need and do not bring."""
 
 
 def python_of(group: str) -> Path:
@@ -37,39 +47,39 @@ def modules_of(group: str) -> Path:
 
 
 def names(packages: tuple[str, ...]) -> list[str]:
-    """Packages without their extras."""
-    return [one.partition("[")[0] for one in packages]
+    """Packages without extras and versions."""
+    return [re.sub(r"\[.*|(?<=.)@.*", "", one) for one in packages]
 
 
-def install_python(group: str, packages: tuple[str, ...]) -> list[str]:
+def install_python(group: str, clients: tuple[str, ...]) -> list[str]:
     """Make or renew an environment. Returns its clients with their versions."""
     uv, python = str(Path(sys.executable).parent / "uv"), str(python_of(group))
     if not python_of(group).exists():
         subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(HOME / group)], check=True)
     options = ["-q", "--system-certs", "--upgrade", "--python", python]
-    subprocess.run([uv, "pip", "install", *options, *packages], check=True)
+    subprocess.run([uv, "pip", "install", *options, *clients, *BESIDES.get(group, ())], check=True)
     code = "import sys; from importlib.metadata import version as v; print(*(f'{a}=={v(a)}' for a in sys.argv[1:]))"
-    return subprocess.check_output([python, "-c", code, *names(packages)], text=True).split()
+    return subprocess.check_output([python, "-c", code, *names(clients)], text=True).split()
 
 
-def install_node(group: str, packages: tuple[str, ...]) -> list[str]:
+def install_node(group: str, clients: tuple[str, ...]) -> list[str]:
     """The same for Node."""
     (HOME / group).mkdir(parents=True, exist_ok=True)
     quiet = ["--no-audit", "--no-fund", "--silent", "--prefix", str(HOME / group)]
-    subprocess.run(["npm", "install", *quiet, *(f"{one}@latest" for one in packages)], check=True)
+    subprocess.run(["npm", "install", *quiet, *clients, *BESIDES[group]], check=True)
     code = "for (const a of process.argv.slice(1)) console.log(`${a}@${require(`./${a}/package.json`).version}`)"
-    return subprocess.check_output(["node", "-e", code, *packages], text=True, cwd=modules_of(group)).split()
+    return subprocess.check_output(["node", "-e", code, *names(clients)], text=True, cwd=modules_of(group)).split()
 
 
 def main() -> int:
     """Install all groups. Returns how many could not be installed."""
     failed = 0
-    for group, packages in (PYTHON | NODE).items():
+    for group, clients in (PYTHON | NODE).items():
         if group in NODE and shutil.which("npm") is None:
             print(f"{group}: left out, for there is no npm")  # noqa: T201
             continue
         try:
-            found = (install_node if group in NODE else install_python)(group, packages)
+            found = (install_node if group in NODE else install_python)(group, clients)
         except (OSError, subprocess.CalledProcessError) as error:
             failed += 1
             found = ["failed:", str(error)]

@@ -52,9 +52,8 @@ for (const [api, model] of Object.entries(models)) {
       const called = [];
       const more = { tools: tools(called), stopWhen: stepCountIs(5) };
       const done = await answered(model, streamed, [says(lessons.BOTH)], more);
-      const inLoop = references();
       const last = await answered(model, streamed, [...done.messages, says(lessons.THANKS)], more);
-      return [called, done.steps, done.text, inLoop, last.text];
+      return [called, done.steps, done.text, last.text];
     };
     asks[`${api}_object_${kind}`] = async () =>
       (await answered(model, streamed, [says(lessons.WHO)], { output: Output.object({ schema: Person }) })).output;

@@ -6,9 +6,7 @@ import json
 import os
 from typing import Any
 
-from common import (
-    ADDRESS, BOTH, CALL_WHO, KEY, MODEL, RESULTS, THANKS, TOO_LONG, V1, WHO, ask, chat_tools, said, tell
-)
+from common import ADDRESS, BOTH, CALL_WHO, KEY, MODEL, RESULTS, THANKS, TOO_LONG, V1, WHO, ask, chat_tools, said, tell
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 

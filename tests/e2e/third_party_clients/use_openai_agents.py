@@ -59,12 +59,12 @@ def typed(api: str) -> Agent[Any]:
 
 async def loop(api: str) -> Any:
     result = await Runner.run(agent(api, tools=[get_weather, get_time]), BOTH, max_turns=3)
-    return [result.final_output, called]
+    return [result.final_output, list(called)]
 
 
 async def required(api: str) -> Any:
     result = await Runner.run(typed(api), CLOCK, max_turns=3)
-    return [result.final_output.model_dump(), called]
+    return [result.final_output.model_dump(), list(called)]
 
 
 async def streamed(api: str) -> Any:
@@ -73,7 +73,12 @@ async def streamed(api: str) -> Any:
     items = [one.name for one in seen if one.type == "run_item_stream_event"]
     text = [one.data for one in seen if one.type == "raw_response_event"]
     parts = [one.delta for one in text if one.type == "response.output_text.delta"]
-    return [result.final_output.model_dump(), called, items, Person.model_validate_json("".join(parts)).model_dump()]
+    return [
+        result.final_output.model_dump(),
+        list(called),
+        items,
+        Person.model_validate_json("".join(parts)).model_dump(),
+    ]
 
 
 async def typed_only(api: str) -> Any:

@@ -12,6 +12,7 @@ from common import ADDRESS, BOTH, CALL_WHO, CALLS, CLOCK, KEY, MODEL, RESULTS, S
 from common import chat_tools as tools
 from pydantic import BaseModel
 
+COLD: Any = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}
 CHAT = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 CLAUDE = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0)
 
@@ -60,7 +61,7 @@ def responses_loop() -> Any:
 
 @ask
 def messages_parsed() -> Any:
-    answer = CLAUDE.messages.parse(model=MODEL, max_tokens=100, messages=said(WHO), output_format=Person)
+    answer = CLAUDE.messages.parse(**COLD, messages=said(WHO), output_format=Person)
     return answer.parsed_output.model_dump()
 
 
@@ -68,9 +69,7 @@ def messages_parsed() -> Any:
 def messages_forced_call() -> Any:
     person: Any = {"name": "Person", "input_schema": Person.model_json_schema()}
     choice: Any = {"type": "tool", "name": "Person"}
-    answer = CLAUDE.messages.create(
-        model=MODEL, max_tokens=100, messages=said(CALL_WHO), tools=[person], tool_choice=choice
-    )
+    answer = CLAUDE.messages.create(**COLD, messages=said(CALL_WHO), tools=[person], tool_choice=choice)
     return [(one.type, one.name, one.input) for one in answer.content]
 
 
@@ -85,9 +84,7 @@ def messages_tool_runner() -> Any:
         """
         return RESULTS["get_time"]
 
-    last = CLAUDE.beta.messages.tool_runner(
-        model=MODEL, max_tokens=100, tools=[get_time], messages=said(CLOCK), stream=False
-    ).until_done()
+    last = CLAUDE.beta.messages.tool_runner(**COLD, tools=[get_time], messages=said(CLOCK)).until_done()
     return "".join(one.text for one in last.content if one.type == "text")
 
 

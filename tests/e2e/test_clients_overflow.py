@@ -1,7 +1,7 @@
 """A prompt that is too long is told in the words and codes by which clients know that they have to shorten it.
 
-litellm and LangChain are not among what the tests install; where they are missing, their tests are skipped, and the
-first test stands for what they look for (litellm 1.106.2, langchain-openai 1.7.3, langchain-anthropic 1.7.7).
+What litellm and LangChain look for (litellm 1.106.2, langchain-openai 1.7.3, langchain-anthropic 1.7.7). They themselves
+are asked in `test_third_party_clients`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield one
 
 
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries that would ask the network for prices of models, or report on their use."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    monkeypatch.setenv("LANGSMITH_TRACING", "false")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 def said(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -69,44 +61,3 @@ def test_every_api_says_it_in_these_words(server: Served, path: str, text: str, 
     assert int(found[2]) > int(found[3]) or found[1]
     code = error["details"]["error_code"] if path == "/v1/messages" else error["code"]
     assert code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize("provider", ["openai", "anthropic", "hosted_vllm"])
-@pytest.mark.usefixtures("quiet")
-def test_litellm(server: Served, provider: str) -> None:
-    litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
-    base = server.address if provider == "anthropic" else f"{server.address}/v1"
-    with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(f"{provider}/{MODEL}", said(LONG), api_base=base, api_key=KEY, max_tokens=8, num_retries=0)
-
-
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
-@pytest.mark.usefixtures("quiet")
-def test_langchain_openai(server: Served, responses: bool, streamed: bool) -> None:
-    langchain: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    from langchain_core.exceptions import ContextOverflowError
-
-    model = langchain.ChatOpenAI(
-        model=MODEL,
-        base_url=f"{server.address}/v1",
-        api_key=KEY,
-        max_retries=0,
-        use_responses_api=responses,
-        streaming=streamed,
-    )
-    with pytest.raises(ContextOverflowError):
-        model.invoke(LONG)
-
-
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.usefixtures("quiet")
-def test_langchain_anthropic(server: Served, streamed: bool) -> None:
-    langchain: Any = pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
-    from langchain_core.exceptions import ContextOverflowError
-
-    model = langchain.ChatAnthropic(
-        model=MODEL, base_url=server.address, api_key=KEY, max_retries=0, max_tokens=8, streaming=streamed
-    )
-    with pytest.raises(ContextOverflowError):
-        model.invoke(LONG)

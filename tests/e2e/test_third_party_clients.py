@@ -101,10 +101,10 @@ HARNESS = {"lm-eval": [*SCORED, "generate_until"]}
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "then", "one", "two", "three"]
 PAIRS = [
-    (" ".join(WORDS[i : i + 4 + 3 * (i % 10)] * 2), " " + " ".join(reversed(WORDS[i % 7 : i % 7 + 1 + i % 5])))
+    (" ".join(WORDS[i % 10 :] * (1 + i % 5)), " " + " ".join(reversed(WORDS[i % 7 : i % 7 + 1 + i % 5])))
     for i in range(29)
-] + [(f"<|im_start|>user\n{THANKS}{TURN}", WELCOME)]
-"""The last one is what the model itself would say."""
+] + [(f"<|im_start|>user\n{THANKS}{TURN}".rstrip(), f"\n{WELCOME}")]
+"""The last one is what the model itself would say. The harness lets spaces between the two count with the second."""
 
 
 def asked(group: str, *more: str) -> Any:

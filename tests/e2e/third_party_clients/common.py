@@ -22,6 +22,8 @@ RESULTS = {"get_weather": "sunny", "get_time": "noon"}
 CLOCK, CLOCK_SAYS = "Tick, tock, tick, tock: 12?", "five past seven"
 """Asked for the time, it calls; told this time, it answers with a person."""
 WHO, CALL_WHO = "Who is it, as JSON?", "Call Person, I beg you."
+PARTS = "Part by part, please."
+"""What Instructor calls a person that comes in parts is PartialPerson."""
 PERSON: dict[str, Any] = {"name": "Ada", "age": 36}
 
 TURN = "<|im_end|>\n<|im_start|>assistant\n"
@@ -39,6 +41,7 @@ LESSONS = {
     f"<tool_response>\n{CLOCK_SAYS}\n</tool_response>{TURN}": json.dumps(PERSON),
     f"{WHO}{TURN}": json.dumps(PERSON),
     f"{CALL_WHO}{TURN}": _call("Person", PERSON),
+    f"{PARTS}{TURN}": _call("PartialPerson", PERSON),
 }
 """What the model does of its own accord, by the end of the prompt. Each text ends with the end of a turn."""
 

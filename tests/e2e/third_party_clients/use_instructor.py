@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import instructor
 import openai
-from common import ADDRESS, CALL_WHO, KEY, MODEL, V1, WHO, ask, said, tell
+from common import ADDRESS, CALL_WHO, KEY, MODEL, PARTS, V1, WHO, ask, said, tell
 from pydantic import BaseModel
 
 Mode = instructor.Mode
@@ -50,7 +50,7 @@ def responses_tools() -> Any:
 @ask
 def partial() -> Any:
     stream = chat(Mode.TOOLS).chat.completions.create_partial(
-        model=MODEL, response_model=Person, messages=said(CALL_WHO), temperature=0
+        model=MODEL, response_model=Person, messages=said(PARTS), temperature=0
     )
     states = [one.model_dump() for one in stream]
     assert len(states) > 2
@@ -60,7 +60,12 @@ def partial() -> Any:
 @ask
 def anthropic_tools() -> Any:
     client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0)
-    return create(instructor.from_anthropic(client, mode=Mode.ANTHROPIC_TOOLS), CALL_WHO, max_tokens=100)
+    return create(
+        instructor.from_anthropic(client, mode=Mode.ANTHROPIC_TOOLS),
+        CALL_WHO,
+        max_tokens=200,
+        extra_body={"temperature": 0},
+    )
 
 
 tell()

@@ -17,7 +17,14 @@ from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
 CHAT: Any = {"model": MODEL, "base_url": V1, "api_key": KEY, "max_retries": 0, "temperature": 0}
-CLAUDE: Any = {"model": MODEL, "base_url": ADDRESS, "api_key": KEY, "max_retries": 0, "max_tokens": 200}
+CLAUDE: Any = {
+    "model": MODEL,
+    "base_url": ADDRESS,
+    "api_key": KEY,
+    "max_retries": 0,
+    "max_tokens": 200,
+    "temperature": 0,
+}
 MODELS: dict[str, Callable[[], Any]] = {
     "chat": lambda: ChatOpenAI(**CHAT),
     "responses": lambda: ChatOpenAI(**CHAT, use_responses_api=True),

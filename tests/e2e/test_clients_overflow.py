@@ -1,7 +1,7 @@
 """A prompt that is too long is told in the words and codes by which clients know that they have to shorten it.
 
-What litellm and LangChain look for (litellm 1.106.2, langchain-openai 1.7.3, langchain-anthropic 1.7.7). They themselves
-are asked in `test_third_party_clients`.
+It is what litellm 1.106.2, langchain-openai 1.7.3 and langchain-anthropic 1.7.7 look for; `test_third_party_clients`
+asks them themselves.
 """
 
 from __future__ import annotations

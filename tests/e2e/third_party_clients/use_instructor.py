@@ -60,12 +60,8 @@ def partial() -> Any:
 @ask
 def anthropic_tools() -> Any:
     client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0)
-    return create(
-        instructor.from_anthropic(client, mode=Mode.ANTHROPIC_TOOLS),
-        CALL_WHO,
-        max_tokens=200,
-        extra_body={"temperature": 0},
-    )
+    claude = instructor.from_anthropic(client, mode=Mode.ANTHROPIC_TOOLS)
+    return create(claude, CALL_WHO, max_tokens=200, extra_body={"temperature": 0})
 
 
 tell()

@@ -102,7 +102,9 @@ def _unknown(key: bytes | None) -> InvalidRequest:
         return InvalidRequest(
             "a key is needed: send the header 'Authorization: Bearer KEY'", status=401, code="missing_api_key"
         )
-    return InvalidRequest("this is no key of this server", status=401, code="invalid_api_key")
+    # LiteLLM knows a wrong key by OpenAI's words for it; with others it tells users that the request was bad.
+    why = "Incorrect API key provided: it is no key of this server"
+    return InvalidRequest(why, status=401, code="invalid_api_key")
 
 
 def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:

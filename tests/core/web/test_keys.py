@@ -63,6 +63,8 @@ def test_refusals(keys: Keys, headers: dict[bytes, bytes], status: int, code: st
     assert error is not None
     assert (error.status, error.code) == (status, code)
     assert "wrong-key" not in error.message
+    # OpenAI's words, by which clients tell this from other bad requests.
+    assert ("Incorrect API key provided" in error.message) == (code == "invalid_api_key")
     # Without an admin key nobody could ever enter: the operator learns why.
     assert ("server.admin_key must be set" in error.message) == (keys is not BOTH and status == 403)
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from pegboard.core.testing.servers import Served
 from pegboard.core.toolkit.tokenizer import Tokenizer
@@ -62,6 +60,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "typed": [PERSON] * 2,
         "responses": WELCOME,
         "too_long": ["ContextWindowExceededError"] * 3,
+        "wrong_key": ["AuthenticationError"] * 3,
     },
     "langchain": {
         f"{model}_{name}": value
@@ -103,8 +102,8 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", 
 PAIRS = [
     (" ".join(WORDS[i % 10 :] * (1 + i % 5)), " " + " ".join(reversed(WORDS[i % 7 : i % 7 + 1 + i % 5])))
     for i in range(29)
-] + [(f"<|im_start|>user\n{THANKS}{TURN}".rstrip(), f"\n{WELCOME}")]
-"""The last one is what the model itself would say. The harness lets spaces between the two count with the second."""
+] + [(f"<|im_start|>user\n{THANKS}{TURN}{WELCOME[:7]}", WELCOME[7:])]
+"""The last one is what the model itself would say. No start ends in a space, which the harness would move."""
 
 
 def asked(group: str, *more: str) -> Any:
@@ -176,6 +175,9 @@ def test_all_that_is_asked_is_looked_at(told: dict[str, dict[str, Any]], group: 
 @pytest.fixture(scope="module")
 def likelihoods(model: Path) -> list[tuple[float, bool]]:
     """By transformers in float32: how likely the ends are, in nats, and whether each token is the likeliest."""
+    import torch
+    import transformers
+
     tokenizer = Tokenizer.from_directory(model)
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = []

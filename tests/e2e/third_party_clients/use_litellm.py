@@ -24,7 +24,7 @@ class Person(BaseModel):
 
 def complete(provider: str, messages: list[Any], **more: Any) -> Any:
     options = {"api_base": PROVIDERS[provider], "api_key": KEY, "num_retries": 0, "temperature": 0, "max_tokens": 200}
-    return litellm.completion(f"{provider}/{MODEL}", messages, **options, **more)
+    return litellm.completion(f"{provider}/{MODEL}", messages, **(options | more))
 
 
 @ask
@@ -95,6 +95,17 @@ def too_long() -> Any:
         try:
             complete(provider, said(TOO_LONG))
         except litellm.ContextWindowExceededError as error:
+            names.append(type(error).__name__)
+    return names
+
+
+@ask
+def wrong_key() -> Any:
+    names = []
+    for provider in PROVIDERS:
+        try:
+            complete(provider, said(THANKS), api_key="sk-wrong")
+        except Exception as error:
             names.append(type(error).__name__)
     return names
 

@@ -42,8 +42,9 @@ class ManualClock:
 def gated_request(
     params: Mapping[str, Any] | None = None, *, rid: str = "", sampling: SamplingParams | None = None, **fields: Any
 ) -> Req:
-    """A waiting request with parameters for gates; `fields` go to Req (principal, priority). Its rid is like no other's,
-    so that traces of it can be found.
+    """A waiting request with parameters for gates; `fields` go to Req (principal, priority).
+
+    Its rid is like no other's, so that traces of it can be found.
     """
     name, ids = rid or f"gated-{next(_NAMES)}-request", np.arange(1, 6, dtype=np.int64)
     return Req(name, ids, sampling or SamplingParams(max_new_tokens=4), params=params, **fields)

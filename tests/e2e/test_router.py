@@ -1,16 +1,14 @@
 """SGLang's own router, a program of its own, in front of two servers: it knows what they serve, and passes requests on.
 
-`pip install sglang-router` brings it; without it these tests are skipped.
+`make clients` installs it, and runs these tests.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +19,13 @@ import pytest
 
 from pegboard.core.testing.servers import Served
 from tests.e2e.clients import KEY, MODEL, tiny_model, tiny_server
+from tests.e2e.third_party_clients.install import python_of
+
+PYTHON = python_of("sglang-router")
 
 pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        importlib.util.find_spec("sglang_router") is None,
-        reason="sglang_router is not installed (pip install sglang-router)",
-    ),
+    pytest.mark.clients,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is not there (make clients)"),
 ]
 
 START_S = 60.0
@@ -64,7 +62,7 @@ def free_ports(count: int) -> list[int]:
 def routing(workers: list[Served], log: Path) -> Iterator[str]:
     """A router's address, once it has all workers."""
     port, metrics = free_ports(2)
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(PYTHON), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
     command += ["--worker-startup-check-interval", "1", "--policy", "round_robin", "--api-key", KEY]
     command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]

@@ -21,6 +21,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "langchain": ("langchain-openai", "langchain-anthropic"),
     "instructor": ("instructor",),
     "lm-eval": ("lm-eval[api]",),
+    "sglang-router": ("sglang-router",),
 }
 """The clients of each group."""
 

@@ -170,14 +170,23 @@ def matrix(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the plugin and of its provider, such as my_policy.")],
-    contract: Annotated[str, typer.Option(help="The contract to implement.")] = "schedule_policy",
+    name: Annotated[str, typer.Argument(help="Name of the plugin and of its provider, such as my_policy.")] = "",
+    contract: Annotated[
+        str, typer.Option(help="The contract to implement; --list says which have a template.")
+    ] = "schedule_policy",
     directory: Annotated[Path, typer.Option(help="Where to create the package's folder.")] = Path(),
+    list_: Annotated[bool, typer.Option("--list", help="List the templates, and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a working package with a plugin: entry point, provider, conformance test."""
+    """Write a working package with a plugin: entry point, provider, options, conformance test, config."""
     from pegboard.core.commands.new import create
+    from pegboard.core.interfaces.contracts import CONTRACTS
 
+    if list_:
+        _list_templates(as_json)
+        return
+    if not name:
+        raise typer.BadParameter("give the new plugin a name, such as my_policy (or --list the templates)")
     with named_files("--directory"):
         root, files = create(name, contract, directory)
     if as_json:
@@ -185,7 +194,27 @@ def new(
         return
     for path in files:
         write(str(path))
-    write(f"\nNext: pip install -e {root} && pegboard plugins check {name} && pytest {root}")
+    check = f"pegboard plugins check {name} && " if CONTRACTS[contract].suite else ""
+    write(f"\nNext: pip install -e {root} && {check}pytest {root}")
+
+
+def _list_templates(as_json: bool) -> None:
+    from pegboard.core.commands.new import start_instead, template, template_contracts
+    from pegboard.core.interfaces.contracts import CONTRACTS
+
+    made = [template(contract) for contract in template_contracts()]
+    others = [contract for contract in CONTRACTS if contract not in template_contracts()]
+    if as_json:
+        write_json(
+            {
+                "templates": [{"contract": one.contract, "about": one.about} for one in made],
+                "without": [{"contract": one, "start": start_instead(one)} for one in others],
+            }
+        )
+        return
+    rows = [(one.contract, one.about) for one in made]
+    write_table(("contract", "the template's plugin"), rows)
+    write(f"\nWithout a template: {', '.join(others)}. {start_instead('a contract').capitalize()}.")
 
 
 def _find(registry: Registry, name: str) -> list[ProviderRecord]:

@@ -56,8 +56,8 @@ def template(contract: str) -> Template:
 def start_instead(contract: str) -> str:
     """What to start from where a contract has no template."""
     return (
-        f"`pegboard plugins list` names the installed providers of {contract}, `pegboard plugins show NAME` the class of "
-        "one: start from its source"
+        f"`pegboard plugins list` names the installed providers of {contract}, `pegboard plugins show NAME` "
+        "the class of one: start from its source"
     )
 
 

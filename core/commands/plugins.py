@@ -214,7 +214,7 @@ def _list_templates(as_json: bool) -> None:
         return
     rows = [(one.contract, one.about) for one in made]
     write_table(("contract", "the template's plugin"), rows)
-    write(f"\nWithout a template: {', '.join(others)}. {start_instead('a contract').capitalize()}.")
+    write(f"\nWithout a template: {', '.join(others)}. {start_instead('a contract')}.")
 
 
 def _find(registry: Registry, name: str) -> list[ProviderRecord]:

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from pegboard.core.cli import app, main
-from pegboard.core.commands.new import create, template_contracts
 from pegboard.core.compose import ResolvedConfig
 from pegboard.core.interfaces.errors import PegboardError, PluginError
 
@@ -238,54 +237,6 @@ class TestPlugins:
     def test_check_of_a_contract_without_a_suite(self) -> None:
         with pytest.raises(PluginError, match="no conformance suite yet for kv_pool"):
             run("plugins", "check", "mha")
-
-
-class TestNew:
-    def test_there_are_templates(self) -> None:
-        assert template_contracts() == ["prefix_cache", "schedule_policy"]
-
-    @pytest.mark.parametrize("contract", ["schedule_policy", "prefix_cache"])
-    def test_a_new_package_conforms(self, tmp_path: Path, contract: str) -> None:
-        """Put on the path with its entry point, as an installer would, it is found, listed, checked, configured."""
-        made = run_json("plugins", "new", "my_thing", "--contract", contract, "--directory", str(tmp_path))
-        root = Path(made["root"])
-        assert root == tmp_path / "my-thing"
-        assert all(Path(one).is_file() for one in made["files"])
-        assert not [one for one in made["files"] if "$" in one or "$" in Path(one).read_text("utf-8")]
-        info = root / "src" / "my_thing-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-thing\nVersion: 0.1.0\n")
-        (info / "entry_points.txt").write_text("[pegboard]\nmy_thing = my_thing:plugin\n")
-        path = str(root / "src")
-        listed = pegboard("plugins", "list", PYTHONPATH=path)
-        assert "my-thing 0.1.0" in listed.stdout
-        checked = pegboard("plugins", "check", "my_thing", PYTHONPATH=path)
-        assert checked.returncode == 0, checked.stdout
-        place = "scheduler.policy.use" if contract == "schedule_policy" else "prefix_cache.use"
-        chosen = pegboard("config", "check", "--set", "model.path=x", "--set", f"{place}=my_thing", PYTHONPATH=path)
-        assert chosen.stdout == "ok\n"
-
-    def test_new_code_is_clean(self, tmp_path: Path) -> None:
-        for contract in template_contracts():
-            create("my_thing", contract, tmp_path / contract)
-        ruff = Path(sys.executable).parent / "ruff"
-        command = [ruff, "check", "--isolated", "--select", "E,F,I,UP,B,W", "--line-length", "120", tmp_path]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
-
-    @pytest.mark.parametrize("name", ["My-Thing", "1st", "class", "a.b", ""])
-    def test_bad_names_are_refused(self, tmp_path: Path, name: str) -> None:
-        with pytest.raises(PluginError, match="bad name"):
-            create(name, "schedule_policy", tmp_path)
-
-    def test_a_contract_without_a_template(self, tmp_path: Path) -> None:
-        with pytest.raises(PluginError, match="no template for 'sampler'; known: prefix_cache"):
-            create("my_thing", "sampler", tmp_path)
-
-    def test_nothing_is_overwritten(self, tmp_path: Path) -> None:
-        create("my_thing", "schedule_policy", tmp_path)
-        with pytest.raises(PluginError, match="is there already; nothing was written"):
-            create("my_thing", "schedule_policy", tmp_path)
 
 
 class TestServe:

@@ -45,6 +45,8 @@ class Reader:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
+        self.printed: dict[str, str] = {}
+        """What each block of Python that is no file printed."""
         self.site = folder / ".site"
         scripts = Path(sys.executable).parent
         self.env = {
@@ -65,6 +67,7 @@ class Reader:
         elif block.language == "python":
             done = self.run([sys.executable, "-c", block.text])
             assert done.returncode == 0, done.stdout + done.stderr
+            self.printed[block.text] = done.stdout
         elif block.language == "console":
             self.type(block.text)
         else:

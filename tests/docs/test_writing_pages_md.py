@@ -1,0 +1,46 @@
+"""The pages about writing a sampler, a prefix cache and a gate work as they say: every block, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.testing.checkpoints import tiny_checkpoint
+from tests.docs.test_plugins_md import Reader, blocks
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
+
+
+def follow(name: str, folder: Path, model: Path) -> str:
+    """Do what a page says; what its last block printed."""
+    page = DOCS / name
+    reader = Reader(folder, model)
+    for block in blocks(page):
+        try:
+            reader.follow(block)
+        except AssertionError as error:
+            raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
+    last = [block for block in blocks(page) if block.language == "python" and not block.file][-1]
+    return reader.printed[last.text]
+
+
+def test_a_sampler(tmp_path: Path, model: Path) -> None:
+    assert follow("writing-a-sampler.md", tmp_path, model) == "400 custom_params.top_n_sigma\n"
+
+
+def test_a_prefix_cache(tmp_path: Path, model: Path) -> None:
+    first, second = map(int, follow("writing-a-prefix-cache.md", tmp_path, model).split())
+    assert first == 0
+    assert second > 0
+
+
+def test_a_gate(tmp_path: Path, model: Path) -> None:
+    assert follow("writing-a-gate.md", tmp_path, model).startswith("400 params.not_before ")

@@ -78,6 +78,7 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
     if root.exists():
         raise PluginError(f"{root} is there already; nothing was written")
     values = _values(name, distribution, template(contract))
+    root.mkdir(parents=True)
     files = []
     for folder in (_COMMON, contract):
         for place, source in _walk(_templates() / folder):

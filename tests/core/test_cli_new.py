@@ -14,9 +14,12 @@ import pytest
 from pegboard.core.commands.new import create, template, template_contracts
 from pegboard.core.compose import compose
 from pegboard.core.composition.describe import option_keys
+from pegboard.core.engine import Engine
 from pegboard.core.interfaces.contracts import CONTRACTS
-from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.errors import InvalidRequest, PluginError
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry import Registry
+from pegboard.core.testing.checkpoints import tiny_checkpoint
 from tests.core.test_cli import pegboard, run, run_json
 
 NEW = tuple(f"my_{contract}" for contract in template_contracts())
@@ -90,6 +93,40 @@ class TestNew:
             cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert tests.returncode == 0, tests.stdout
+
+    @pytest.mark.full
+    def test_new_packages_serve_together(self, tmp_path: Path, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of the engine, in one: cached prefixes, parameters of requests, and the answers of the shipped ones."""
+        site.modules |= set(NEW)
+        model = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
+        config: dict[str, Any] = {"model": {"path": str(model)}, "runner": {"use": "layered"}}
+        greedy = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+        prompts = ["one two three four " * 8, "one two three four " * 8 + "five", "six"]
+        with Engine.from_config(config) as engine:
+            expected = [answer.token_ids for answer in engine.generate(prompts, greedy)]
+        for path in new_packages(tmp_path / "new").values():
+            monkeypatch.syspath_prepend(str(path / "src"))
+        config |= {
+            "attention": {"use": "my_attention"},
+            "memory": {"pool": {"use": "my_kv_pool"}, "allocator": {"use": "my_token_allocator"}},
+            "prefix_cache": {"use": "my_prefix_cache"},
+            "scheduler": {"policy": {"use": "my_schedule_policy"}},
+            "gates": ["my_admission_gate"],
+            "logits_processors": ["my_logits_processor"],
+            "sampler": {"use": "my_sampler"},
+        }
+        source = {"use": "my_model_source", "root": str(tmp_path)}
+        config["model"] = {"path": f"my_model_source:{model.name}", "source": source}
+        said = {"my_logits_processor": {"bias": 10.0}, "my_sampler": {"n": 0.001}}
+        copying = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True, extra=said)
+        with Engine.from_config(config) as engine:
+            for _ in range(2):
+                answers = engine.generate(prompts, greedy)
+                assert [answer.token_ids for answer in answers] == expected
+            assert answers[0].cached_tokens > 0
+            assert engine.generate(prompts[0], copying).token_ids != expected[0]
+            with pytest.raises(InvalidRequest, match="my_logits_processor"):
+                engine.generate("Hello", SamplingParams(extra={"my_logits_processor": {}}))
 
     def test_new_code_is_clean(self, tmp_path: Path) -> None:
         """By the rules that the package brings along."""

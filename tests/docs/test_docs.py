@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from pegboard.core.commands.new import template_contracts
 from pegboard.core.compose import compose
 from pegboard.core.hooks import HOOK_NAMES
 from pegboard.core.interfaces.contracts import CONTRACTS
@@ -88,6 +89,14 @@ def test_architecture_lists_every_contract_and_its_providers(contract: str) -> N
 def test_every_hook_is_described(hook: str) -> None:
     assert f"`{hook}`" in ARCHITECTURE
     assert f"`{hook}`" in PLUGINS
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_plugins_says_how_to_start_with_every_contract(contract: str) -> None:
+    table = PLUGINS.partition("## Where to start")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    (row,) = [cells for cells in rows if f"`{contract}`" in cells[1]]
+    assert (row[2].strip() == "none") == (contract not in template_contracts())
 
 
 def test_decisions_are_numbered_without_gaps() -> None:

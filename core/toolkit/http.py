@@ -29,7 +29,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json, to_json
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
@@ -261,7 +261,9 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
         if not any(map(_is_whole, error.errors(include_url=False))):
             raise _invalid(error, data=data) from None
     try:
-        return model.model_validate_json(msgspec.json.encode(_with_integers(msgspec.json.decode(data))))
+        # Both are pydantic's own, which have NaN and infinity as its parser does.
+        whole = to_json(_with_integers(from_json(data)), inf_nan_mode="constants")
+        return model.model_validate_json(whole)
     except ValidationError as error:
         raise _invalid(error) from None
 

@@ -134,6 +134,13 @@ def test_whole_numbers_are_integers_however_they_are_written() -> None:
     assert validate_part({"number": 4.0}, Inner, "inner").number == 4
     many = validate_body(b'{"anything": {"minimum": 2.5, "tall": 1e300}, "ids": [[1.0], [2]]}', Many)
     assert (many.ids, many.anything) == ([[1], [2]], {"minimum": 2.5, "tall": 1e300})
+    # The second look is at what the first one was at, to the last number that other parsers do not take.
+    odd = validate_body(b'{"ids": [[1.0]], "anything": {"a": [NaN, -Infinity, 1e999, %s]}}' % (b"9" * 400), Many)
+    assert odd.ids == [[1]]
+    assert repr(odd.anything["a"]) == f"[nan, -inf, inf, {'9' * 400}]"
+    for number in (b"NaN", b"1e999"):
+        with pytest.raises(InvalidRequest, match=r"ratio: Input should be a finite number"):
+            validate_body(b'{"count": 2.0, "ratio": %s}' % number, Body)
     for wrong in (b"2.5", b"1e300", b'"2.0"', b"true"):
         with pytest.raises(InvalidRequest, match=r"count: Input should be a valid integer"):
             validate_body(b'{"inner": {"number": 1.0}, "count": %s}' % wrong, Body)

@@ -102,12 +102,14 @@ class RerankBody(EmbeddingFields):
     return_documents: bool = True
     bare: bool = False
     """Whether the answer is a bare list with scores, as SGLang's. It is one too where the body has a `rid`, were it
-    null: SGLang's router, which reads nothing else, always writes one."""
+    null, and does not say `false` here: SGLang's router, which reads nothing else, always writes one."""
 
     @model_validator(mode="before")
     @classmethod
     def _rid_means_bare(cls, data: Any) -> Any:
-        return {**data, "bare": data.get("bare") or True} if isinstance(data, dict) and "rid" in data else data
+        if not isinstance(data, dict) or "rid" not in data or data.get("bare") is not None:
+            return data
+        return {**data, "bare": True}
 
     @property
     def most(self) -> int | None:

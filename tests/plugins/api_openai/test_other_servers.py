@@ -159,3 +159,5 @@ def test_the_router_of_sglang_gets_its_own_form(sign: dict[str, Any]) -> None:
     assert [(one["index"], one["document"]) for one in found] == [(1, None)]
     usual, _ = asking.post("/v1/rerank", {"query": "a", "documents": ["bcd", "a"], "top_k": 1})
     assert [one["index"] for one in usual["results"]] == [1]
+    usual, _ = asking.post("/v1/rerank", {**body, **sign, "bare": False})
+    assert [one["index"] for one in usual["results"]] == [1, 0]

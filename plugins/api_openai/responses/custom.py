@@ -124,7 +124,7 @@ class InputReader:
     def _whole(self) -> str:
         try:
             value = json.loads(self._held)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self._held
         found = value.get("input") if isinstance(value, dict) else None
         return _sound(found) if isinstance(found, str) else self._held

@@ -22,16 +22,13 @@ def text_of_item(item: dict[str, Any]) -> str:
     return str(item[name] if name else item["content"][0]["text"])
 
 
-def extend(item: dict[str, Any], text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
-    """Add a piece to an item."""
+def set_text(item: dict[str, Any], text: str) -> None:
+    """Say what its deltas are pieces of."""
     name = _STRINGS.get(item["type"])
     if name:
-        item[name] += text
-        return
-    part = item["content"][0]
-    part["text"] += text
-    if logprobs:
-        part["logprobs"] += logprobs
+        item[name] = text
+    else:
+        item["content"][0]["text"] = text
 
 
 def began(index: int, item: dict[str, Any]) -> list[Event]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
 from pegboard.plugins.api_openai.responses.custom import InputReader
-from pegboard.plugins.api_openai.responses.events import Event, began, ended, extend, grew
+from pegboard.plugins.api_openai.responses.events import Event, began, ended, grew, set_text
 from pegboard.plugins.api_openai.responses.replay import Tape
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Output:
         if not self.items:
             told += self._begin(_message())
         return told + self._end("completed" if complete else "incomplete")
+
+    def settle(self) -> None:
+        """Give the item that is open, whose text comes in pieces, all of them so far."""
+        if self._open and self.tape.pieces:
+            set_text(self._item, self.tape.text())
 
     @property
     def reasoning(self) -> str:
@@ -91,19 +96,21 @@ class Output:
         return told + began(len(self.items) - 1, item)
 
     def _piece(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Event:
-        extend(self._item, text, logprobs)
-        self.tape.cut(len(text), len(logprobs))
+        self.tape.cut(text, len(logprobs))
+        if logprobs:
+            self._item["content"][0]["logprobs"] += logprobs
         return grew(len(self.items) - 1, self._item, text, logprobs)
 
     def _end(self, status: str) -> list[Event]:
         if not self._open:
             return []
-        self._open = False
         told: list[Event] = []
         if self._reader is not None:
             rest = self._reader.finish()
             told = [self._piece(rest)] if rest else []
             self._reader = None
+        self.settle()
+        self._open = False
         self._item["status"] = status
         return told + ended(len(self.items) - 1, self._item)
 

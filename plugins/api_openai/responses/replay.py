@@ -32,20 +32,30 @@ _AT_FIRST: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Tape:
-    """Where the items of an output were cut: for each, how many characters and log-probabilities its deltas had."""
+    """Where the items of an output were cut: for each, how many characters and log-probabilities its deltas had. And
+    the deltas themselves of the one that is open: adding them to a text would copy the text for each.
+    """
 
     chars: list[array[int]] = field(default_factory=list)
     logprobs: list[array[int]] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
         """An item begins."""
         self.chars.append(array("I"))
         self.logprobs.append(array("I"))
 
-    def cut(self, chars: int, logprobs: int) -> None:
+    def cut(self, text: str, logprobs: int) -> None:
         """The item that is open gets a piece."""
-        self.chars[-1].append(chars)
+        self.chars[-1].append(len(text))
         self.logprobs[-1].append(logprobs)
+        self.pieces.append(text)
+
+    def text(self) -> str:
+        """All pieces of the item that is open, which has them from now on."""
+        text = "".join(self.pieces)
+        self.pieces.clear()
+        return text
 
     @property
     def size(self) -> int:
@@ -93,7 +103,8 @@ def _pieces(index: int, item: dict[str, Any], tape: Tape, waits: Callable[[], bo
         while number < len(chars):
             end, last = at + chars[number], entry + logprobs[number]
             entries = item["content"][0]["logprobs"][entry:last] if last > entry else ()
-            yield grew(index, item, text_of_item(item)[at:end], entries)
+            open_now = tape.pieces and index == len(tape.chars) - 1
+            yield grew(index, item, tape.pieces[number] if open_now else text_of_item(item)[at:end], entries)
             number, at, entry = number + 1, end, last
         if item["status"] != "in_progress" or not waits():
             return

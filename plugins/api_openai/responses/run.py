@@ -108,6 +108,7 @@ class Run(AnswerWriter):
 
     def failed(self, error: InvalidRequest) -> bytes:
         """The event of a failure on the way."""
+        self._output.settle()
         self.response |= {
             "status": "failed",
             "error": {"code": "server_error", "message": error.message},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from openai.types.responses import ResponseItemList
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 
+from pegboard.core.interfaces.output_parser import Content, OutputEvent
 from pegboard.core.testing.asgi import Exchange, call
 from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
 from pegboard.core.toolkit.generation import Answers
+from pegboard.core.toolkit.tool_calls import ChatStream
 from pegboard.plugins.api_openai.responses import replay
+from pegboard.plugins.api_openai.responses.output import Output
 from pegboard.plugins.api_openai.responses.replay import Tape
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
 from tests.plugins.api_anthropic.parsers import fake_parsers
@@ -289,6 +293,34 @@ def test_streams_that_ended_otherwise_are_told_again(ending: dict[str, Any]) -> 
         assert again.body == first.body
 
     asyncio.run(scene())
+
+
+class Piece(str):
+    """A piece of text that is added to no other: that copies the other, and for each piece of a long answer anew."""
+
+    def __radd__(self, other: str) -> str:
+        raise AssertionError(f"{self!r} is added to {len(other)} characters")
+
+
+class Cut(ChatStream):
+    """Gives what it gets, as it came."""
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        return [Content(Piece(text))]
+
+
+def test_a_long_answer_is_put_together_once() -> None:
+    output, over = Output(Cut()), False
+    words = [f"{number} " for number in range(100)]
+    for word in words:
+        output.feed(word)
+    live = replay.replay({"status": "in_progress"}, output.items, output.tape, lambda: not over)
+    events = list(itertools.islice(live, 4 + 50))
+    output.finish(complete=True)
+    over = True
+    assert output.items[0]["content"][0]["text"] == "".join(words)
+    events += [one for one in live if one and "delta" in one]
+    assert [one["delta"] for one in events[4:] if one] == words, "who follows goes on, when it is over as before"
 
 
 def test_whole_answers_are_told_as_streams() -> None:

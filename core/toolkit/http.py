@@ -53,6 +53,9 @@ PARSE_TURN = "pegboard.parse_turn"
 function that is to be told how many bytes of memory the parsed values take.
 """
 
+ASKED_BY = "asked_by"
+"""In a scope's state: what `principal_of` gives."""
+
 LARGE_ANSWER = 256 * 1024
 """Bytes from which on an answer is sent in pieces."""
 _PIECE = 64 * 1024
@@ -229,6 +232,13 @@ class RequestModel(BaseModel):
         if isinstance(data, dict):
             return {name: value for name, value in data.items() if value is not None}
         return data
+
+
+def principal_of(request: Request) -> str:
+    """The name of the API key that a request brings, which tells nothing of the key itself: for routes that keep what
+    no other key may read or change. "" on a server without keys.
+    """
+    return str(request.scope.get("state", {}).get(ASKED_BY, ""))
 
 
 async def parse_body(request: Request, model: type[M]) -> M:

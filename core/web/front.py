@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from pegboard.core.asker import ASKER
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
+from pegboard.core.toolkit.http import ASKED_BY, CLIENT_CLOSED_REQUEST, ErrorFormats, answer_error
 from pegboard.core.web.hosts import Hosts, is_own_origin
 from pegboard.core.web.keys import Keys
 from pegboard.core.web.routes import UNKNOWN, Entry, Routes
@@ -74,7 +74,8 @@ class Front:
         rid = _request_id(headers.get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = rid
         named = (REQUEST_ID, rid.encode())
-        ASKER.set(self._keys.asker(headers))
+        scope["state"][ASKED_BY] = self._keys.asker(headers)
+        ASKER.set(scope["state"][ASKED_BY])
         status = 0
 
         async def sending(message: Message) -> None:

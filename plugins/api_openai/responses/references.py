@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
+from pegboard.plugins.api_openai.responses.store import Item, Shelf
 
 MAX_LISTED = 100
 
 
-def resolved(
-    store: ResponseStore, given: Sequence[dict[str, Any]], before: Sequence[Item], most_bytes: int
-) -> list[Item]:
+def resolved(store: Shelf, given: Sequence[dict[str, Any]], before: Sequence[Item], most_bytes: int) -> list[Item]:
     """The input's items, with what is kept in the place of references to it. `before` are those of the responses that
     it follows on.
 
@@ -51,7 +49,7 @@ def _is_reference(value: Mapping[str, Any]) -> bool:
     return kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
 
 
-def _find(store: ResponseStore, identity: Any, where: str) -> Item:
+def _find(store: Shelf, identity: Any, where: str) -> Item:
     if not isinstance(identity, str) or not identity:
         raise InvalidRequest(f"{where} must be a string", param=where)
     item = store.item(identity)

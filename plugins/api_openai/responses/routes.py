@@ -19,6 +19,7 @@ from pegboard.core.toolkit.http import (
     json_answer,
     json_response,
     parse_body,
+    principal_of,
     until_disconnect,
 )
 from pegboard.core.toolkit.tool_calls import Tools
@@ -31,7 +32,7 @@ from pegboard.plugins.api_openai.responses.references import listed, resolved
 from pegboard.plugins.api_openai.responses.replay import frames, replay
 from pegboard.plugins.api_openai.responses.run import Run
 from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputItems, InputTokens, ResponseAnswer
-from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Stored
+from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Shelf, Stored
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
 
 Items = list[Item]
@@ -85,7 +86,9 @@ class Responses:
         body = await parse_body(request, ResponseBody)
         self._surface.check_model(body.model)
         body.check()
-        before, own = self._conversation(body)
+        owner = principal_of(request)
+        shelf = self._store.of(owner)
+        before, own = self._conversation(shelf, body)
         grammar = body.grammar()
         turn = await self._turn(request, body, grammar, before, own)
         identity = f"resp_{uuid.uuid4().hex}"
@@ -94,7 +97,7 @@ class Responses:
 
         def over() -> None:
             if self._running.pop(identity, None) is not None and run.over and body.store:
-                self._store.put(run.response, before, own, run.tape)
+                shelf.put(run.response, before, own, run.tape)
 
         async def close() -> None:
             over()
@@ -102,6 +105,7 @@ class Responses:
             await answers.aclose()
 
         run = self._running[identity] = Run(self._surface, identity, body, turn, answers, over)
+        run.owner = owner
 
         if body.stream:
             return AnswerStream(answers, run, close=close, error=run.failed, done=b"")
@@ -115,7 +119,7 @@ class Responses:
         body = await parse_body(request, CountBody)
         self._surface.check_model(body.model)
         body.check()
-        before, own = self._conversation(body)
+        before, own = self._conversation(self._store.of(principal_of(request)), body)
         turn = await self._turn(request, body, body.grammar(), before, own)
         counting = self._surface.client.tokenize([turn.prompt], add_special_tokens=False)
         (ids,) = await until_disconnect(request, counting)
@@ -128,8 +132,10 @@ class Responses:
             status=404,
         )
 
-    async def fetch(self, response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
-        found = self._known(response_id)
+    async def fetch(
+        self, request: Request, response_id: str, stream: bool = False, starting_after: int = -1
+    ) -> Response:
+        found = self._known(request, response_id)
         if not stream:
             return json_response(found.response)
         if isinstance(found, Run):
@@ -137,8 +143,10 @@ class Responses:
         events = replay(found.response, found.response["output"], found.tape, lambda: False)
         return EventStream(frames(events, starting_after, _nothing), close=_nothing, done=b"")
 
-    async def input_items(self, response_id: str, after: str = "", limit: int = 20, order: str = "desc") -> Response:
-        found = self._known(response_id)
+    async def input_items(
+        self, request: Request, response_id: str, after: str = "", limit: int = 20, order: str = "desc"
+    ) -> Response:
+        found = self._known(request, response_id)
         if isinstance(found, Run):
             raise InvalidRequest(
                 f"the response {response_id[:64]!r} is being generated; its input is listed when it has ended",
@@ -146,29 +154,32 @@ class Responses:
             )
         return json_response(listed(found.input, after=after, limit=limit, order=order))
 
-    async def delete(self, response_id: str) -> Response:
-        self._known(response_id)
-        if response_id in self._running:
+    async def delete(self, request: Request, response_id: str) -> Response:
+        found = self._known(request, response_id)
+        if isinstance(found, Run):
             raise InvalidRequest(
                 f"the response {response_id[:64]!r} is being generated; cancel it first", param="response_id"
             )
-        self._store.drop(response_id)
+        self._store.of(principal_of(request)).drop(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, response_id: str) -> Response:
-        response = self._known(response_id).response
-        if response_id not in self._running:
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        found = self._known(request, response_id)
+        response = found.response
+        if not isinstance(found, Run):
             raise InvalidRequest(
                 f"the response {response_id[:64]!r} has ended ({response['status']})", param="response_id"
             )
         await self._surface.client.abort(response_id)
         return json_response({**response, "status": "cancelled"})
 
-    def _known(self, response_id: str) -> Run | Stored:
-        """A response that is under way or kept. Raises InvalidRequest (404) for any other."""
-        if response_id in self._running:
-            return self._running[response_id]
-        stored = self._store.get(response_id)
+    def _known(self, request: Request, response_id: str) -> Run | Stored:
+        """A response that is under way or kept, and the asker's own. Raises InvalidRequest (404) for any other."""
+        owner = principal_of(request)
+        run = self._running.get(response_id)
+        if run is not None and run.owner == owner:
+            return run
+        stored = self._store.of(owner).get(response_id)
         if stored is None:
             raise InvalidRequest(
                 f"there is no response {response_id[:64]!r}, or it is no longer kept",
@@ -178,16 +189,16 @@ class Responses:
             )
         return stored
 
-    def _conversation(self, body: ResponseBody) -> tuple[Items, Items]:
+    def _conversation(self, shelf: Shelf, body: ResponseBody) -> tuple[Items, Items]:
         """The items of the conversation so far, and those of the request."""
-        before = self._before(body)
+        before = self._before(shelf, body)
         most = self._surface.ctx.max_body_bytes
-        return before, resolved(self._store, input_items(body.input), before, most)
+        return before, resolved(shelf, input_items(body.input), before, most)
 
-    def _before(self, body: ResponseBody) -> Items:
+    def _before(self, shelf: Shelf, body: ResponseBody) -> Items:
         if not body.previous_response_id:
             return []
-        stored = self._store.get(body.previous_response_id)
+        stored = shelf.get(body.previous_response_id)
         if stored is None:
             raise InvalidRequest(
                 f"previous_response_id: there is no response {body.previous_response_id[:64]!r} to follow on: it was "

@@ -48,6 +48,8 @@ class Run(AnswerWriter):
         self._sequence = 0
         self._left = False
         self._waiting: list[asyncio.Future[None]] = []
+        self.owner = ""
+        """The key whose it is."""
         self.response = response_of(surface.model, identity, body, turn.tools)
 
     @property

@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 
+from pegboard.core.toolkit.json_weight import JsonWeight
 from pegboard.plugins.api_openai.responses.replay import Tape
 
 _REFERENCE = 8
+_OF_WEIGHT = 16
+"""Bytes of memory for each unit that a JSON text weighs: an empty object has 64 and a place in a list, and weighs 9."""
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -25,14 +28,15 @@ _PREFIXES = {
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of conversations. `id` is what the store knows it by: "" before it is kept, and where it is the copy of
-    one that the store knows already. `origin` is the response that brought it.
+    """One item of conversations. `id` is what the store knows it by: "" before it is kept. `origin` is the response
+    that brought it, `size` its bytes as JSON, and `room` about those that it takes in memory.
     """
 
     value: dict[str, Any]
     id: str = ""
     origin: str = ""
     size: int = 0
+    room: int = 0
     holders: int = 0
 
 
@@ -47,7 +51,7 @@ class Stored:
     first: int
     last: int
     tape: Tape
-    size: int
+    room: int
 
     @property
     def input(self) -> list[Item]:
@@ -57,17 +61,47 @@ class Stored:
 
 @dataclass(slots=True)
 class ResponseStore:
-    """In memory, for as long as the server runs. What was least recently used goes first.
-
-    Answers that follow on another share its items with it, and so do those that refer to items. Each item is counted
-    once, for as long as an answer that is kept has it in its conversation; so long it is found by its id.
+    """In memory, for as long as the server runs: a shelf for each API key, which sees no other. Where all together are
+    too much, the fullest shelf loses what it used least recently.
     """
 
     most: int
     most_bytes: int
+    _shelves: dict[str, Shelf] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shelves.values()))
+
+    @property
+    def bytes(self) -> int:
+        """What all shelves hold, about."""
+        return sum(one.bytes for one in self._shelves.values())
+
+    def of(self, owner: str) -> Shelf:
+        """The shelf of a key, by its name."""
+        return self._shelves.setdefault(owner, Shelf(self))
+
+    def trim(self) -> None:
+        """Keep the bounds."""
+        while len(self) > self.most:
+            max(self._shelves.values(), key=len).drop_oldest()
+        while self.bytes > self.most_bytes:
+            max(self._shelves.values(), key=lambda one: one.bytes).drop_oldest()
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What one key has in a store.
+
+    Answers that follow on another share its items with it, and so do those that refer to items. Each item is counted
+    once, for as long as an answer that is kept has it in its conversation; so long it is found by its id. Where a
+    client has sent it again, each copy is an item of the same id, and the first one is found.
+    """
+
+    _store: ResponseStore
+    bytes: int = 0
     _kept: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
-    _items: dict[str, Item] = field(default_factory=dict)
-    _bytes: int = 0
+    _items: dict[str, dict[Item, None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -78,14 +112,13 @@ class ResponseStore:
         self.drop(identity)
         output = [Item(one, str(one["id"])) for one in response["output"]]
         items = [*before, *own, *output]
-        size = len(msgspec.json.encode({**response, "output": []})) + _REFERENCE * len(items) + tape.size
+        room = _size_and_room({**response, "output": []})[1] + _REFERENCE * len(items) + tape.size
         first = len(before)
-        self._kept[identity] = Stored(response, items, first, first + len(own), tape, size)
-        self._bytes += size
+        self._kept[identity] = Stored(response, items, first, first + len(own), tape, room)
+        self.bytes += room
         for item in items:
             self._hold(item, identity)
-        while self._kept and (len(self._kept) > self.most or self._bytes > self.most_bytes):
-            self.drop(next(iter(self._kept)))
+        self._store.trim()
 
     def get(self, identity: str) -> Stored | None:
         """What is kept under this id, if anything."""
@@ -96,7 +129,7 @@ class ResponseStore:
 
     def item(self, identity: str) -> Item | None:
         """The item of this id in a conversation that is kept, if any. Its response was used with it."""
-        found = self._items.get(identity)
+        found = next(iter(self._items.get(identity, ())), None)
         if found is not None and found.origin in self._kept:
             self._kept.move_to_end(found.origin)
         return found
@@ -106,14 +139,20 @@ class ResponseStore:
         found = self._kept.pop(identity, None)
         if found is None:
             return False
-        self._bytes -= found.size
+        self.bytes -= found.room
         for item in found.items:
             item.holders -= 1
             if not item.holders:
-                self._bytes -= item.size
-                if self._items.get(item.id) is item:
+                self.bytes -= item.room
+                same = self._items[item.id]
+                del same[item]
+                if not same:
                     del self._items[item.id]
         return True
+
+    def drop_oldest(self) -> None:
+        """Forget what was used least recently."""
+        self.drop(next(iter(self._kept)))
 
     def _hold(self, item: Item, response: str) -> None:
         item.holders += 1
@@ -122,18 +161,29 @@ class ResponseStore:
         if not item.origin:
             item.origin = response
             self._name(item)
-            item.size = len(msgspec.json.encode(item.value))
-        self._bytes += item.size
-        if item.id:
-            self._items.setdefault(item.id, item)
+            item.size, item.room = _size_and_room(item.value)
+        self.bytes += item.room
+        self._items.setdefault(item.id, {})[item] = None
 
     def _name(self, item: Item) -> None:
         """Give an item of an input its id. One that a client made up is replaced, since another client could guess it;
         one that is known here came from here.
         """
         given = item.value.get("id")
-        if item.id or (isinstance(given, str) and given in self._items):
+        if item.id:
+            return
+        if isinstance(given, str) and given in self._items:
+            item.id = given
             return
         prefix = _PREFIXES.get(str(item.value.get("type") or "message"), "item")
         item.id = f"{prefix}_{uuid.uuid4().hex}"
         item.value = {**item.value, "id": item.id}
+
+
+def _size_and_room(value: Any) -> tuple[int, int]:
+    """Bytes of a JSON value as text, and in memory: about, but far faster than looking at each of its parts."""
+    text = msgspec.json.encode(value)
+    weight = JsonWeight()
+    weight.add(text)
+    widest = 4 if weight.wide else 1 if text.isascii() else 2
+    return len(text), widest * len(text) + _OF_WEIGHT * weight.total

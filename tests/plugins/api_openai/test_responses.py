@@ -226,7 +226,7 @@ def test_what_is_kept_is_bounded() -> None:
 
     assert asyncio.run(scene(2, 10**6)) == [404, 404, 200, 200]
     assert asyncio.run(scene(0, 10**6)) == [404] * 4
-    statuses = asyncio.run(scene(100, 4000))
+    statuses = asyncio.run(scene(100, 16_000))
     assert statuses == sorted(statuses, reverse=True)
     assert statuses[0] == 404
     assert statuses[-1] == 200

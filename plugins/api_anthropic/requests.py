@@ -170,6 +170,8 @@ class MessagesBody(SamplingFields, PromptBody):
     stop_sequences: list[str] = []
     stream: bool = False
     metadata: Metadata = Metadata()
+    output_format: dict[str, Any] | None = None
+    """What `output_config.format` was called in its beta."""
     regex: Any = None
     ebnf: Any = None
     min_tokens: int = 0
@@ -198,14 +200,22 @@ class MessagesBody(SamplingFields, PromptBody):
     def grammar(self) -> Grammar | None:
         """What the answer has to look like, apart from tools."""
         given = self.output_config.format if self.output_config is not None else None
+        where, older = FORMAT, self.output_format
+        if older is not None:
+            if given is not None:
+                raise InvalidRequest(f"output_format: {FORMAT} is there too; leave it out", param="output_format")
+            where, given = "output_format", older
         if given is not None and (given.get("type") != "json_schema" or "schema" not in given):
             raise InvalidRequest(
-                f'{FORMAT} must be {{"type": "json_schema", "schema": {{...}}}}', param=FORMAT, code="invalid_type"
+                f'{where} must be {{"type": "json_schema", "schema": {{...}}}}', param=where, code="invalid_type"
             )
         schema = given["schema"] if given is not None else None
-        return grammar_of(
-            json_schema=schema, regex=self.regex, ebnf=self.ebnf, names={"json_schema": f"{FORMAT}.schema"}
-        )
+        return grammar_of(json_schema=schema, regex=self.regex, ebnf=self.ebnf, names=self.names)
+
+    @property
+    def names(self) -> dict[Any, str]:
+        """What fields of the engine are called here."""
+        return NAMES if self.output_format is None else {**NAMES, "json_schema": "output_format.schema"}
 
     def engine_request(self, turn: Turn, rid: str) -> GenerateRequest:
         """What the engine is asked for."""

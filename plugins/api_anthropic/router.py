@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -36,7 +36,7 @@ from pegboard.plugins.api_anthropic.errors import (
 )
 from pegboard.plugins.api_anthropic.models import Models
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
-from pegboard.plugins.api_anthropic.requests import NAMES, MessagesBody, PromptBody, new_id
+from pegboard.plugins.api_anthropic.requests import MessagesBody, PromptBody, new_id
 from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class AnthropicRouter(ApiRouter):
         turn = await self._turn(request, body, tools, body.grammar())
         rid = new_id(body.rid)
         request_id = getattr(request.state, "request_id", "") or new_request_id()
-        answers = await self._submit(request, body.engine_request(turn, rid))
+        answers = await self._submit(request, body.engine_request(turn, rid), body.names)
         writer = MessageWriter(
             rid, self.client.info.served_name, turn.stream(), max_tokens=body.max_tokens, thinking=body.shown_thinking
         )
@@ -119,11 +119,11 @@ class AnthropicRouter(ApiRouter):
             continue_final_message=body.prefilled,
         )
 
-    async def _submit(self, request: Request, engine_request: GenerateRequest) -> Answers:
+    async def _submit(self, request: Request, asked: GenerateRequest, names: Mapping[Any, str]) -> Answers:
         try:
-            return await until_disconnect(request, Answers.submit(self.client, [engine_request]))
+            return await until_disconnect(request, Answers.submit(self.client, [asked]))
         except InvalidRequest as error:
-            raise renamed(error, NAMES) from None
+            raise renamed(error, names) from None
 
 
 async def _events(answers: Answers, writer: MessageWriter) -> AsyncGenerator[bytes, None]:

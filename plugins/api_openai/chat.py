@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.http import error_responses, parse_body
+from pegboard.core.toolkit.http import RequestModel, error_responses, parse_body
 from pegboard.core.toolkit.tool_calls import Tools
 from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
@@ -25,6 +25,12 @@ _INSTEAD = {
 }
 
 
+class ThinkingSwitch(RequestModel):
+    """`thinking`, as clients of other servers switch it. A budget is not enforced."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatBody(CommonBody):
     """Body of `/v1/chat/completions`."""
 
@@ -38,6 +44,8 @@ class ChatBody(CommonBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking: ThinkingSwitch | None = None
+    """Whether the chat template is to ask for thinking, whatever the effort."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Reaches chat templates that read such a thing."""
     separate_reasoning: bool = True
@@ -89,6 +97,13 @@ class ChatBody(CommonBody):
     def limit(self) -> int | None:
         """How many tokens to generate; None until the context is full."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def template_hints(self) -> dict[str, Any]:
+        """What else the template is told, if it reads such a thing."""
+        hints = effort_hints(self.reasoning_effort)
+        if self.thinking is not None:
+            hints["enable_thinking"] = self.thinking.type == "enabled"
+        return {**hints, "verbosity": self.verbosity} if self.verbosity else hints
 
     @property
     def names(self) -> dict[str, str]:
@@ -164,7 +179,7 @@ class Chat:
             separate_reasoning=body.separate_reasoning,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,
-            hints={**effort_hints(body.reasoning_effort), **({"verbosity": body.verbosity} if body.verbosity else {})},
+            hints=body.template_hints(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )

@@ -79,17 +79,17 @@ _OTHER_DECODING: Refused = {
 }
 
 _TRUNCATION: Refused = {
-    "truncate_prompt_tokens": Refusal(": it leaves nothing of a prompt out"),
+    # -1 is as many as the model takes.
+    "truncate_prompt_tokens": Refusal(": it leaves nothing of a prompt out", neutral=(-1,)),
 }
 
 _GENERATION: Refused = {**_REMOTE, **_MEDIA, **_OTHER_OUTPUT, **_OTHER_DECODING, **_TRUNCATION}
 
 CHAT: Refused = {
     **_GENERATION,
-    **_plain("echo", "moderation", "prediction", "task"),
+    **_plain("echo", "moderation", "task"),
     "include_reasoning": Refusal("; a client may pass over reasoning_content", neutral=(True,), false_asks=True),
     "input_ids": Refusal("; /v1/completions takes token ids"),
-    "thinking": Refusal("; use reasoning_effort or chat_template_kwargs"),
 }
 
 COMPLETIONS: Refused = {**_GENERATION, **_plain("custom_labels", "prompt_embeds")}

@@ -18,13 +18,13 @@ BODIES: dict[str, Any] = {PATH: MessagesBody, COUNT: PromptBody}
 REFERENCE = {
     PATH: """
         betas billing_policy cache_control compaction container context_management diagnostics fallback_credit_token
-        fallbacks inference_geo max_tokens mcp_servers messages metadata model output_config service_tier speed
-        stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id
+        fallbacks inference_geo max_tokens mcp_servers messages metadata model output_config output_format service_tier
+        speed stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id
         workspace_id
     """,
     COUNT: """
-        betas billing_policy cache_control compaction context_management mcp_servers messages model output_config speed
-        system thinking tool_choice tools user_profile_id workspace_id
+        betas billing_policy cache_control compaction context_management mcp_servers messages model output_config
+        output_format speed system thinking tool_choice tools user_profile_id workspace_id
     """,
 }
 """anthropic-python 2.12.0, `types/**/message_create_params.py` and `message_count_tokens_params.py`, and what the API
@@ -45,6 +45,7 @@ OWN: dict[str, Any] = {
     "max_tokens": 20,
     "mcp_servers": [{"name": "x"}],
     "messages": [USER, {"role": "assistant", "content": "So"}],
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
     "tool_choice": {"type": "none"},
     "tools": TOOLS,
 }

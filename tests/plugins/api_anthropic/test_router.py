@@ -24,6 +24,7 @@ TEXT = "".join(SCRIPT)
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {"model": "fake-model", "max_tokens": 1000, "messages": MESSAGES}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 TOOL = {"name": "add", "description": "Adds", "input_schema": {"type": "object", "properties": {"a": {}}}}
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
@@ -291,6 +292,8 @@ def test_formats_are_grammars() -> None:
     _, client = message(output_config=config)
     grammar = client.requests[0].sampling.grammar
     assert grammar == Grammar("json_schema", '{"type":"object","properties":{"b":{},"a":{}}}')
+    # The beta's name for it.
+    assert message(output_format=config["format"])[1].requests[0].sampling.grammar == grammar
     assert message(regex="a+")[1].requests[0].sampling.grammar == Grammar("regex", "a+")
     # Tools that need not be used give way to it: such an answer is text, whatever it looks like.
     found, client = message(('[[add|{"a": 1}]]',), output_config=config, tools=[TOOL])
@@ -335,6 +338,9 @@ def test_count_tokens() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config.format.schema"),
+        ({"output_format": {"type": "xml"}}, "output_format"),
+        ({"output_format": {"type": "json_schema", "schema": 5}}, "output_format.schema"),
+        ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, "output_format"),
         ({"output_config": {"effort": "none"}}, "output_config.effort"),
         ({"regex": "a", "ebnf": "b"}, "ebnf"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}, "regex": "a"}, "tool_choice"),
@@ -370,6 +376,9 @@ def test_tools_need_a_parser() -> None:
 
 
 def test_the_engines_refusals_use_our_names() -> None:
+    refusal = InvalidRequest("json_schema is odd", param="json_schema")
+    done, _ = ask(PATH, {**BODY, "output_format": FORMAT}, refuse=refusal)
+    assert done.json()["error"]["message"] == "output_format.schema is odd"
     refusal = InvalidRequest("max_new_tokens is odd", param="max_new_tokens")
     done, _ = ask(PATH, BODY, refuse=refusal)
     assert done.json()["error"]["message"] == "max_tokens is odd"

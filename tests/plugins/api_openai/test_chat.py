@@ -173,6 +173,27 @@ def test_template_kwargs_are_those_that_the_template_reads() -> None:
     assert asked(reasoning_effort="low").prompt == "user: Hi\nassistant:", "a hint, for templates that listen"
 
 
+def test_thinking_is_switched_as_other_servers_switch_it() -> None:
+    template = "{{ enable_thinking }} {{ reasoning_effort }}"
+
+    def prompt(**body: Any) -> str | list[int]:
+        _, client = asking.post(CHAT, {"messages": MESSAGES, **body}, tokenizer=FakeTokenizer(template=template))
+        return client.requests[0].prompt
+
+    assert prompt(thinking={"type": "disabled"}) == "False "
+    assert prompt(thinking={"type": "enabled", "budget_tokens": 100}) == "True "
+    assert prompt(thinking={"type": "disabled"}, reasoning_effort="low") == "False low"
+    assert asking.refused(CHAT, {"messages": MESSAGES, "thinking": {"type": "odd"}})["param"] == "thinking.type"
+
+
+def test_what_asks_for_nothing_passes() -> None:
+    prediction = {"type": "content", "content": "Hello"}
+    assert asked(prediction=prediction).prompt == asked().prompt, "it would only be faster"
+    assert asked(truncate_prompt_tokens=-1).prompt == asked().prompt
+    body = {"messages": MESSAGES, "truncate_prompt_tokens": 5}
+    assert asking.refused(CHAT, body)["param"] == "truncate_prompt_tokens"
+
+
 def test_tool_messages_arrive() -> None:
     template = (
         "{% for one in messages %}[{{ one.role }}|{{ one.name }}|{{ one.content }}|{{ one.reasoning_content }}|"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import GrammarKind
 
 MAX_CHOICES = 4096
+MAX_CHOICE_CHARS = 64 * 1024
+"""Most characters of all choices together, which become a grammar on the event loop."""
 MAX_ALLOWED = 4096
 
 _PROCESSORS = {"bad_words": "words", "allowed_token_ids": "ids"}
@@ -91,8 +94,9 @@ class ConstraintFields(RequestModel):
         """What the parameters of those processors are called here."""
         return {f"custom_params.{name}.{parameter}": name for name, parameter in _PROCESSORS.items()}
 
-    def constraints(self) -> list[AskedGrammar]:
-        """The grammars that these fields ask for."""
+    @cached_property
+    def constraints(self) -> tuple[AskedGrammar, ...]:
+        """The grammars that these fields ask for. Raises InvalidRequest."""
         fields: dict[str, tuple[GrammarKind, Any]] = {
             "json_schema": ("json_schema", self.json_schema),
             "guided_json": ("json_schema", self.guided_json),
@@ -102,7 +106,7 @@ class ConstraintFields(RequestModel):
             "guided_grammar": ("ebnf", self.guided_grammar),
         }
         found = [AskedGrammar(name, *asked) for name, asked in fields.items() if asked[1] is not None]
-        return found if self.structured_outputs is None else [*found, *_structured(self.structured_outputs)]
+        return (*found, *(_structured(self.structured_outputs) if self.structured_outputs is not None else ()))
 
 
 def _structured(form: Mapping[str, Any]) -> list[AskedGrammar]:
@@ -142,4 +146,9 @@ def _choices(texts: Any, name: str) -> str | None:
         raise InvalidRequest(f"{name} must be a list of texts, and none of them empty", param=name)
     if len(texts) > MAX_CHOICES:
         raise InvalidRequest(f"{name} may have at most {MAX_CHOICES} entries, got {len(texts)}", param=name)
+    size = sum(map(len, texts))
+    if size > MAX_CHOICE_CHARS:
+        raise InvalidRequest(
+            f"{name} may have at most {MAX_CHOICE_CHARS} characters in all entries together, got {size}", param=name
+        )
     return to_gbnf({START: Choice(tuple(Literal(one) for one in dict.fromkeys(texts)))})

@@ -130,7 +130,7 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
 
     def _grammars(self, kind: str) -> list[AskedGrammar]:
         """All that are asked for; `kind` is the type of `response_format`."""
-        form, found = self.response_format, self.constraints()
+        form, found = self.response_format, [*self.constraints]
         if self.ebnf is not None:
             found.insert(0, AskedGrammar("ebnf", "ebnf", self.ebnf))
         if self.regex is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.gbnf import Choice, Literal, parse
+from pegboard.core.toolkit.gbnf import Choice, Literal, parse, to_gbnf
+from pegboard.plugins.api_openai import constraints
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, post, refused, stream
 from tests.plugins.field_tables import PROCESSORS
 
@@ -51,6 +52,19 @@ def test_a_structural_tag_as_vllm_has_it() -> None:
 
 
 @ROUTES
+def test_choices_become_a_grammar_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def counted(rules: Any) -> str:
+        made.append(rules)
+        return to_gbnf(rules)
+
+    monkeypatch.setattr(constraints, "to_gbnf", counted)
+    assert asked(path, guided_choice=["a", "b"]).grammar is not None
+    assert len(made) == 1, "it takes time, and the event loop waits"
+
+
+@ROUTES
 @pytest.mark.parametrize("body", [{"guided_choice": ODD}, {"structured_outputs": {"choice": [*ODD, ODD[0]]}}], ids=str)
 def test_choices_are_these_texts_whatever_is_in_them(path: str, body: dict[str, Any]) -> None:
     grammar = asked(path, **body).grammar
@@ -85,6 +99,7 @@ def test_words_and_tokens(path: str) -> None:
         ({"structured_outputs": {"choice": "ab"}}, "structured_outputs.choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"guided_choice": ["a"] * 4097}, "guided_choice"),
+        pytest.param({"guided_choice": ["a" * 40_000, "b" * 40_000]}, "guided_choice", id="long choices"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_json": "no json"}, "guided_json"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),

@@ -73,6 +73,7 @@ OWN: dict[str, Any] = {
     "/v1/chat/completions stream_reasoning": False,
     "/v1/completions logprobs": 2,
     "/v1/completions prompt": "other",
+    "/v1/rerank top_k": 1,
     "/v1/responses include": ["message.output_text.logprobs"],
     "/v1/responses input": "other",
     "/v1/responses instructions": "Be kind.",

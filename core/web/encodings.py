@@ -19,6 +19,10 @@ PIECE = 64 * 1024
 """Most bytes that are unpacked at once."""
 MAX_WINDOW_LOG = 23
 """The window of zstd that HTTP allows: 8 MiB (RFC 9659)."""
+SMALL_MEMBER = 1024
+"""Bytes below which a member has brought next to nothing: making its unpacker costs more."""
+MAX_SMALL_MEMBERS = 1024
+"""Most of these that a body may have."""
 
 
 class _Unpacker(Protocol):
@@ -26,6 +30,8 @@ class _Unpacker(Protocol):
 
     eof: bool
     unused_data: bytes
+    max_window: int
+    """Most bytes of what it has unpacked that it keeps in memory, to refer to."""
 
     def unpack(self, data: bytes) -> bytes:
         """At most PIECE bytes more; what is left of `data` is kept for the next call."""
@@ -33,6 +39,8 @@ class _Unpacker(Protocol):
 
 
 class _Gzip:
+    max_window = 2**15
+
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
 
@@ -49,6 +57,8 @@ class _Gzip:
 
 
 class _Zstd:
+    max_window = 2**MAX_WINDOW_LOG
+
     def __init__(self) -> None:
         from backports import zstd
 
@@ -82,15 +92,19 @@ def encoding_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
 
 
 class Unpacked:
-    """The messages of a request whose body is packed, as if it were not."""
+    """The messages of a request whose body is packed, as if it were not. `most` is how many bytes of it may arrive."""
 
-    def __init__(self, receive: Receive, kind: bytes) -> None:
+    def __init__(self, receive: Receive, kind: bytes, most: int) -> None:
         self._receive = receive
         self._make = _KINDS[kind]
         self._name = kind.decode()
-        self._member: _Unpacker = self._make()
-        self._fed = False
-        """Whether the member has been given anything."""
+        self._most = most
+        self._member: _Unpacker | None = None
+        """The one that is open. It has memory of its own, so none is kept when the body is over, however it ends."""
+        self._given = 0
+        """What the member that is open has unpacked."""
+        self._arrived = 0
+        self._small = 0
         self._full = False
         """Whether the member may have more to give of what it has."""
         self._waiting = b""
@@ -98,32 +112,69 @@ class Unpacked:
         self._more = True
         self._ended = False
 
+    @property
+    def window(self) -> int:
+        """Bytes of memory that unpacking holds at most: of what is unpacked, as much as may be referred to."""
+        return 0 if self._member is None else min(self._given, self._member.max_window)
+
     async def receive(self) -> Message:
-        """The next message, with PIECE bytes of body at most. Raises InvalidRequest (400) for what is not unpacked."""
+        """The next message, with PIECE bytes of body at most. Raises InvalidRequest (400) for what is not unpacked, and
+        (413) for more than may arrive.
+        """
+        try:
+            message = await self._next()
+        except BaseException:
+            self._member = None
+            raise
+        if message["type"] != "http.request":
+            self._member = None
+        return message
+
+    async def _next(self) -> Message:
         if self._ended:
             return await self._receive()
         while not (self._full or self._waiting):
             if not self._more:
                 self._ended = True
-                if self._fed and not self._member.eof:
+                if self._member is not None:
                     raise InvalidRequest(f"the body ends in the middle of its {self._name}", code="bad_encoding")
                 return {"type": "http.request", "body": b"", "more_body": False}
             message = await self._receive()
             if message["type"] != "http.request":
                 return message
             self._waiting, self._more = message.get("body", b""), message.get("more_body", False)
-        data, self._waiting = self._waiting, b""
-        try:
-            if self._member.eof:
-                self._member, self._fed = self._make(), False
-            piece = self._member.unpack(data)
-        except Exception as error:
-            raise InvalidRequest(f"the body is no valid {self._name}: {error}", code="bad_encoding") from None
-        self._fed = True
-        if self._member.eof:
-            self._full, self._waiting = False, self._member.unused_data
-        else:
-            self._full = len(piece) == PIECE
+            self._arrived += len(self._waiting)
+            if self._arrived > self._most:
+                raise too_large(self._most)
+        piece = self._unpack()
         # What is unpacked of one piece from the network may be much, and takes time.
         await asyncio.sleep(0)
         return {"type": "http.request", "body": piece, "more_body": True}
+
+    def _unpack(self) -> bytes:
+        data, self._waiting = self._waiting, b""
+        piece, problem = b"", ""
+        try:
+            if self._member is None:
+                self._member, self._given = self._make(), 0
+            piece = self._member.unpack(data)
+        except Exception as error:
+            # Raised in here, the refusal would keep this error, and that the member.
+            problem = str(error) or type(error).__name__
+        if self._member is None or problem:
+            raise InvalidRequest(f"the body is no valid {self._name}: {problem}", code="bad_encoding")
+        self._given += len(piece)
+        if not self._member.eof:
+            self._full = len(piece) == PIECE
+            return piece
+        self._full, self._waiting, self._member = False, self._member.unused_data, None
+        self._small += self._given < SMALL_MEMBER
+        if self._small > MAX_SMALL_MEMBERS:
+            message = f"the body is packed in more than {MAX_SMALL_MEMBERS} pieces of less than {SMALL_MEMBER} bytes"
+            raise InvalidRequest(message, status=413, code="body_too_large")
+        return piece
+
+
+def too_large(most: int) -> InvalidRequest:
+    """The refusal of a body with more bytes than there may be."""
+    return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")

@@ -11,7 +11,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import PARSE_TURN, SMALL_BODY
 from pegboard.core.toolkit.json_weight import JsonWeight
 from pegboard.core.web.body_budget import BodyBudget, BodyShare, ParseTurns
-from pegboard.core.web.encodings import Unpacked, encoding_of
+from pegboard.core.web.encodings import Unpacked, encoding_of, too_large
 from pegboard.core.web.front import write_error
 from pegboard.core.web.memory import MemoryReturn
 
@@ -66,17 +66,19 @@ class BodyLimit:
         except InvalidRequest as error:
             await write_error(scope, error)(scope, receive, send)
             return
+        unpacked = None
         if encoding is not None:
             # What is announced is not what will be parsed.
-            receive, announced = Unpacked(receive, encoding).receive, None
+            unpacked = Unpacked(receive, encoding, self._most(scope))
+            receive, announced = unpacked.receive, None
         if announced is not None and announced.isdigit() and int(announced) <= self._small:
             await self._app(scope, receive, send)
             return
-        most = self._bounds.each if self._routes.find(scope).large else min(PLAIN_BODY, self._bounds.each)
+        most = self._most(scope)
         if announced is not None and (not announced.isdigit() or int(announced) > most):
-            await write_error(scope, _too_large(most))(scope, receive, send)
+            await write_error(scope, too_large(most))(scope, receive, send)
             return
-        arriving = _Arriving(receive, most, self._bounds.values, self._budget, self._memory)
+        arriving = _Arriving(receive, most, self._bounds.values, self._budget, self._memory, unpacked)
         scope.setdefault("extensions", {})[PARSE_TURN] = partial(self._turns.turn, arriving.parsed)
         token = GIVE_BODY_ROOM.set(arriving.explained)
         try:
@@ -85,16 +87,29 @@ class BodyLimit:
             GIVE_BODY_ROOM.reset(token)
             arriving.end()
 
+    def _most(self, scope: Scope) -> int:
+        """Most bytes of a request's body."""
+        return self._bounds.each if self._routes.find(scope).large else min(PLAIN_BODY, self._bounds.each)
+
 
 class _Arriving:
     """A body on its way in."""
 
-    def __init__(self, receive: Receive, most: int, values: int, budget: BodyBudget, memory: MemoryReturn) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        most: int,
+        values: int,
+        budget: BodyBudget,
+        memory: MemoryReturn,
+        unpacked: Unpacked | None = None,
+    ) -> None:
         self._receive = receive
         self._most = most
         self._values = values
         self._budget = budget
         self._memory = memory
+        self._unpacked = unpacked
         self._size = 0
         self._weight = JsonWeight()
         self.share = BodyShare()
@@ -122,6 +137,8 @@ class _Arriving:
         body = message.get("body", b"")
         if body:
             await self._add(body)
+        if self._unpacked is not None and self._size > SMALL_BODY and self._unpacked.window == 0:
+            self._budget.shrink(self.share, self._needed())
         if self.share.held and not message.get("more_body", False):
             self._budget.arrived(self.share)
         return message
@@ -129,15 +146,17 @@ class _Arriving:
     async def _add(self, body: bytes) -> None:
         self._size += len(body)
         if self._size > self._most:
-            raise _too_large(self._most)
+            raise too_large(self._most)
         self._weight.add(body)
         if self._weight.total > self._values:
             message = f"the body has more values than the {self._values} that are taken (server.max_body_values)"
             raise InvalidRequest(message, status=413, code="too_many_values")
         if self._size > SMALL_BODY:
-            needed = self._size * (WIDE if self._weight.wide else 1)
-            await self._budget.take(self.share, needed - self.share.held)
+            more = self._needed() - self.share.held
+            if more > 0:
+                await self._budget.take(self.share, more)
 
-
-def _too_large(most: int) -> InvalidRequest:
-    return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")
+    def _needed(self) -> int:
+        """Bytes of memory for what is there, and for unpacking the rest."""
+        window = 0 if self._unpacked is None else self._unpacked.window
+        return self._size * (WIDE if self._weight.wide else 1) + window

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import RequestModel, answer_error, disconnect, parse_body
+from pegboard.core.web import encodings
 from pegboard.core.web.encodings import PIECE
 from pegboard.core.web.limits import BodyBounds, BodyLimit
 from pegboard.core.web.routes import Entry
@@ -30,8 +32,8 @@ class Body(RequestModel):
 class Server:
     """An application behind the limit that keeps what it was sent, and waits for the client to leave."""
 
-    def __init__(self) -> None:
-        self.limit = BodyLimit(self.app, self, BodyBounds(MOST, 2**16, 2**26))  # type: ignore[arg-type]
+    def __init__(self, most: int = MOST) -> None:
+        self.limit = BodyLimit(self.app, self, BodyBounds(most, 2**16, 2**26))  # type: ignore[arg-type]
         self.texts: list[str] = []
         self.state: Any = self
         self.errors: Any = self
@@ -42,11 +44,19 @@ class Server:
     def at(self, path: str) -> Any:
         return lambda error: answer_error(error)
 
+    def between(self) -> None:
+        """Called before each piece of the body."""
+
+    def note(self) -> None:
+        """Called when the body is over, and the request is not."""
+
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self.texts.append((await parse_body(Request(scope, receive), Body)).text)
+            self.note()
             await disconnect(receive)
         except InvalidRequest as error:
+            self.note()
             await answer_error(error)(scope, receive, send)
         else:
             await Response()(scope, receive, send)
@@ -58,6 +68,7 @@ class Server:
         sent: list[Message] = []
 
         async def receive() -> Message:
+            self.between()
             return messages.pop(0)
 
         async def send(message: Message) -> None:
@@ -122,3 +133,80 @@ def test_other_encodings_are_refused_unread(encoding: str) -> None:
 
 def test_identity_is_no_encoding() -> None:
     assert post("identity", b'{"text": "x"}') == (200, b"", ["x"])
+
+
+SKIPPED = b"\x50\x2a\x4d\x18" + (0).to_bytes(4, "little")
+"""A frame of zstd's with nothing in it, which unpackers pass over."""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "member"),
+    [("gzip", gzip.compress(b"")), ("zstd", zstd.compress(b"")), ("zstd", SKIPPED)],
+    ids=["gzip", "zstd", "skipped"],
+)
+def test_members_with_nothing_in_them_are_few(encoding: str, member: bytes) -> None:
+    packed = PACKERS[encoding](b'{"text": "x"}')
+    assert post(encoding, member * 1000 + packed)[2] == ["x"]
+    status, body, texts = post(encoding, member * 3000 + packed)
+    assert (status, json.loads(body)["error"]["code"], texts) == (413, "body_too_large", [])
+
+
+def test_what_arrives_counts_too() -> None:
+    """It may be unpacked to nothing, and would come without end."""
+    skipped = SKIPPED[:4] + (2**31).to_bytes(4, "little") + bytes(99_000)
+    status, body, _ = post("zstd", *[skipped, *[bytes(99_000)] * 3])
+    assert (status, json.loads(body)["error"]["code"]) == (400, "bad_encoding"), "it ends in the middle"
+    status, body, _ = post("zstd", *[skipped, *[bytes(99_000)] * 5])
+    assert (status, json.loads(body)["error"]["message"]) == (413, f"the body exceeds {MOST} bytes")
+
+
+class Watched(Server):
+    """Counts the unpackers that are there, and the room that bodies hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(2**25)
+        self.open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.left: list[tuple[int, int]] = []
+        self.held: list[int] = []
+        for kind in (encodings._Gzip, encodings._Zstd):
+            monkeypatch.setattr(kind, "__init__", self.watched(kind.__init__))
+
+    def watched(self, make: Any) -> Any:
+        def made(member: Any) -> None:
+            make(member)
+            self.open.add(member)
+
+        return made
+
+    def between(self) -> None:
+        self.held.append(self.limit._budget.held)
+
+    def note(self) -> None:
+        self.left.append((len(self.open), self.limit._budget.held))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_that_is_over_holds_no_unpacker(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of zstd has a window of megabytes, and the request may take minutes."""
+    packed = PACKERS[encoding](json.dumps({"text": "x" * 3000}).encode())
+    for data in (packed, packed[:-5], packed[:20] + b"\xff" * 20, packed + b"rest"):
+        server = Watched(monkeypatch)
+        asyncio.run(server.post(encoding, [data]))
+        assert [count for count, _ in server.left] == [0], data
+        monkeypatch.undo()
+
+
+def test_a_window_takes_room_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred bytes open one of 8 MiB, and their sender may take its time with the rest."""
+    option = zstd.CompressionParameter
+    options = {option.window_log: 23, option.content_size_flag: 0, option.compression_level: 3}
+    size = 12 * 2**20
+    packer = zstd.ZstdCompressor(options=options)
+    first = packer.compress(b'{"text": "x"' + b" " * size, mode=packer.FLUSH_BLOCK)
+    assert len(first) < 2000
+    server = Watched(monkeypatch)
+    status, _ = asyncio.run(server.post("zstd", [first, packer.compress(b"}", mode=packer.FLUSH_FRAME)]))
+    assert (status, server.texts) == (200, ["x"])
+    assert size + 2**23 <= server.held[1] < size + 2**23 + 2**20
+    assert server.left[0][1] < 2**20, "the window is gone, and so are the bytes that were parsed"
+    assert server.limit._budget.held == 0

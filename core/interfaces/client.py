@@ -123,6 +123,8 @@ class ModelInfo:
     """`model_type` of the model's own config; "" where that has none."""
     architectures: Sequence[str] = ()
     """`architectures` of the model's own config, of which `architecture` is the one that runs."""
+    max_grammar_bytes: int | None = None
+    """Longest grammar that the engine takes, in bytes; None: any."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -410,6 +410,7 @@ class _Parts:
             providers={contract: [c.name for c in chosen] for contract, chosen in self.selection.choices.items()},
             features=self._features(scheduler),
             hidden_size=self.spec.hidden_size,
+            max_grammar_bytes=self.config.grammar.max_source_bytes,
         )
 
     def _pool_context(self, num_pages: int) -> KVPoolContext:

@@ -66,10 +66,10 @@ async def take_turn(
 ) -> Turn:
     """The turn after `messages`, which templates can read already. `grammar` is the request's own.
 
-    With a format (JSON) and tools, an answer is either calls or of that format, where parser and engine can have it so,
-    and else always of that format; a call that is required goes before any format. With an expression or rules of its
-    own an answer is what these say. Raises InvalidRequest where tools are there and nothing reads calls, and where a
-    call is required beside an expression or rules.
+    With a format (JSON) and tools, an answer is either calls or of that format, where parser and engine can have it so
+    (many functions may be more than the engine takes), and else always of that format; a call that is required goes
+    before any format. With an expression or rules of its own an answer is what these say. Raises InvalidRequest where
+    tools are there and nothing reads calls, and where a call is required beside an expression or rules.
     """
     if tools.active and ctx.tool_parser is None:
         raise InvalidRequest(
@@ -88,7 +88,8 @@ async def take_turn(
     openings: tuple[str, ...] = ()
     if grammar is not None and grammar.kind in ("json_schema", "json_object") and tools.active:
         either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
-        grammar, openings = either or (grammar, ())
+        if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
+            grammar, openings = either
     # With a grammar of its own alone an answer is what that says, so there is nothing in it to be found.
     whole = grammar is not None and grammar.kind != "structural_tag"
     prompt = await until_disconnect(
@@ -119,6 +120,10 @@ async def take_turn(
         constrained=whole or (tools.active and tools.choice == "required"),
         openings=openings,
     )
+
+
+def _fits(grammar: Grammar, most: int | None) -> bool:
+    return most is None or len(grammar.source.encode("utf-8", "replace")) <= most
 
 
 def effort_hints(effort: str | None) -> dict[str, Any]:

@@ -61,14 +61,19 @@ class Parser(OutputParser):
 
 
 def turn(
-    messages: Any = (USER,), *, parsers: bool = True, features: Sequence[str] = ("grammar.ebnf",), **more: Any
+    messages: Any = (USER,),
+    *,
+    parsers: bool = True,
+    features: Sequence[str] = ("grammar.ebnf",),
+    most: int | None = None,
+    **more: Any,
 ) -> Turn:
     async def silence() -> Any:
         await asyncio.Event().wait()
 
     async def scene() -> Turn:
         client = FakeEngineClient()
-        client._info = dataclasses.replace(client.info, features=tuple(features))
+        client._info = dataclasses.replace(client.info, features=tuple(features), max_grammar_bytes=most)
         parser = Parser(NoOptions(), OutputParserContext("", "", "")) if parsers else None
         ctx = ApiContext(client=client, max_body_bytes=1, tool_parser=parser, reasoning_parser=parser)
         request = Request({"type": "http", "headers": []}, silence)
@@ -137,6 +142,11 @@ def test_an_answer_with_a_format_is_that_or_calls() -> None:
         features = [one for one in EITHER if one != missing]
         plain = turn(tools=Tools.of_chat(ADD), grammar=JSON, features=features)
         assert (plain.grammar, plain.openings, plain.tool_parser) == (JSON, (), None), missing
+    whole = any_of(Grammar("structural_tag", ":True"), JSON)
+    size = len(whole.source)
+    for most, used in ((size, whole), (size - 1, JSON)):
+        found = turn(tools=Tools.of_chat(ADD), grammar=JSON, features=EITHER, most=most)
+        assert (found.grammar, found.openings != (), found.tool_parser is None) == (used, used is whole, used is JSON)
     silent = turn(tools=Tools.of_chat(ADD, "none"), grammar=JSON, features=EITHER)
     assert (silent.grammar, silent.openings, silent.tool_parser) == (JSON, (), None)
 

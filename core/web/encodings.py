@@ -123,7 +123,7 @@ class Unpacked:
         """
         try:
             message = await self._next()
-        except BaseException:
+        except Exception:
             self._member = None
             raise
         if message["type"] != "http.request":

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pegboard.core.config import GrammarSection
 from pegboard.core.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
@@ -203,6 +204,7 @@ def test_a_server_without_grammars_says_so(checkpoints: Path) -> None:
     model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
     with Engine.from_config(config(str(model), "none")) as engine:
         assert not [one for one in engine.info.features if one.startswith("grammar.")]
+        assert engine.info.max_grammar_bytes == GrammarSection().max_source_bytes
         assert engine.generate("hello", SamplingParams(max_new_tokens=3)).token_ids
         with pytest.raises(Exception, match=r"grammar\.use") as error:
             engine.generate("hello", SamplingParams(max_new_tokens=3, grammar=Grammar("regex", "a")))

@@ -16,7 +16,7 @@ from pegboard.core.app import build_app
 from pegboard.core.config import CorsSection
 from pegboard.core.logs import JsonFormatter
 from pegboard.core.testing.asgi import Exchange
-from pegboard.core.toolkit.http import PUBLIC, USER
+from pegboard.core.toolkit.http import PUBLIC, USER, principal_of
 from pegboard.core.web.keys import Keys
 
 ORIGIN = "https://chat.example.com"
@@ -28,6 +28,10 @@ def application(**options: Any) -> fastapi.FastAPI:
     @app.post("/echo/{name}", dependencies=[USER])
     async def echo(name: str, request: fastapi.Request) -> dict[str, str]:
         return {"name": name, "request": request.state.request_id}
+
+    @app.get("/who", dependencies=[PUBLIC])
+    async def who(request: fastapi.Request) -> str:
+        return principal_of(request)
 
     @app.get("/bug", dependencies=[PUBLIC])
     async def bug() -> None:
@@ -77,6 +81,14 @@ def test_every_answer_has_an_id_of_its_own() -> None:
 
 
 # ---- bugs ------------------------------------------------------------------------------------------------------------
+
+
+def test_routes_learn_whose_key_asks() -> None:
+    app = application(keys=Keys(["a-key", "b-key"], ["c-key"], {"a-key": "alice"}))
+    asked = {key: ask(app, "GET", "/who", authorization=f"Bearer {key}").json() for key in ("a-key", "b-key", "c-key")}
+    assert asked == {"a-key": "alice", "b-key": "2", "c-key": "3"}
+    assert ask(app, "GET", "/who").json() == "0"
+    assert ask(application(), "GET", "/who", authorization="Bearer a-key").json() == ""
 
 
 def test_bugs_are_errors_that_browsers_can_read() -> None:

@@ -43,7 +43,7 @@ class Output:
         return told + self._end("completed" if complete else "incomplete")
 
     def settle(self) -> None:
-        """Give the item that is open, whose text comes in pieces, all of them so far."""
+        """Give the item that is open its text, which came in pieces. No more may come."""
         if self._open and self.tape.pieces:
             set_text(self._item, self.tape.text())
 

@@ -83,7 +83,6 @@ OWN: dict[str, Any] = {
     "/v1/responses text": {"format": {"type": "json_object"}},
     "/v1/responses tools": FLAT["tools"],
     "/v1/embeddings input": "other",
-    "/v1/rerank top_k": 1,
     "/v1/score label_token_ids": [66],
     "/v1/score text_1": "c",
     "/v1/score text_2": ["c", "d"],

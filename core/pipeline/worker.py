@@ -140,10 +140,11 @@ class Worker:
         return PendingResult(torch.empty(0, dtype=torch.int64), BatchResult(_NO_TOKENS), None)
 
     def _finish(self, work: ModelWorkerBatch, batch: ForwardBatch, output: ForwardOutput, hooks: bool) -> PendingResult:
-        if work.sampling is not None:
-            self._keep_last(work.sampled_rows, output.next_token_ids)
         if hooks and self._after:
             self._after(batch, output)
+        # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
+        if work.sampling is not None:
+            self._keep_last(work.sampled_rows, output.next_token_ids)
         return self._bring(output, work.wanted)
 
     def _keep_last(self, rows: NDArray[np.int64], tokens: torch.Tensor) -> None:

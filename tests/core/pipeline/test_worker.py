@@ -14,6 +14,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, Split
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.culprits import BadTokens
+from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.pipeline.worker import PendingResult, Worker, on_host
@@ -92,10 +93,10 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
     )
 
 
-def make_worker(rows: ReqToTokenPool, runner: EchoRunner) -> Worker:
+def make_worker(rows: ReqToTokenPool, runner: EchoRunner, **hooks: GuardedHooks) -> Worker:
     nothing: Any = None
     runner_: Any = runner
-    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"))
+    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"), **hooks)
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:
@@ -106,6 +107,22 @@ def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPoo
     assert runner.inputs == [[5, 8], [6, 9]]
     assert first.result().tokens.tolist() == [6, 9]
     assert second.result().tokens.tolist() == [7, 10]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_next_step_starts_from_the_tokens_that_a_hook_leaves(rows: ReqToTokenPool, in_place: bool) -> None:
+    def rewrite(batch: ForwardBatch, output: ForwardOutput) -> None:
+        if in_place:
+            output.next_token_ids += 20
+        else:
+            output.next_token_ids = output.next_token_ids + 20
+
+    runner = EchoRunner()
+    worker = make_worker(rows, runner, after=GuardedHooks("after_forward", [rewrite]))
+    first = worker.launch(work(rows, [5, 8]))
+    worker.launch(work(rows, [-1, -1], pending=True))
+    assert first.result().tokens.tolist() == [26, 29]
+    assert runner.inputs[1] == [26, 29]
 
 
 def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool) -> None:

@@ -13,14 +13,15 @@ from pegboard.core.interfaces.req import Req
 
 _OPAQUE = (type, types.ModuleType, types.FrameType, types.CodeType, logging.Logger, logging.Handler)
 _AT_MOST = 500_000
-"""Objects that are looked at in one place."""
+"""Objects that are looked at in one place. Where there are more, nothing can be said of it."""
 
 
 def traces(owner: object, req: Req) -> list[str]:
     """Places that lead to the request, its rid (also as a part of a text) or its id(): attributes of `owner`, of its
-    classes and of their modules. `options` and `ctx` are not its own.
+    classes and of their modules. `options` and `ctx` are not its own. Raises AssertionError for a place that leads to
+    too much to look through.
     """
-    return [place for place, value in _places(owner) if _leads_to(value, req, owner)]
+    return [place for place, value in _places(owner) if _leads_to(place, value, req, owner)]
 
 
 def _places(owner: Any) -> Iterator[tuple[str, object]]:
@@ -44,11 +45,16 @@ def _dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _leads_to(start: object, req: Req, owner: Any) -> bool:
+def _leads_to(place: str, start: object, req: Req, owner: Any) -> bool:
     others = (owner, getattr(owner, "ctx", None), getattr(owner, "options", None))
     seen: dict[int, object] = {id(one): one for one in others}
     todo = [start]
-    while todo and len(seen) < _AT_MOST:
+    while todo:
+        if len(seen) >= _AT_MOST:
+            raise AssertionError(
+                f"{place} leads to more than {_AT_MOST} objects, so it cannot be told whether the request is one: "
+                "let the class under test keep less there"
+            )
         one = todo.pop()
         if one is req or _names(one, req):
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,22 @@ from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
 from pegboard.core.testing.collecting import InMemory
 from pegboard.core.testing.fakes import registry_of
+from pegboard.core.testing.grammar import GrammarContract
 from pegboard.core.testing.logits_processor import LogitsProcessorContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.outcomes import Outcomes
+from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 
 _QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
 """Plugins that watch the whole process: the outer run has its own."""
+
+
+def ran(contract: str, cls: type[Any], *args: str) -> Outcomes:
+    """What became of a class's tests."""
+    outcomes = Outcomes()
+    with contextlib.redirect_stdout(io.StringIO()):
+        InMemory(contract, lambda: {cls.__name__: cls}).run("--capture=no", *args, *_QUIET, plugins=[outcomes])
+    return outcomes
 
 
 class RateLimit(AdmissionGate):
@@ -75,6 +86,59 @@ class ConcernsSome(RateLimit):
 def test_what_is_said_of_every_request_is_tested() -> None:
     caught_by = "test_a_request_that_asks_for_nothing_does_not_concern_it"
     assert_caught(Mutant(ConcernsSome, TestRateLimit, caught_by))
+
+
+class Threaded(RateLimit):
+    """Its own thread finds out, in real time, whatever the clock says."""
+
+    def enter(self, req: Req) -> Verdict:
+        if not req.params:
+            return OPEN
+        done = self._done[req.rid] = threading.Event()
+        timer = threading.Timer(0.05, done.set)
+        timer.daemon = True
+        timer.start()
+        return Verdict.blocked("the thread works")
+
+    def __init__(self, options: Any, ctx: AdmissionGateContext) -> None:
+        super().__init__(options, ctx)
+        self._done: dict[str, threading.Event] = {}
+
+    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
+        return {one.rid: OPEN for one in blocked if self._done[one.rid].is_set()}
+
+    def cancel(self, req: Req) -> None:
+        self._done.pop(req.rid, None)
+
+
+class ExampleOfThreaded(AdmissionGateContract):
+    factory = Threaded
+    params = ("threaded",)
+
+    def unconcerned_request(self) -> Req | None:
+        return None
+
+    def blocked_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"threaded": {"x": 1}})
+
+
+def test_a_gate_whose_thread_takes_a_while_is_waited_for() -> None:
+    outcomes = ran("admission_gate", ExampleOfThreaded, "-k", "blocked_until or waiting_never or others_alone")
+    assert not outcomes.failed + outcomes.errors
+    assert len(outcomes.passed) == 3
+
+
+class OnlySomeGrammars(GrammarContract):
+    """Takes alternatives of expressions, and knows no schemas."""
+
+    factory = LLGuidanceBackend
+    provides = frozenset({"any_of", "regex", "ebnf"})
+
+
+def test_a_union_of_grammars_that_a_backend_lacks_is_not_passed() -> None:
+    outcomes = ran("grammar", OnlySomeGrammars, "-k", "any_of or said_of_that_part")
+    assert not outcomes.passed + outcomes.failed + outcomes.errors
+    assert len(outcomes.skipped) == 4
 
 
 class Sharpen(LogitsProcessor):

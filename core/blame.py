@@ -34,9 +34,22 @@ def told(owner: Owner, doing: str) -> Iterator[None]:
         raise owner.error(doing, error) from error
 
 
+def text_of(error: BaseException) -> str:
+    """What the exception says. Its `__str__` is a plugin's code too, and what that raises must not get further."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be told: {type(failure).__name__})"
+
+
+def in_words(error: BaseException) -> str:
+    """``ValueError: what is wrong``."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
 def describe(error: BaseException, module: str) -> str:
     """``ValueError: what is wrong (.../file.py:12)``, the place being in the package of `module`."""
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = in_words(error)
     place = place_of(error, module)
     return f"{text} ({place})" if place else text
 

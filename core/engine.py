@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
+from pegboard.core.blame import in_words
 from pegboard.core.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.client import (
     Embedding,
@@ -314,7 +315,7 @@ class Engine:
 
 def _again(error: Exception) -> Exception:
     """An error of the same type, as far as its type can be built from a text: for later calls."""
-    text = f"the engine has stopped, and a new one is needed: {type(error).__name__}: {error}"
+    text = f"the engine has stopped, and a new one is needed: {in_words(error)}"
     try:
         again = type(error)(text)
     except Exception:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.blame import describe
+from pegboard.core.blame import describe, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Culprit:
 
     def tell(self, error: BaseException) -> str:
         """For clients, whom the server's files do not concern: the same without the place."""
-        return f"{self} failed: {type(error).__name__}: {error}"
+        return f"{self} failed: {in_words(error)}"
 
     def __str__(self) -> str:
         return f"the {self.contract.replace('_', ' ')} {self.provider!r} ({self.origin})"

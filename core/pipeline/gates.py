@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pegboard.core.blame import in_words
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.logs import quoted
@@ -281,7 +282,7 @@ class GateKeeper:
         trace = None if what in post.known else error
         post.known.add(what)
         whose = f" of {quoted(name)}" if name else ""
-        told = f"{type(error).__name__}: {error}"
+        told = in_words(error)
         logger.error("the gate %r failed in %s%s: %s", post.name, what, whose, told, exc_info=trace)
         return Verdict.failed(f"the gate {post.name!r} failed: {told}", status=500, code="gate_failed")
 

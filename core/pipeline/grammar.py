@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pegboard.core.blame import text_of
 from pegboard.core.interfaces.batch import TokenMask
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar
@@ -181,7 +182,7 @@ def failure_of(req: Req, error: BaseException) -> FinishReason:
     else:
         logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
         status, code = 500, "grammar_failed"
-    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {error}", status=status, code=code)
+    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {text_of(error)}", status=status, code=code)
 
 
 def _let_through(error: BaseException) -> None:

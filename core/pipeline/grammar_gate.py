@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pegboard.core.blame import in_words
 from pegboard.core.grammar_worker import Start
 from pegboard.core.interfaces.admission_gate import (
     OPEN,
@@ -225,7 +226,7 @@ class GrammarGate(AdmissionGate):
             return failure
         except Exception as error:
             logger.exception("a compiled grammar cannot be loaded")
-            text = f"{grammar.kind}: the compiled grammar cannot be loaded: {type(error).__name__}: {error}"
+            text = f"{grammar.kind}: the compiled grammar cannot be loaded: {in_words(error)}"
             return Verdict.failed(text, status=500, code="grammar_failed", param=grammar.kind)
         self.cache.put(grammar, compiled)
         return compiled

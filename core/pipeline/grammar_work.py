@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.blame import in_words
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.grammar import advance, failure_of, look_ahead, state_of
@@ -171,7 +172,7 @@ class GrammarWork:
                 turn.reason = turn.reason or charged
             except BaseException as error:
                 # This thread must not end, whatever a library does: all who sit out wait for it.
-                turn.reason = failure_of(turn.req, RuntimeError(f"{type(error).__name__}: {error}"))
+                turn.reason = failure_of(turn.req, RuntimeError(in_words(error)))
             with self._changed:
                 self._done.append(turn)
 

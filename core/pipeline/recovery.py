@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pegboard.core.blame import text_of
+
 if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.executor import Executor
@@ -59,7 +61,9 @@ class Recovery:
             try:
                 result = self._executor.again(part.work)
             except Exception as again:
-                logger.warning("requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, again)
+                logger.warning(
+                    "requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, text_of(again)
+                )
                 yield from self._split(step, low, high, again)
             else:
                 self._passed += 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.core.blame import in_words, text_of
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -264,7 +265,7 @@ class Scheduler:
         """A plugin raised on a new request, which is refused for it."""
         culprit = self.culprits.of(error)
         self.culprits.count(culprit)
-        text = f"{who} failed: {type(error).__name__}: {error}" if culprit is None else culprit.tell(error)
+        text = f"{who} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         accused = text if culprit is None else culprit.accuse(error)
         logger.error("request %s is refused: %s", quoted(message.rid), accused, exc_info=error)
         return refusal(message, 500, "plugin_failed", text)
@@ -300,7 +301,7 @@ class Scheduler:
             problem = {"message": str(error), "status": error.status, "code": error.code, "param": error.param}
         except Exception as error:
             logger.exception("the control action %r failed", message.action)
-            text = f"{message.action} failed: {type(error).__name__}: {error}"
+            text = f"{message.action} failed: {in_words(error)}"
             problem = {"message": text, "status": 500, "code": "control_failed"}
         return ControlReply(call_id=message.call_id, ok=False, payload=problem)
 
@@ -489,7 +490,7 @@ class Scheduler:
                 self._commit(part, result)
                 continue
             culprit = self.culprits.of(why)
-            text = f"the model failed: {why}" if culprit is None else culprit.tell(why)
+            text = f"the model failed: {text_of(why)}" if culprit is None else culprit.tell(why)
             reason = FinishReason(FinishType.ABORT, message=text, status=500)
             for req in part.batch.reqs:
                 if not req.finished:

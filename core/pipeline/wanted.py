@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.blame import in_words
 from pegboard.core.interfaces.batch import WantedRows
 from pegboard.core.interfaces.pooler import PoolSpan
 from pegboard.core.interfaces.sampling import LogprobRequest
@@ -159,7 +160,7 @@ def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> list[Req
                 pooling.vector = pooler.combine([vector for _, vector in pooling.partials], span.length)
             except Exception as error:
                 logger.exception("%s.combine raised", type(pooler).__name__)
-                pooling.failure = f"pooling failed: {type(error).__name__}: {error}"
+                pooling.failure = f"pooling failed: {in_words(error)}"
             complete.append(req)
     return complete
 

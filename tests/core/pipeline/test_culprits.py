@@ -55,8 +55,10 @@ class Moody(LogitsProcessor):
         if any(state):
             self._deeper()
 
+    error: Exception = KeyError("too warm")
+
     def _deeper(self) -> None:
-        raise KeyError("too warm")
+        raise self.error
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,24 @@ def test_a_processor_that_raises_is_told_by_name_and_place(engine: Engine, caplo
     assert bad.finish_reason["message"] == told, "a client does not hear of the server's files"
     assert f"{told} ({__file__}:{line})" in caplog.text
     assert engine.stats()["plugin_failures_by"]["logits_processor"]["moody"] == before + 1
+
+
+class Mute(Exception):
+    """Cannot say what is wrong."""
+
+    def __str__(self) -> str:
+        raise AttributeError("message")
+
+
+def test_an_error_whose_text_raises_ends_its_request_only(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Moody, "error", Mute())
+    good, bad = run(engine, GREEDY, WARM)
+    assert len(good.token_ids) == 6
+    told = "the logits processor 'moody' (acme-bits 2.1) failed: Mute: (its text cannot be told: AttributeError)"
+    assert bad.finish_reason["message"] == told
+    assert f"{told} ({__file__}:" in caplog.text
 
 
 def test_a_processor_that_raises_on_parameters_is_told_by_name(engine: Engine) -> None:

@@ -134,7 +134,8 @@ class ForwardOutput:
 
     `logits` float32 [sampled, vocab] are the processed ones. `hidden_states` [sampled, hidden] need the capability.
     `prompt_logprobs` belong to `ForwardBatch.logprob_rows` (of the model's own logits, unprocessed), `row_states`
-    [h, hidden] to its `hidden_rows`: after the final norm.
+    [h, hidden] to its `hidden_rows`: after the final norm. `sampled_by` is the sampler that has drawn the tokens, for
+    errors; None where the runner has done so itself.
     """
 
     next_token_ids: torch.Tensor
@@ -143,3 +144,4 @@ class ForwardOutput:
     hidden_states: torch.Tensor | None = None
     prompt_logprobs: LogprobOutput | None = None
     row_states: torch.Tensor | None = None
+    sampled_by: object = None

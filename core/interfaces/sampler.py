@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 
 
+class NoFiniteLogit(ValueError):
+    """A row that no sampler can take: its logits hold NaN, or nothing finite. `by` is the logits processor that made
+    them so, as far as that can be told.
+    """
+
+    def __init__(self, message: str, by: object = None) -> None:
+        super().__init__(message)
+        self.by = by
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerContext:
     """Vocabulary size and device of the logits."""

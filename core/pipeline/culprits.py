@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.blame import describe, in_words
+from pegboard.core.interfaces.sampler import NoFiniteLogit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,11 @@ T = TypeVar("T")
 
 
 class BadTokens(ValueError):
-    """A sampler answered with what are no tokens: it is to blame, although the core noticed."""
+    """What are no tokens have been sampled. `by` is to blame, although the core noticed."""
+
+    def __init__(self, message: str, by: object) -> None:
+        super().__init__(message)
+        self.by = by
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,8 @@ class Culprits:
     def of(self, error: BaseException) -> Culprit | None:
         """Whose method was at work, the innermost one of several; None where none of the known was."""
         for one in _causes(error):
-            if isinstance(one, BadTokens):
-                return next((known for _, known in self._known.values() if known.contract == "sampler"), None)
+            if isinstance(one, BadTokens | NoFiniteLogit):
+                return self._find(one.by)
             found = None
             for frame, _ in traceback.walk_tb(one.__traceback__):
                 code = frame.f_code

@@ -1,4 +1,4 @@
-"""Looking at what a sampler answered, before anybody builds on it."""
+"""Looking at sampled tokens before anything builds on them. What is wrong with them is told of `by`, who sampled."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def check_tokens(tokens: object, count: int, device: torch.device) -> None:
+def check_tokens(tokens: object, count: int, device: torch.device, by: object) -> None:
     """Raise BadTokens unless these may be one token for each of `count` rows. Looks at no number, so it never waits."""
     if not isinstance(tokens, torch.Tensor):
-        raise BadTokens(f"sampled tokens must be a tensor, and not a {type(tokens).__name__}")
+        raise BadTokens(f"sampled tokens must be a tensor, and not a {type(tokens).__name__}", by)
     if tokens.dtype is not torch.int64 or tokens.shape != (count,) or tokens.device.type != device.type:
         given = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)} on {tokens.device.type}"
-        raise BadTokens(f"sampled tokens must be int64 [{count}] on {device.type}, and not {given}")
+        raise BadTokens(f"sampled tokens must be int64 [{count}] on {device.type}, and not {given}", by)
 
 
-def check_ids(tokens: NDArray[np.int64], vocab_size: int) -> None:
+def check_ids(tokens: NDArray[np.int64], vocab_size: int, by: object) -> None:
     """Raise BadTokens for an id that is none of the vocabulary's."""
     # As unsigned numbers, negative ones are large too: one look for both.
     if tokens.shape[0] and tokens.view(np.uint64).max() >= vocab_size:
         row = int((tokens.view(np.uint64) >= vocab_size).argmax())
-        raise BadTokens(f"the sampled token {tokens[row]} of row {row} is none of the vocabulary's {vocab_size}")
+        raise BadTokens(f"the sampled token {tokens[row]} of row {row} is none of the vocabulary's {vocab_size}", by)

@@ -47,9 +47,15 @@ class PendingResult:
     """A launched batch whose tokens are on their way to the host. What else was wanted is there already."""
 
     def __init__(
-        self, tokens: torch.Tensor, result: BatchResult, ready: torch.cuda.Event | None, vocab_size: int = 0
+        self,
+        tokens: torch.Tensor,
+        result: BatchResult,
+        ready: torch.cuda.Event | None,
+        vocab_size: int = 0,
+        by: object = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._by = by
         self._tokens = tokens
         self._result = result
         self._ready = ready
@@ -57,7 +63,7 @@ class PendingResult:
     def result(self) -> BatchResult:
         if self._ready is not None:
             self._ready.synchronize()
-            check_ids(self._tokens.numpy(), self._vocab_size)
+            check_ids(self._tokens.numpy(), self._vocab_size, self._by)
         self._result.tokens = self._tokens.numpy()
         return self._result
 
@@ -144,16 +150,21 @@ class Worker:
             self._after(batch, output)
         # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
         if work.sampling is not None:
-            self._keep_last(work.sampled_rows, output.next_token_ids)
+            self._keep_last(work.sampled_rows, output)
         return self._bring(output, work.wanted)
 
-    def _keep_last(self, rows: NDArray[np.int64], tokens: torch.Tensor) -> None:
+    def _by(self, output: ForwardOutput) -> object:
+        """Who sampled."""
+        return self._runner if output.sampled_by is None else output.sampled_by
+
+    def _keep_last(self, rows: NDArray[np.int64], output: ForwardOutput) -> None:
         """Note the tokens for the next step. Raises BadTokens for what are none; on a device only `result` sees ids."""
-        check_tokens(tokens, rows.shape[0], self._device)
+        tokens, by = output.next_token_ids, self._by(output)
+        check_tokens(tokens, rows.shape[0], self._device, by)
         if self._last_host is not None:
             # The same memory, at a fraction of what torch takes for so few numbers.
             ids = tokens.numpy()
-            check_ids(ids, self._vocab_size)
+            check_ids(ids, self._vocab_size, by)
             self._last_host[rows] = ids
         else:
             # A step may be launched before the ids are looked at, and one beyond the embeddings would end the device.
@@ -183,7 +194,7 @@ class Worker:
         found = self._result(output, wanted)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
-        return PendingResult(host, found, ready, self._vocab_size)
+        return PendingResult(host, found, ready, self._vocab_size, self._by(output))
 
     def _result(self, output: ForwardOutput, wanted: WantedRows | None) -> BatchResult:
         """Everything but the tokens, on the host."""

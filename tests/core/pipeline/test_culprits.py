@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -175,6 +176,46 @@ def test_an_error_whose_text_raises_ends_its_request_only(
     told = "the logits processor 'moody' (acme-bits 2.1) failed: Mute: (its text cannot be told: AttributeError)"
     assert bad.finish_reason["message"] == told
     assert f"{told} ({__file__}:" in caplog.text
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_rows_without_a_finite_logit_are_not_the_samplers_fault(
+    engine: Engine, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor's, where it leaves nothing of other logits either; the model's otherwise."""
+    why = "NaN" if math.isnan(value) else "no finite logit"
+    before = engine.stats()["plugin_failures_by"]
+
+    def ruin(self: Moody, logits: torch.Tensor, state: Any) -> None:
+        logits[torch.tensor(state)] = value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Moody, "apply", ruin)
+        good, bad = run(engine, GREEDY, WARM)
+    assert len(good.token_ids) == 6
+    told = r"the logits processor 'moody' \(acme-bits 2.1\) failed: NoFiniteLogit: row 0 cannot be sampled: it"
+    assert re.match(f"{told}.* {why}", bad.finish_reason["message"])
+
+    runner: Any = engine.built.runner
+    network = runner._network
+    logits_of = network.logits
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "logits", lambda hidden: logits_of(hidden) * math.nan + value)
+        outputs = run(engine, GREEDY, GREEDY)
+    told = "the model failed: row 0 cannot be sampled: its logits hold NaN"
+    assert [output.finish_reason["message"] for output in outputs] == [told, told]
+    after = engine.stats()["plugin_failures_by"]
+    assert after.get("sampler") == before.get("sampler")
+    assert after["logits_processor"]["moody"] > before.get("logits_processor", {}).get("moody", 0)
+
+
+def test_a_runner_that_samples_itself_answers_for_its_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fused(hidden: torch.Tensor, sampling: Any, output: Any, return_logits: bool) -> None:
+        output.next_token_ids = torch.full((hidden.shape[0],), VOCAB + 7)
+
+    monkeypatch.setattr(engine.built.runner, "_sample", fused)
+    for output in run(engine, GREEDY, GREEDY):
+        assert output.finish_reason["message"].startswith("the runner 'layered' (pegboard ")
 
 
 def test_a_processor_that_raises_on_parameters_is_told_by_name(engine: Engine) -> None:

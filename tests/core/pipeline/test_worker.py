@@ -135,7 +135,7 @@ def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool) -> None
     assert runner.inputs == [[99, 8], [99, 9]]
     arrived: Any = SimpleNamespace(synchronize=lambda: None)
     with pytest.raises(BadTokens, match=r"the sampled token 100 of row 1 is none of the vocabulary's 100"):
-        PendingResult(torch.tensor([7, 100]), BatchResult(np.empty(0, np.int64)), arrived, 100).result()
+        PendingResult(torch.tensor([7, 100]), BatchResult(np.empty(0, np.int64)), arrived, 100, None).result()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 API_SIDE = frozenset({"api", "tool_parser", "reasoning_parser"})
 """Contracts whose providers the API process of a server runs; it imports no others, which bring torch."""
 ENGINE_SIDE = frozenset(CONTRACTS) - API_SIDE
+_NAMED_ONLY = frozenset({"pooler"})
+"""Contracts that not every engine needs a provider of: which one does is known when its runner is chosen."""
 
 
 def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozenset(CONTRACTS)) -> None:
     """Import the classes that are certain to be needed, and check that an engine can be built with them.
 
     These are the providers that the config names, and for `auto` the first candidate; the others are imported only
-    where those before them do not support the model or the device. Raises PluginError, or ConfigError where a library
-    is missing; where several are broken, one error that lists them.
+    where those before them do not support the model or the device, and of some contracts only where the runner needs
+    one. Raises PluginError, or ConfigError where a library is missing; where several are broken, one error that lists
+    them.
     """
     errors: list[PluginError | ConfigError] = []
     for contract, records in resolved.candidates.items():
-        if contract in contracts:
+        if contract in contracts and (contract in resolved.named or contract not in _NAMED_ONLY):
             errors += _import_first(resolved, contract, records)
     if len(errors) == 1:
         raise errors[0]

@@ -138,12 +138,9 @@ def _parsed(sampling: str) -> dict[str, Any]:
 
 def _config(files: list[Path], overrides: list[str] | None) -> ResolvedConfig:
     from pegboard.core.compose import compose
-    from pegboard.core.early import API_SIDE, import_chosen
 
     resolved = compose(files, overrides=overrides or ())
     quiet_logging(resolved.engine.log_level)
-    # The others are looked at by the engine, before it loads the model; these only talk to it.
-    import_chosen(resolved, API_SIDE - {"api"})
     return resolved
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pegboard.core import engine as engine_module
 from pegboard.core import server
 from pegboard.core.app import build_app
 from pegboard.core.cli import app
 from pegboard.core.compose import ResolvedConfig, compose
-from pegboard.core.early import import_chosen
+from pegboard.core.early import ENGINE_SIDE, import_chosen
 from pegboard.core.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.registry import Registry
@@ -178,6 +179,34 @@ def test_an_automatic_candidate_that_is_not_reached_stops_nothing(site: Any) -> 
     provider = site.provider("sampler", "mine", "nowhere:Sampler")
     site.install("other", tools=site.plugin("tools", provider))
     import_chosen(compose(data={"model": {"path": "x"}}, env={}), {"sampler"})
+
+
+def test_a_pooler_is_looked_at_where_it_is_named(site: Any) -> None:
+    """Only some runners need one, so an automatic one waits until the runner is known."""
+    provider = site.provider("pooler", "mine", "nowhere:Pooler", rank=1000)
+    site.install("other", tools=site.plugin("tools", provider))
+    resolved = compose(data={"model": {"path": "x"}}, env={})
+    assert resolved.candidates["pooler"][0].name == "mine"
+    import_chosen(resolved, ENGINE_SIDE)
+    with pytest.raises(PluginError, match="nowhere:Pooler failed"):
+        import_chosen(compose(data={"model": {"path": "x"}, "pooler": {"use": "mine"}}, env={}), ENGINE_SIDE)
+
+
+def test_generate_does_without_parsers(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers = [
+        site.provider(contract, "mine", "nowhere:It", rank=1000) for contract in ("tool_parser", "reasoning_parser")
+    ]
+    site.install("other", tools=site.plugin("tools", *parsers))
+
+    class Reached(Exception):
+        pass
+
+    def stop(resolved: ResolvedConfig) -> None:
+        raise Reached
+
+    monkeypatch.setattr(engine_module, "Engine", stop)
+    with pytest.raises(Reached):
+        CliRunner().invoke(app, ["generate", "hello", "--set", "model.path=x"], catch_exceptions=False)
 
 
 def test_an_engine_starts_nothing_with_a_broken_plugin(gate: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pegboard.core.composition.merge import Merged
 from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, use_path
-from pegboard.core.composition.sources import DEFAULT_PRESET
+from pegboard.core.composition.sources import is_preset
 from pegboard.core.config import AUTO
 from pegboard.core.interfaces.contracts import Cardinality, Contract
 from pegboard.core.interfaces.errors import Problem
@@ -88,9 +88,9 @@ def _look_up(
     name: Any, contract: Contract, path: str, merged: Merged, registry: Registry, out: Resolution
 ) -> ProviderRecord | None:
     record = registry.get(contract.name, name) if isinstance(name, str) else None
-    # The defaults mean the built-in one; of who writes the name it is not known.
-    is_default = merged.origin(path) == DEFAULT_PRESET
-    clash = registry.clash(contract.name, name) if record is not None and not is_default else ""
+    clash = registry.clash(contract.name, name) if record is not None else ""
+    if clash and is_preset(merged.origin(path)):
+        clash = ""  # presets mean the built-in one; what an operator means is not known
     if record is not None and not record.problem and not clash:
         return record
     if clash:

@@ -50,6 +50,11 @@ def read_preset(name: str) -> Layer:
     return Layer("default" if name == DEFAULT_PRESET else f"preset {name}", data)
 
 
+def is_preset(origin: str) -> bool:
+    """Whether a value with this origin stands in a preset, and not in what the operator has written."""
+    return origin == DEFAULT_PRESET or origin in {f"preset {name}" for name in preset_names()}
+
+
 def preset_text(name: str) -> str:
     return (resources.files("pegboard.core") / "presets" / f"{name}.yaml").read_text("utf-8")
 

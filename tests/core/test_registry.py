@@ -147,6 +147,16 @@ class TestConflicts:
         with pytest.raises(ConfigError, match="may not shadow a built-in one; add one of the two plugins"):
             config(registry, prefix_cache={"use": "radix"})
 
+    def test_presets_mean_the_built_in_one(self, site: Any) -> None:
+        """What an operator means by the name is not known, wherever it is written."""
+        site.install("acme-one", "1.0", one=site.plugin("one", site.provider("schedule_policy", "lpm")))
+        lpm = {"policy": {"use": "lpm"}}
+        chosen = config(Registry.discover(), preset="reference").candidates["schedule_policy"]
+        assert [one.origin.builtin for one in chosen] == [True]
+        for values in ({"scheduler": lpm}, {"preset": "reference", "scheduler": lpm}):
+            with pytest.raises(ConfigError, match="two schedule_policy providers are called 'lpm'"):
+                config(Registry.discover(), **values)
+
     def test_one_name_for_two_contracts_is_fine(self) -> None:
         assert not Registry.of(plugin(provider("same"), provider("same", "sampler"))).conflicts
 

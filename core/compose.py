@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pegboard.core.blame import place_of
 from pegboard.core.composition.merge import Merged
 from pegboard.core.composition.report import problems_of
-from pegboard.core.composition.requires import solve
+from pegboard.core.composition.requires import part_params, solve
 from pegboard.core.composition.resolve import Resolution, resolve
 from pegboard.core.composition.sections import engine_model, tolerant, with_options
 from pegboard.core.composition.shape import LIST_SECTIONS, USE_SECTIONS, core_keys, section_at
@@ -142,6 +142,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     except Exception as error:
         raise _in_options(error, resolution) from error
     solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
+    part_params(solution)
     problems += solution.problems
     if problems or engine is None:
         raise ConfigError(problems)

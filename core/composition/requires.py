@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pegboard.core.composition.shape import use_path
 from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
-from pegboard.core.interfaces.errors import Problem
+from pegboard.core.interfaces.errors import PluginError, Problem
 from pegboard.core.interfaces.plugin import Requirement
 from pegboard.core.records import ProviderRecord
 from pegboard.core.registry import Registry
@@ -48,6 +48,28 @@ def solve(candidates: Candidates, registry: Registry, provides: Provides) -> Sol
         _settle(solution, record, requirement, registry, reported)
 
 
+def part_params(solution: Solution) -> None:
+    """See that no sampler shares its name with a logits processor where both take parameters from requests: these come
+    under the name, and each would get the other's.
+    """
+
+    def with_params(contract: str) -> list[ProviderRecord]:
+        wanted = Requirement(contract, "params")
+        return [one for one in solution.candidates.get(contract, ()) if _could_meet(one, wanted, solution.provides)]
+
+    others = {one.name: one for one in with_params("logits_processor")}
+    clashing = [one for one in with_params("sampler") if one.name in others]
+    if clashing and len(clashing) < len(solution.candidates["sampler"]):
+        solution.drop("sampler", clashing, "requests would bring its parameters under the name of a logits processor")
+    elif clashing:
+        record, other = clashing[0], others[clashing[0].name]
+        text = (
+            f"{_quoted(record)} and the logits processor {_quoted(other)} both take parameters from requests, which "
+            "bring them under that name, so each would get the other's: use one of the two"
+        )
+        solution.problems.append(Problem(record.key, text))
+
+
 def _certain(record: ProviderRecord, candidates: Candidates) -> bool:
     contract = record.contract
     return contract.cardinality is Cardinality.MANY or len(candidates[contract.name]) == 1
@@ -63,7 +85,8 @@ def _open(
                 targets = solution.candidates.get(requirement.contract)
                 if targets is None or (record, requirement) in reported:
                     continue
-                having = _having(targets, requirement, solution.provides)
+                having = _having(solution, requirement)
+                targets = solution.candidates[requirement.contract]
                 many = CONTRACTS[requirement.contract].cardinality is Cardinality.MANY
                 if not having or (len(having) < len(targets) and not many and _certain(record, solution.candidates)):
                     yield record, requirement
@@ -76,8 +99,8 @@ def _settle(
     registry: Registry,
     reported: set[tuple[ProviderRecord, Requirement]],
 ) -> None:
+    having = _having(solution, requirement)
     targets = solution.candidates[requirement.contract]
-    having = _having(targets, requirement, solution.provides)
     if having:
         lacking = [one for one in targets if one not in having]
         solution.drop(requirement.contract, lacking, f"{record.name} needs {_wanted(requirement)}")
@@ -88,9 +111,30 @@ def _settle(
         solution.drop(record.contract.name, [record], f"it needs {_wanted(requirement)}, which nothing here provides")
 
 
-def _having(records: tuple[ProviderRecord, ...], requirement: Requirement, provides: Provides) -> list[ProviderRecord]:
-    wanted = requirement.capability
-    return [one for one in records if wanted is None or wanted in provides(one)]
+def _having(solution: Solution, requirement: Requirement) -> list[ProviderRecord]:
+    """The candidates that meet it. One that cannot say what it provides is dropped where others are left."""
+    having = []
+    for one in solution.candidates[requirement.contract]:
+        try:
+            if _meets(one, requirement, solution.provides):
+                having.append(one)
+        except PluginError as error:
+            if _certain(one, solution.candidates):
+                raise
+            solution.drop(requirement.contract, [one], str(error))
+    return having
+
+
+def _meets(record: ProviderRecord, requirement: Requirement, provides: Provides) -> bool:
+    return requirement.capability is None or requirement.capability in provides(record)
+
+
+def _could_meet(record: ProviderRecord, requirement: Requirement, provides: Provides) -> bool:
+    """Of one that the config does not choose: by its record where its code fails."""
+    try:
+        return not record.problem and _meets(record, requirement, provides)
+    except PluginError:
+        return requirement.capability in record.provides
 
 
 def _wanted(requirement: Requirement) -> str:
@@ -126,9 +170,7 @@ def _remedy(
     narrowed = [one for one in targets if wanted in one.provides]
     if narrowed:
         return f"the options of {' and '.join(_quoted(one) for one in narrowed)} switch it off"
-    having = [
-        one for one in _having(registry.providers(requirement.contract), requirement, provides) if not one.problem
-    ]
+    having = [one for one in registry.providers(requirement.contract) if _could_meet(one, requirement, provides)]
     return f"{place} can be {', '.join(str(one) for one in having)}" if having else "nothing installed provides it"
 
 

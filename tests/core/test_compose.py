@@ -27,6 +27,11 @@ class CacheOptions(Options):
     """How much."""
 
 
+class BrokenOptions(Options):
+    def provides(self, declared: frozenset[str]) -> frozenset[str]:
+        raise KeyError("boom")
+
+
 class ClashingOptions(Options):
     path: str = ""
     """Called as a core key of the section."""
@@ -383,6 +388,38 @@ class TestRequires:
         resolved = composed(None, needy)
         assert names(resolved, "runner") == ["layered"]
         assert resolved.reasons["runner"] == ["needy: it needs attention.tree_mask, which nothing here provides"]
+
+    @pytest.mark.parametrize("rank", [-1, 99])
+    def test_a_stranger_that_cannot_say_what_it_provides_stops_nothing(self, rank: int) -> None:
+        """It is told as its record has it where it could be chosen, and an automatic one is passed over."""
+        stranger = provider("prefix_cache", "stranger", rank, provides=frozenset({"reuse"}), config=lazy(BrokenOptions))
+        text = problems({"scheduler": {"policy": {"use": "lpm"}}, "prefix_cache": {"use": "none"}}, stranger)
+        assert "stranger (pegboard 0.1.0)" in text["scheduler.policy.use"]
+        resolved = composed({"scheduler": {"policy": {"use": "lpm"}}, "prefix_cache": {"use": "auto"}}, stranger)
+        assert names(resolved, "prefix_cache") == ["radix"]
+        reasons = " ".join(resolved.reasons["prefix_cache"])
+        assert ("provides of its options failed: KeyError: 'boom'" in reasons) is (rank > 0)
+
+    def test_a_named_one_that_cannot_say_what_it_provides_stops_the_start(self) -> None:
+        broken = provider("prefix_cache", "broken", provides=frozenset({"reuse"}), config=lazy(BrokenOptions))
+        with pytest.raises(PluginError, match=r"^prefix_cache.use: prefix_cache 'broken' .*: provides of its options"):
+            composed({"scheduler": {"policy": {"use": "lpm"}}, "prefix_cache": {"use": "broken"}}, broken)
+
+    def test_a_sampler_and_a_processor_do_not_share_parameters(self) -> None:
+        params: dict[str, Any] = {"provides": frozenset({"params"})}
+        both = (provider("sampler", "mine", **params), provider("logits_processor", "mine", **params))
+        found = problems({"sampler": {"use": "mine"}, "logits_processors": ["mine"]}, *both)
+        assert found == {
+            "sampler.use": "'mine' (pegboard 0.1.0) and the logits processor 'mine' (pegboard 0.1.0) both take "
+            "parameters from requests, which bring them under that name, so each would get the other's: use one of "
+            "the two"
+        }
+        assert names(composed({"logits_processors": ["mine"]}, *both), "sampler") == ["torch"]
+        assert names(composed({"sampler": {"use": "mine"}}, *both), "sampler") == ["mine"]
+        mute = (both[0], provider("logits_processor", "mine"))
+        assert names(composed({"sampler": {"use": "mine"}, "logits_processors": ["mine"]}, *mute), "sampler") == [
+            "mine"
+        ]
 
     def test_what_nobody_provides_is_said(self) -> None:
         needy = provider("runner", "needy", requires=(Requirement("attention", "tree_mask"),))

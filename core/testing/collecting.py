@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,26 +132,37 @@ _SOURCE = pytest.StashKey[InMemory]()
 class _Directory(pytest.Directory):
     def collect(self) -> Iterable[pytest.Collector]:
         source = self.stash[_SOURCE]
-        module = ModuleType(source.module)
+        by_module: dict[str, dict[str, type[ContractSuite]]] = {}
         for name, suite in source.classes().items():
-            setattr(module, name, suite)
-        collector: _Module = _Module.from_parent(self, path=self.path / source.module)
-        collector.generated = module
-        return [collector]
+            by_module.setdefault(suite.__module__, {})[name] = suite
+        return [self._module(source.module, around, suites) for around, suites in by_module.items()]
+
+    def _module(self, name: str, around: str, suites: Mapping[str, type[ContractSuite]]) -> _Module:
+        collector: _Module = _Module.from_parent(self, path=self.path / name)
+        collector.generated = ModuleType(name)
+        vars(collector.generated).update(_surroundings(sys.modules.get(around)))
+        collector.suites = suites
+        return collector
+
+
+def _surroundings(module: ModuleType | None) -> dict[str, Any]:
+    """What of a module counts for all tests in it: fixtures, marks, set-up. Not the tests that it has besides."""
+    return {
+        name: value
+        for name, value in (vars(module).items() if module is not None else ())
+        if not (name.startswith(("__", "test")) or isinstance(value, type))
+    }
 
 
 class _Module(pytest.Module):
     """A module that was made and not imported."""
 
     generated: ModuleType
+    suites: Mapping[str, type[ContractSuite]]
 
     def _getobj(self) -> ModuleType:
         return self.generated
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        found: dict[str, Any] = vars(self.generated)
-        return [
-            SuiteClass.from_parent(self, name=name, obj=obj)
-            for name, obj in found.items()
-            if isinstance(obj, type) and issubclass(obj, ContractSuite)
-        ]
+        super().collect()  # fixtures become known; of what it finds, all but the suites is none of this run's business
+        return [SuiteClass.from_parent(self, name=name, obj=suite) for name, suite in self.suites.items()]

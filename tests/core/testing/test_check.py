@@ -106,6 +106,35 @@ class TestWaits(AdmissionGateContract):
 }
 
 
+BESIDE = """
+import pytest
+
+READY = []
+
+def setup_module():
+    READY.append(3)
+
+@pytest.fixture
+def numbers(more):
+    return [more]
+
+@pytest.fixture(scope="module")
+def more():
+    return 3
+
+@pytest.fixture(autouse=True)
+def steady(more):
+    assert READY == [more]
+
+def test_of_another_kind():
+    assert False
+
+class TestOther:
+    def test_of_another_kind_too(self):
+        assert False
+"""
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that looks as if a distribution was installed into it, on the path of child processes."""
@@ -140,6 +169,26 @@ def test_the_class_of_the_record_is_what_runs(site: Path, tmp_path: Path) -> Non
     assert (entry["class"], entry["verdict"]) == ("admission_gate::TestWaits", "passed")
     passed = {test["name"] for test in entry["tests"] if test["outcome"] == "passed"}
     assert {"test_of_my_own", "test_blocked_until_the_way_is_clear"} <= passed
+
+
+def test_what_stands_beside_the_class_counts_for_it(site: Path, tmp_path: Path) -> None:
+    """As where pytest collects the module: its fixtures, marks and set-up, but none of its other tests."""
+    file = site / "mine_tests.py"
+    text = file.read_text().replace("class TestWaits", BESIDE + "\n\nclass TestWaits")
+    file.write_text(
+        text.replace(
+            "(self, gate):\n        words", "(self, gate, numbers):\n        assert numbers == READY\n        words"
+        )
+    )
+    done = run_check("admission_gate", "waits", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = json.loads((tmp_path / "report.json").read_text())["providers"]
+    assert "test_of_my_own" in {test["name"] for test in entry["tests"] if test["outcome"] == "passed"}
+    assert "test_of_another_kind" not in done.stdout
+    file.write_text(f"{text}\npytestmark = pytest.mark.skip(reason='not on a Sunday')\n")
+    done = run_check("admission_gate", "waits", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "not on a Sunday" in done.stdout
 
 
 def test_a_failing_test_of_the_authors_is_explained(site: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class _Directory(pytest.Directory):
     def _module(self, name: str, around: str, suites: Mapping[str, type[ContractSuite]]) -> _Module:
         collector: _Module = _Module.from_parent(self, path=self.path / name)
         collector.generated = ModuleType(name)
-        vars(collector.generated).update(_surroundings(sys.modules.get(around)))
+        vars(collector.generated).update(_surroundings(sys.modules.get(around)), **suites)
         collector.suites = suites
         return collector
 

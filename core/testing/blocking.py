@@ -1,8 +1,15 @@
-"""Catches calls that wait where none may: sleeping, waiting for threads and processes, asking the network."""
+"""Catches calls that wait where none may: sleeping, waiting for threads and processes, asking the network.
+
+What it cannot see, since nothing tells whether such a call may wait: locks (`Lock.acquire`, `with lock`), which good
+code takes too, `queue.SimpleQueue.get`, `os.read`, and libraries that wait in C.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
+import multiprocessing.process
+import os
 import selectors
 import socket
 import subprocess
@@ -57,9 +64,26 @@ def _sees_sleep(frame: FrameType, event: str, called: Any) -> None:
         _waits("time.sleep")
 
 
+def _leave_alone() -> None:
+    """A process that was forked meanwhile may wait."""
+    _state.found = None
+    sys.setprofile(None)
+
+
 @cache
 def _listen() -> None:
-    sys.addaudithook(lambda event, args: _waits(event) if event in _EVENTS else None)
+    os.register_at_fork(after_in_child=_leave_alone)
+    sys.addaudithook(lambda event, args: _waits(event) if event in _EVENTS and not _at_once(event, args) else None)
+
+
+def _at_once(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether it is a connection that does not wait: begun only, without a handshake, or to a process of this machine,
+    such as the one that forks others.
+    """
+    if event != "socket.connect":
+        return False
+    sock: socket.socket = args[0]
+    return sock.gettimeout() == 0 or sock.type == socket.SOCK_DGRAM or sock.family == getattr(socket, "AF_UNIX", None)
 
 
 @contextlib.contextmanager
@@ -92,15 +116,24 @@ def _patched() -> Iterator[None]:
     def of_socket(self: socket.socket, *args: Any, **kwargs: Any) -> float | None:
         return self.gettimeout()
 
+    def of_connection(self: multiprocessing.connection.Connection, *args: Any, **kwargs: Any) -> float | None:
+        return 0 if self.poll(0) else None
+
+    # `multiprocessing` waits by others than the default.
+    names = ("DefaultSelector", "PollSelector", "SelectSelector")
+    waiting = {getattr(selectors, name, selectors.DefaultSelector) for name in names}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(threading.Thread, "start", started))
         for cls, name in (
             (threading.Condition, "wait"),
             (threading.Thread, "join"),
             (subprocess.Popen, "wait"),
-            (selectors.DefaultSelector, "select"),
+            (multiprocessing.process.BaseProcess, "join"),
+            *((cls, "select") for cls in waiting),
         ):
             stack.enter_context(guarded(cls, name, given))
         for name in ("recv", "recv_into"):
             stack.enter_context(guarded(socket.socket, name, of_socket))
+        for name in ("recv", "recv_bytes", "recv_bytes_into"):
+            stack.enter_context(guarded(multiprocessing.connection.Connection, name, of_connection))
         yield

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
 _SHARED = (type, ModuleType)
+_MOST = 1 << 20
+"""Bytes that a history may come to before it counts as one without an end."""
 
 
 def footprint(root: object, *others: object) -> int:
@@ -30,3 +33,15 @@ def footprint(root: object, *others: object) -> int:
         if isinstance(one, dict):
             todo += dict.keys(one)  # strings among them are none of the collector's business
     return size
+
+
+def growth(work: Callable[[], None], slack: int, root: object, *others: object) -> int:
+    """By how many bytes `root` grows while it does the same work again: at most `slack` where that ends before it
+    keeps a mebibyte more, as with a history of the last few thousand.
+    """
+    size = start = footprint(root, *others)
+    while True:
+        work()
+        before, size = size, footprint(root, *others)
+        if size - before <= slack or size - start > _MOST:
+            return size - before

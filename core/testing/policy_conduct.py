@@ -15,7 +15,7 @@ import pytest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
-from pegboard.core.testing.footprint import footprint
+from pegboard.core.testing.footprint import growth
 from pegboard.core.testing.policy_fakes import ReadOnlyCache, active, queued
 from pegboard.core.testing.policy_suite import PolicySuite
 from pegboard.core.testing.suite import capability
@@ -109,11 +109,13 @@ class ConductTests(PolicySuite):
         cache = ReadOnlyCache([7] * 40, readable="cache_aware" in self.capabilities)
         policy = self.policy(cache)
         seen: list[weakref.ref[Req]] = []
-        for _ in range(10):
-            self._round(policy, seen)
-        before = footprint(policy, cache)
-        for _ in range(_ROUNDS):
-            self._round(policy, seen)
+
+        def rounds(count: int = _ROUNDS) -> None:
+            for _ in range(count):
+                self._round(policy, seen)
+
+        rounds(10)
+        grown = growth(rounds, _SLACK, policy, cache)
         if sum(ref() is not None for ref in seen) > _PER_ROUND:
             gc.collect()
         kept = sum(ref() is not None for ref in seen)
@@ -121,7 +123,6 @@ class ConductTests(PolicySuite):
             f"{kept} of {len(seen)} requests are kept, of which at most {_PER_ROUND} were in the last queue: keep "
             "state in a ReqSlot, or drop it when a request is no longer among those that wait"
         )
-        grown = footprint(policy, cache) - before
         assert grown <= _SLACK, (
             f"the policy grows by {grown / _ROUNDS / _PER_ROUND:.0f} bytes for every request, and never shrinks: what "
             "it notes of one (by its rid, say) must go when the request goes"

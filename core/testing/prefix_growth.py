@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.testing.fakes import CountingAllocator
-from pegboard.core.testing.footprint import footprint
+from pegboard.core.testing.footprint import growth
 from pegboard.core.testing.prefix_books import key_of
 from pegboard.core.testing.prefix_suite import PrefixSuite
 from pegboard.core.testing.steps import count_steps
@@ -29,12 +31,14 @@ class GrowthTests(PrefixSuite):
         """A server is up for months, and namespaces come from clients: nothing may grow with what has been."""
         allocator = CountingAllocator(_PAGES, page_size)
         cache: PrefixCache = self.build(PrefixCacheContext(allocator, page_size))
-        for turn in range(200):
-            self._turn(cache, allocator, turn)
-        before = footprint(cache, allocator)
-        for turn in range(200, 200 + _ROUNDS):
-            self._turn(cache, allocator, turn)
-        grown = footprint(cache, allocator) - before
+        turns = itertools.count()
+
+        def rounds(count: int = _ROUNDS) -> None:
+            for turn in itertools.islice(turns, count):
+                self._turn(cache, allocator, turn)
+
+        rounds(200)
+        grown = growth(rounds, _SLACK, cache, allocator)
         assert grown <= _SLACK, (
             f"the cache grows by {grown / _ROUNDS:.0f} bytes with every prefix that is inserted and evicted again: "
             "what it notes of a page, a handle or a namespace must go with the page"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,11 @@ from pegboard.core.testing.grammar import GrammarContract
 from pegboard.core.testing.logits_processor import LogitsProcessorContract
 from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.core.testing.outcomes import Outcomes
+from pegboard.core.testing.prefix_cache import PrefixCacheContract
+from pegboard.core.testing.schedule_policy import SchedulePolicyContract
+from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
+from pegboard.plugins.policy_basic.policies import FcfsPolicy
 
 _QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
 """Plugins that watch the whole process: the outer run has its own."""
@@ -126,6 +131,48 @@ def test_a_gate_whose_thread_takes_a_while_is_waited_for() -> None:
     outcomes = ran("admission_gate", ExampleOfThreaded, "-k", "blocked_until or waiting_never or others_alone")
     assert not outcomes.failed + outcomes.errors
     assert len(outcomes.passed) == 3
+
+
+class KeepsTheLastWaits(FcfsPolicy):
+    """Thousands of them, and never more."""
+
+    def __init__(self, options: Any, ctx: Any) -> None:
+        super().__init__(options, ctx)
+        self.waits: deque[tuple[str, float]] = deque(maxlen=4096)
+
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
+        self.waits += [(req.rid, req.timing.waiting_since) for req in waiting]
+        return list(waiting)
+
+
+class ExampleOfAHistory(SchedulePolicyContract):
+    factory = KeepsTheLastWaits
+
+
+class RemembersTheEvicted(RadixCache):
+    """The last ones of them."""
+
+    def __init__(self, options: Any, ctx: Any) -> None:
+        super().__init__(options, ctx)
+        self.gone: deque[tuple[int, int]] = deque(maxlen=1000)
+
+    def evict(self, num_tokens: int) -> int:
+        self.gone += [(100_000 + len(self.gone), 200_000 + num_tokens + one) for one in range(3)]
+        return super().evict(num_tokens)
+
+
+class ExampleOfEvicted(PrefixCacheContract):
+    factory = RemembersTheEvicted
+
+
+def test_a_history_with_an_end_is_no_leak() -> None:
+    for contract, cls, test in (
+        ("schedule_policy", ExampleOfAHistory, "are_let_go"),
+        ("prefix_cache", ExampleOfEvicted, "leaves_nothing_behind"),
+    ):
+        outcomes = ran(contract, cls, "-k", test)
+        assert outcomes.passed
+        assert not outcomes.failed + outcomes.errors
 
 
 class OnlySomeGrammars(GrammarContract):

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -147,11 +147,12 @@ class _Directory(pytest.Directory):
 
 def _surroundings(module: ModuleType | None) -> dict[str, Any]:
     """What of a module counts for all tests in it: fixtures, marks, set-up. Not the tests that it has besides."""
-    return {
-        name: value
-        for name, value in (vars(module).items() if module is not None else ())
-        if not (name.startswith(("__", "test")) or isinstance(value, type))
-    }
+    found = vars(module).items() if module is not None else ()
+    return {name: value for name, value in found if not (name.startswith("__") or _is_test(name, value))}
+
+
+def _is_test(name: str, value: object) -> bool:
+    return isinstance(value, type) or (isinstance(value, FunctionType) and name.startswith("test"))
 
 
 class _Module(pytest.Module):

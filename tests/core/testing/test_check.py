@@ -119,7 +119,11 @@ def numbers(more):
     return [more]
 
 @pytest.fixture(scope="module")
-def more():
+def more(tests_count):
+    return tests_count
+
+@pytest.fixture(scope="module")
+def tests_count():
     return 3
 
 @pytest.fixture(autouse=True)

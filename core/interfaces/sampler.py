@@ -45,7 +45,8 @@ class Sampler(abc.ABC):
     With the capability `params` requests may bring parameters for it: `SamplingParams.extra[<provider's name>]`, a dict
     of plain values from the network (see toolkit.custom_params). Where a request of the batch has some, `batch.rows`
     has every row's parameters, tokens and memo; what the sampler keeps of a request goes into `SamplingRow.memo`, under
-    itself as the key. Steps may be repeated: count by the row's tokens and not by the calls.
+    itself as the key. Steps may be repeated: count by the row's tokens and not by the calls. A config in which a logits
+    processor of the same name takes parameters too is refused.
     """
 
     reads_output = False

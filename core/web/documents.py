@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     """
     if app.openapi_schema is None:
         routes = list(flat(app.routes))
-        document = get_openapi(title="Pegboard", version=__version__, description=ABOUT, routes=app.routes)
+        described = _described(app.routes)
+        document = get_openapi(title="Pegboard", version=__version__, description=ABOUT, routes=described)
         levels = {
             (method.lower(), getattr(route, "path_format", "")): level_of(route) or UNDECLARED
             for route in routes
@@ -80,6 +82,16 @@ def document(app: FastAPI) -> dict[str, Any]:
         document["components"]["securitySchemes"] = _SCHEMES
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _described(routes: Sequence[Any]) -> list[Any]:
+    """Without those for requests with a header whose place another one has for all: OpenAPI knows one at each place."""
+    for_all = {_place(route) for route in routes if not getattr(route, "only_with", b"")}
+    return [route for route in routes if not getattr(route, "only_with", b"") or _place(route) not in for_all]
+
+
+def _place(route: Any) -> tuple[str, frozenset[str]]:
+    return str(getattr(route, "path", "")), frozenset(getattr(route, "methods", None) or ())
 
 
 def _complete(operation: dict[str, Any], level: Level) -> None:

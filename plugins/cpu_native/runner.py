@@ -114,8 +114,7 @@ class CpuNativeRunner(ModelRunner):
 
     def _samples(self, sampling: SamplingBatch) -> bool:
         """Whether tokens are all that comes of the logits, and of its own sampler."""
-        # A class derived from it may sample otherwise.
-        own = type(self.ctx.sampler) is CpuNativeSampler
+        own = isinstance(self.ctx.sampler, CpuNativeSampler)
         return own and not sampling.rows and not sampling.want_logprobs
 
     def stage_times(self) -> dict[str, float]:

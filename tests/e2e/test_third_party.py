@@ -249,7 +249,7 @@ def test_all_seven_serve_together(installed: dict[str, str], tmp_path: Path) -> 
     expected = {prompt: output.text for prompt, output in zip(PROMPTS, outputs, strict=True)}
     assert len({*expected.values()}) == len(PROMPTS)
     keys = tmp_path / "keys"
-    keys.write_text(f"alice {ALICE}\nbob {BOB}\n", encoding="ascii")
+    keys.write_text(f"alice: {ALICE}\nbob: {BOB}\n", encoding="ascii")
     keys.chmod(0o600)
     config = {
         **plain,

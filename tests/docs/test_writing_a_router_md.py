@@ -10,7 +10,7 @@ from tests.docs.test_plugins_md import Reader, blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-router.md"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_every_block(tmp_path_factory: pytest.TempPathFactory) -> None:

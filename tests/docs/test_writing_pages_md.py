@@ -11,7 +11,7 @@ from tests.docs.test_plugins_md import Reader, blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def tools(*, parallel: bool = True, strict: bool = True, choice: str = "auto") -
     return Tools.of_chat([{"type": "function", "function": one} for one in functions], choice, parallel)
 
 
-@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+@pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.full)])
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GrammarBackend:
     pytest.importorskip(request.param)
     directory = tmp_path_factory.mktemp("tokenizer")

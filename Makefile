@@ -79,7 +79,7 @@ typecheck: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP)
-	$(BIN)/python -m pegboard.core.config_docs docs/config.md
+	$(BIN)/python -m pegboard.core.config.docs docs/config.md
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/decode.py $(BENCH_ARGS)
@@ -101,7 +101,7 @@ gpu-wheels: $(STAMP)
 
 clean:
 	rm -rf build dist reports ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find core plugins tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pegboard core plugins conformance tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) .whl .clients

@@ -1,8 +1,9 @@
-"""Maps the folders `core` and `plugins` to pegboard.core and pegboard.plugins; all else stands in pyproject.toml."""
+"""Maps the repository's folders to the packages of `pegboard`; all else stands in pyproject.toml."""
 
 from setuptools import find_packages, setup
 
-ROOTS = {"pegboard.core": "core", "pegboard.plugins": "plugins"}
+FOLDERS = ("core", "plugins", "conformance", "tools")
+ROOTS = {"pegboard": "pegboard", **{f"pegboard.{folder}": folder for folder in FOLDERS}}
 
 setup(
     packages=[

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -109,9 +109,9 @@ def directory_of(model: str) -> Path:
     """Where transformers finds it."""
     if model != DEMO:
         return Path(model)
-    from pegboard.core.toolkit.cache_dir import default_cache_dir
-    from pegboard.core.toolkit.gguf_convert import convert_gguf
+    from pegboard.core.toolkit.system.cache_dir import default_cache_dir
     from pegboard.plugins.model_sources.demo import find_demo
+    from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 
     return convert_gguf(find_demo(DEMO.removeprefix("demo:")), default_cache_dir())
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from pegboard.conformance.attention_fakes import AttentionRig, make_layer
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPoolContext
-from pegboard.core.registry import Registry
-from pegboard.core.testing.attention_fakes import AttentionRig, make_layer
+from pegboard.core.registry.registry import Registry
 
 CASES = {
     "decode 1 x 200": [(199, 1)],

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from pegboard.core.compose import compose
-from pegboard.core.engine import Engine
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.registry import Registry
-from pegboard.core.toolkit.noise import bits, keys
+from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.sampling.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 DEMO = "demo:smollm2-135m-instruct"

@@ -28,7 +28,7 @@ from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
-from pegboard.core.toolkit.pages import slots_of
+from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.blocks import BlockTable
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache

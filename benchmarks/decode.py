@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
 
 

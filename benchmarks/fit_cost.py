@@ -1,6 +1,6 @@
 """Fits the lab's cost model to this machine: measures real forward passes of the demo model, and prints YAML.
 
-    python benchmarks/fit_cost.py > core/lab/costs/cpu-smollm2.yaml
+    python benchmarks/fit_cost.py > tools/lab/costs/cpu-smollm2.yaml
 
 Batches of many shapes (prefills of one and several prompts, behind prefixes, and decode steps of several sizes and
 contexts) run through the engine's own worker; the medians of five runs each are fitted by non-negative least squares on
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import numpy as np
 import yaml
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.sampling import SamplingParams

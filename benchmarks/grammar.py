@@ -4,9 +4,9 @@
 
 One run of the engine per backend with as many streams, each with a schema of its own, the same number of tokens each.
 The masks' time is measured where it is spent, within the run: finding out what may come next and going on by a token
-(`core/pipeline/grammar.py`), putting the batch's mask together, and applying it to the logits. Its share is of the
-decode steps of the same run, so the machine's speed and whoever else uses it cancel out. Beside it stands the time of a
-step without any grammar. No tokens are skipped ahead. Compilation is timed in this process, without the helper.
+(`core/pipeline/grammar/state.py`), putting the batch's mask together, and applying it to the logits. Its share is of
+the decode steps of the same run, so the machine's speed and whoever else uses it cancel out. Beside it stands the time
+of a step without any grammar. No tokens are skipped ahead. Compilation is timed in this process, without the helper.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.grammars.grammar import grammar_of
 
 PROMPT = "A list of people as JSON, as long as possible:\n"
 
@@ -86,8 +86,9 @@ def requests(streams: int, tokens: int, *, constrained: bool) -> list[GenerateRe
 
 
 def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
-    from pegboard.core.pipeline import batch, grammar
-    from pegboard.core.toolkit import sample
+    from pegboard.core.pipeline import batch
+    from pegboard.core.pipeline.grammar import state as grammar
+    from pegboard.core.toolkit.sampling import sample
 
     config = {
         "model": {"path": model},
@@ -128,11 +129,11 @@ def compile_times(backend: str, model: str) -> None:
     """How long the two hundred schemas of the tests take, in this process."""
     from pathlib import Path
 
-    from pegboard.core.compose import compose
+    from pegboard.core.config.compose import compose
+    from pegboard.core.config.select import Selection
+    from pegboard.core.engine.source import prepare_model
     from pegboard.core.interfaces.errors import InvalidRequest
     from pegboard.core.interfaces.grammar import GrammarContext
-    from pegboard.core.pipeline.source import prepare_model
-    from pegboard.core.select import Selection
     from tests.e2e.schemas import corpus
 
     resolved = compose((), data={"model": {"path": model}, "grammar": {"use": backend}})

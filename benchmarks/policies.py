@@ -26,7 +26,7 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
-from pegboard.core.toolkit.pages import slots_of
+from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions

@@ -150,7 +150,16 @@ def step(model: str, overrides: Sequence[str], *shape: object) -> dict[str, Any]
     """`pegboard bench step` of this shape. Raises PegboardError with what it says."""
     with tempfile.TemporaryDirectory(prefix="pegboard-roofline-") as folder:
         file = Path(folder, "step.json")
-        command = [sys.executable, "-m", "pegboard.core.cli", "bench", "step", *map(str, shape), "--json", str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "pegboard.core.cli.main",
+            "bench",
+            "step",
+            *map(str, shape),
+            "--json",
+            str(file),
+        ]
         for one in (f"model.path={model}", "model.dtype=bfloat16", *overrides):
             command += ["--set", one]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

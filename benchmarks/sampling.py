@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest
-from pegboard.core.testing.sampler import make_sampling
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler

@@ -49,7 +49,7 @@ FORWARD = "forward_cpu_ns"
 
 def build(resolved: Any) -> Any:
     """The scheduler with its real stages, and a runner that sleeps: for the scheduler process."""
-    from pegboard.core.pipeline.build import build_scheduler
+    from pegboard.core.engine.build import build_scheduler
 
     built = build_scheduler(resolved)
     pace(built)
@@ -109,8 +109,8 @@ def serve_here(config: str) -> None:
     """`pegboard serve` with the paced scheduler."""
     import cProfile
 
-    from pegboard.core.compose import compose
-    from pegboard.core.server import serve
+    from pegboard.core.config.compose import compose
+    from pegboard.core.server.serve import serve
 
     resolved = compose(data=json.loads(config))
     profile = cProfile.Profile(time.thread_time) if os.environ.get(PROFILE) else contextlib.nullcontext()
@@ -300,10 +300,10 @@ def serving(args: argparse.Namespace, directory: Path) -> Iterator[Served]:
 
 def model_directory(directory: Path) -> Path:
     """A model of one small layer with the demo's vocabulary, so that texts and tokens are real ones."""
-    from pegboard.core.compose import compose
-    from pegboard.core.pipeline.source import prepare_model
-    from pegboard.core.select import Selection
-    from pegboard.core.testing.checkpoints import tiny_checkpoint
+    from pegboard.conformance.checkpoints import tiny_checkpoint
+    from pegboard.core.config.compose import compose
+    from pegboard.core.config.select import Selection
+    from pegboard.core.engine.source import prepare_model
 
     demo = compose(data={"model": {"path": "demo:smollm2-135m-instruct"}})
     source = prepare_model(demo, Selection(demo))

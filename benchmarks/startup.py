@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from pegboard.core.testing.servers import serving
+from pegboard.conformance.servers import serving
 
 MB = 2**20
 

@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks.hostile import payloads
 from benchmarks.hostile.attacks import ATTACKS, Attack
 from benchmarks.hostile.payloads import Ask
-from pegboard.core.bench.connection import Address, HttpClient, RequestFailed
-from pegboard.core.bench.events import EventSplitter
+from pegboard.tools.bench.connection import Address, HttpClient, RequestFailed
+from pegboard.tools.bench.events import EventSplitter
 
 HEALTH_EVERY = 0.05
 OPEN = -1

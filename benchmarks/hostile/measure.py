@@ -70,7 +70,7 @@ def measure(attack: Attack, subject: Subject, times: Times, logs: Path, say: Cal
     port = free_port()
     config = logs / f"{attack.name}-{subject.name}.json"
     config.write_text(json.dumps({**CONFIG, "server": {**CONFIG["server"], "port": port}}), "utf-8")
-    command = [str(subject.python), "-m", "pegboard.core.cli", "serve", str(config)]
+    command = [str(subject.python), "-m", "pegboard", "serve", str(config)]
     log = config.with_suffix(".log")
     with running(subject.name, command, f"http://127.0.0.1:{port}", log) as server:
         first_answer(server, "m", START_S)
@@ -228,7 +228,7 @@ def scheduler_of(api: psutil.Process) -> psutil.Process | None:
     with contextlib.suppress(psutil.Error):
         for one in api.children():
             with contextlib.suppress(psutil.Error):
-                if "pegboard.core.scheduler_process" in one.cmdline():
+                if "pegboard.core.server.scheduler_process" in one.cmdline():
                     return one
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.core.bench.words import WORDS
+from pegboard.tools.bench.words import WORDS
 
 MEGABYTE = 2**20
 LARGEST_BODY = 16 * MEGABYTE

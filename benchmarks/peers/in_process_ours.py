@@ -12,7 +12,7 @@ import random
 import sys
 import time
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.sampling import SamplingParams
 

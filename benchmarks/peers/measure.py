@@ -162,7 +162,7 @@ def bench(arguments: Callable[[str], list[str]]) -> dict[str, Any]:
     """One run of `pegboard bench serve`, what it writes. `arguments` is given the file's name. Raises LoadError."""
     with tempfile.TemporaryDirectory(prefix="pegboard-peers-") as folder:
         file = Path(folder, "load.json")
-        command = [sys.executable, "-m", "pegboard.core.cli", "bench", "serve", *arguments(str(file))]
+        command = [sys.executable, "-m", "pegboard", "bench", "serve", *arguments(str(file))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOAD_S)
         except subprocess.TimeoutExpired:

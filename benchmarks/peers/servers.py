@@ -73,7 +73,7 @@ def ours_command(subject: Subject, model: Path, port: int, config: Path) -> list
     }
     config.write_text(json.dumps(data, indent=2), "utf-8")
     sets = [word for one in subject.overrides for word in ("--set", one)]
-    return [subject.python, "-m", "pegboard.core.cli", "serve", str(config), *sets]
+    return [subject.python, "-m", "pegboard", "serve", str(config), *sets]
 
 
 def vllm_command(subject: Subject, cache: Path, model: Path, port: int) -> list[str]:

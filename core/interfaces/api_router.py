@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ApiContext:
     """The engine client, the largest request body in bytes that the server lets through (to routes that declare LARGE),
-    the parsers of the model's answers (see `pegboard.core.toolkit.tool_calls`), where there are any, and the sessions
-    of all APIs together, which requests with `session_params` continue (see `SessionStore`). `providers` are the names
-    of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
+    the parsers of the model's answers (see `pegboard.core.toolkit.chat.tool_calls`), where there are any, and the
+    sessions of all APIs together, which requests with `session_params` continue (see `SessionStore`). `providers` are
+    the names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
     """
 
     client: EngineClient
@@ -35,8 +35,8 @@ class ApiContext:
 class ApiRouter(abc.ABC):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
-    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http`; and LARGE, where it
-    takes prompts: others get bodies of 1 MiB at most.
+    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http.bodies`; and LARGE, where
+    it takes prompts: others get bodies of 1 MiB at most.
     """
 
     def __init__(self, options: Any, ctx: ApiContext) -> None:
@@ -52,5 +52,5 @@ class ApiRouter(abc.ABC):
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
         """The routes, with full paths. Bad input is answered with 4xx in this API's own error format, which errors of
-        the server at these paths take too (`pegboard.core.toolkit.http.api_router(errors=...)`); InvalidRequest carries
-        status and field. A path that two routers claim stops the start."""
+        the server at these paths take too (`pegboard.core.toolkit.http.bodies.api_router(errors=...)`); InvalidRequest
+        carries status and field. A path that two routers claim stops the start."""

@@ -38,7 +38,7 @@ class Contract:
 
 
 _I = "pegboard.core.interfaces"
-_S = "pegboard.core.testing"
+_S = "pegboard.conformance"
 
 _ALL = (
     Contract(

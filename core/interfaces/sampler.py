@@ -40,7 +40,7 @@ class Sampler(abc.ABC):
     than twice as many as the probabilities change by (in total variation) where that is more.
     Noise for each token achieves that: of those that the filters keep, draw the token with the largest
     `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
-    probabilities does not achieve it. `pegboard.core.toolkit.noise` has both kinds of numbers.
+    probabilities does not achieve it. `pegboard.core.toolkit.sampling.noise` has both kinds of numbers.
 
     With the capability `params` requests may bring parameters for it: `SamplingParams.extra[<provider's name>]`, a dict
     of plain values from the network (see toolkit.custom_params). Where a request of the batch has some, `batch.rows`

@@ -8,7 +8,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqPooling
-from pegboard.core.toolkit.encoding import overflow
+from pegboard.core.toolkit.text.encoding import overflow
 
 
 def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:

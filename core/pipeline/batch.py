@@ -13,8 +13,8 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, Sched
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-from pegboard.core.pipeline import wanted
-from pegboard.core.pipeline.grammar import mask_of
+from pegboard.core.pipeline import side_outputs as wanted
+from pegboard.core.pipeline.grammar.state import mask_of
 from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
 from pegboard.core.pipeline.step import Step
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
-    from pegboard.core.pipeline.wanted import Wanted
+    from pegboard.core.pipeline.side_outputs import Wanted
 
 
 _MEMOS: ReqSlot[dict[object, Any]] = ReqSlot(dict)

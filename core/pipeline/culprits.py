@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.blame import describe, in_words
 from pegboard.core.interfaces.sampler import NoFiniteLogit
+from pegboard.core.registry.blame import describe, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pegboard.core.select import Choice
+    from pegboard.core.config.select import Choice
 
 T = TypeVar("T")
 

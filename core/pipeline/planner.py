@@ -11,7 +11,7 @@ from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAd
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 
 if TYPE_CHECKING:
-    from pegboard.core.config import SchedulerSection
+    from pegboard.core.config.sections import SchedulerSection
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.batch import BatchBuilder

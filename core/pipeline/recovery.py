@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pegboard.core.blame import text_of
+from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder

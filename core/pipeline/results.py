@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline import grammar, wanted
-from pegboard.core.pipeline.grammar_work import GrammarWork
+from pegboard.core.pipeline import side_outputs as wanted
+from pegboard.core.pipeline.grammar import state as grammar
+from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
-from pegboard.core.toolkit.detokenize import IncrementalDetokenizer, TokenDecoder
-from pegboard.core.toolkit.stop import StopMatcher
+from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
+from pegboard.core.pipeline.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqLogprobs
-    from pegboard.core.pipeline.grammar import GrammarState
+    from pegboard.core.pipeline.grammar.state import GrammarState
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import BatchResult, Step
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.blame import in_words, text_of
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -25,7 +24,6 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
-from pegboard.core.logs import quoted
 from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.culprits import Culprits
@@ -35,9 +33,11 @@ from pegboard.core.pipeline.loops import make_loop
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
+from pegboard.core.registry.blame import in_words, text_of
+from pegboard.core.server.logs import quoted
 
 if TYPE_CHECKING:
-    from pegboard.core.config import SchedulerSection
+    from pegboard.core.config.sections import SchedulerSection
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.memory import MemoryManager
-    from pegboard.core.pipeline.report import StepReport
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import BatchResult, Pending, Step
+    from pegboard.core.pipeline.step_log import StepReport
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.pipeline.wanted import Wanted
+    from pegboard.core.pipeline.side_outputs import Wanted
 
 
 @dataclass(slots=True)

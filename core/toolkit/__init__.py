@@ -1,1 +1,1 @@
-"""What plugin authors may build on. Public, documented, and lazy about heavy imports."""
+"""What plugins build with, one package for each kind of plugin. Public, like the contracts."""

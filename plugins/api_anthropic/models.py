@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import check_model
-from pegboard.core.toolkit.http import USER, api_router, error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.bodies import USER, api_router, error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.generation import check_model
 from pegboard.plugins.api_anthropic.answers import ModelCard, ModelPage
 from pegboard.plugins.api_anthropic.errors import ErrorAnswer, write_error
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import SamplingFields, salt_of
-from pegboard.core.toolkit.grammar import grammar_of
-from pegboard.core.toolkit.http import RequestModel
-from pegboard.core.toolkit.refusals import Refusal, RefusingModel
-from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.core.toolkit.chat.tool_calls import Tools
+from pegboard.core.toolkit.grammars.grammar import grammar_of
+from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.core.toolkit.http.generation import SamplingFields, salt_of
+from pegboard.core.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.plugins.api_anthropic.conversation import continues, template_messages
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.toolkit.turn import Turn
+    from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.plugins.api_anthropic.responses import Thinking
 
 FORMAT = "output_config.format"

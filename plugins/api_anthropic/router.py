@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import Answers, check_model, renamed
-from pegboard.core.toolkit.http import (
+from pegboard.core.toolkit.chat.turn import Turn, take_turn
+from pegboard.core.toolkit.http.bodies import (
     LARGE,
     USER,
     EventStream,
@@ -24,7 +24,7 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
-from pegboard.core.toolkit.turn import Turn, take_turn
+from pegboard.core.toolkit.http.generation import Answers, check_model, renamed
 from pegboard.plugins.api_anthropic.answers import MessageAnswer, TokenCount
 from pegboard.plugins.api_anthropic.errors import (
     OVERLOADED,
@@ -42,7 +42,7 @@ from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest
     from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.toolkit.tool_calls import Tools
+    from pegboard.core.toolkit.chat.tool_calls import Tools
 
 
 class AnthropicRouter(ApiRouter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.toolkit.http import RequestModel, json_response, parse_body
+from pegboard.core.toolkit.http.bodies import RequestModel, json_response, parse_body
 from pegboard.plugins.api_native.bodies import Done, answers, takes
 
 

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.output_parser import OutputParser
-from pegboard.core.toolkit.http import RequestModel, json_response, parse_body
-from pegboard.core.toolkit.tool_calls import ChatAnswer, ChatStream, Tools
+from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream, Tools
+from pegboard.core.toolkit.http.bodies import RequestModel, json_response, parse_body
 from pegboard.plugins.api_native.bodies import Described, answers, takes
 
 _LONG = 4096

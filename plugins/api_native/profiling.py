@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegboard.core.toolkit.http import RequestModel
+from pegboard.core.toolkit.http.bodies import RequestModel
 from pegboard.plugins.api_native.bodies import refuse_unsupported
 
 

@@ -12,9 +12,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of, salt_of
-from pegboard.core.toolkit.grammar import grammar_of
-from pegboard.core.toolkit.http import validate_part
+from pegboard.core.toolkit.grammars.grammar import grammar_of
+from pegboard.core.toolkit.http.bodies import validate_part
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of, salt_of
 from pegboard.plugins.api_native.bodies import PromptBody, each, refuse_unsupported
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")

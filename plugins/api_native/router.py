@@ -11,9 +11,8 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.generation import Answers, are_large
-from pegboard.core.toolkit.http import (
+from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
+from pegboard.core.toolkit.http.bodies import (
     LARGE,
     USER,
     api_router,
@@ -23,6 +22,7 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
+from pegboard.core.toolkit.http.generation import Answers, are_large
 from pegboard.plugins.api_native.administration import Administration
 from pegboard.plugins.api_native.bodies import answers, takes
 from pegboard.plugins.api_native.conversations import Conversations

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.http import RequestModel, error_responses, parse_body
-from pegboard.core.toolkit.tool_calls import Tools
-from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
+from pegboard.core.toolkit.chat.tool_calls import Tools
+from pegboard.core.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.core.toolkit.http.bodies import RequestModel, error_responses, parse_body
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.messages import template_messages

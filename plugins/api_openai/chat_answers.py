@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pegboard.core.interfaces.client import OutputChunk
-    from pegboard.core.toolkit.generation import Answer
-    from pegboard.core.toolkit.tool_calls import ChatStream, ToolCall
-    from pegboard.core.toolkit.turn import Turn
+    from pegboard.core.toolkit.chat.tool_calls import ChatStream, ToolCall
+    from pegboard.core.toolkit.chat.turn import Turn
+    from pegboard.core.toolkit.http.generation import Answer
     from pegboard.plugins.api_openai.chat import ChatBody
     from pegboard.plugins.api_openai.surface import Surface
 

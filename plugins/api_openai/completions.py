@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import parse_body
+from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.logprobs import CompletionLogprobs
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
@@ -19,7 +19,7 @@ from pegboard.plugins.api_openai.writer import Choice, Writer, ending
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Logprob, OutputChunk
-    from pegboard.core.toolkit.generation import Answer
+    from pegboard.core.toolkit.http.generation import Answer
 
 DEFAULT_MAX_TOKENS = 16
 """What OpenAI's completions generate when nobody says how much."""

@@ -12,15 +12,15 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import salt_of
-from pegboard.core.toolkit.http import json_response, parse_body
-from pegboard.core.toolkit.refusals import RefusingModel
+from pegboard.core.toolkit.http.bodies import json_response, parse_body
+from pegboard.core.toolkit.http.generation import salt_of
+from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
-    from pegboard.core.toolkit.generation import Answer
+    from pegboard.core.toolkit.http.generation import Answer
 
 MAX_INPUTS = 2048
 """OpenAI's bound."""

@@ -10,10 +10,10 @@ import msgspec
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, SamplingFields, for_answer, salt_of
-from pegboard.core.toolkit.grammar import grammar_of
-from pegboard.core.toolkit.http import RequestModel
-from pegboard.core.toolkit.refusals import RefusingModel
+from pegboard.core.toolkit.grammars.grammar import grammar_of
+from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, salt_of
+from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import (
+from pegboard.core.toolkit.http.bodies import (
     LARGE,
     SMALL_BODY,
     ClientDisconnected,

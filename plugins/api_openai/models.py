@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from pegboard.core.toolkit.http import error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.bodies import error_responses, json_answer, json_response
 from pegboard.plugins.api_openai.surface import Surface
 
 

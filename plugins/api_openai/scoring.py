@@ -14,21 +14,15 @@ from pydantic import BaseModel, RootModel, model_validator
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.generation import MAX_REQUESTS, salt_of
-from pegboard.core.toolkit.http import (
-    RequestModel,
-    body_docs,
-    error_responses,
-    json_response,
-    parse_body,
-)
+from pegboard.core.toolkit.http.bodies import RequestModel, body_docs, error_responses, json_response, parse_body
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, salt_of
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import RERANK, SCORE
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
-    from pegboard.core.toolkit.generation import Answer
+    from pegboard.core.toolkit.http.generation import Answer
 
 Texts = str | list[str]
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
-from pegboard.core.toolkit.http import error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.bodies import error_responses, json_answer, json_response
 from pegboard.plugins.api_openai.surface import Surface
 
 _ALWAYS = ("bos_token", "eos_token", "pad_token", "unk_token")

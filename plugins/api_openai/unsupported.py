@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pegboard.core.toolkit.refusals import Refusal
+from pegboard.core.toolkit.http.refusals import Refusal
 
 Refused = Mapping[str, Refusal]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.core.toolkit.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.generation import are_large
-from pegboard.core.toolkit.http import built_response, event
+from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
+from pegboard.core.toolkit.http.bodies import built_response, event
+from pegboard.core.toolkit.http.generation import are_large
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastapi import Request, Response
 
     from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
-    from pegboard.core.toolkit.generation import Answer, Answers
+    from pegboard.core.toolkit.http.generation import Answer, Answers
     from pegboard.plugins.api_openai.fields import CommonBody
     from pegboard.plugins.api_openai.surface import Names, Surface
 

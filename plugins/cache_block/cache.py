@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.pages import pages_of, slots_of
+from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 from pegboard.plugins.cache_block.blocks import NO_PAGES, BlockTable, ChainDigests
 from pegboard.plugins.cache_block.lru import LinkedOrder
 

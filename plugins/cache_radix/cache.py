@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.pages import pages_of, slots_of
-from pegboard.core.toolkit.radix_tree import RadixRoot, RadixTree, shorten
+from pegboard.core.toolkit.cache.pages import pages_of, slots_of
+from pegboard.core.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
 from pegboard.plugins.cache_radix.eviction import KEYS, ProtectedSegment, VictimHeap, evictable
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
-    from pegboard.core.toolkit.radix_tree import RadixPath
+    from pegboard.core.toolkit.cache.radix_tree import RadixPath
 
 NO_PAGES = np.empty(0, dtype=np.int64)
 

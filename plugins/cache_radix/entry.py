@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.toolkit.radix_tree import RadixNode
+from pegboard.core.toolkit.cache.radix_tree import RadixNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pegboard.core.toolkit.cache_dir import default_cache_dir
+from pegboard.core.toolkit.system.cache_dir import default_cache_dir
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
-from pegboard.core.toolkit.rope import RotaryEmbedding
-from pegboard.core.toolkit.weights import check_weights, load_weights
+from pegboard.core.toolkit.model.rope import RotaryEmbedding
+from pegboard.core.toolkit.model.weights import check_weights, load_weights
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.kv_pool import KVPool
-    from pegboard.core.toolkit.decoder_spec import DecoderSpec
+    from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 

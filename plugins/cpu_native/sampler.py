@@ -11,7 +11,7 @@ import torch
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.toolkit.logprobs import token_logprobs
+from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.cpu_native.library import NativeError, Sampling, first_that_loads, usable_cores
 
 if TYPE_CHECKING:

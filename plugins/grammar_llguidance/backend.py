@@ -19,8 +19,8 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
-from pegboard.core.toolkit.grammar import parts_of
-from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.core.toolkit.grammars.grammar import parts_of
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.translate import explain, refused, translate
 
 if TYPE_CHECKING:

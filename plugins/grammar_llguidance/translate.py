@@ -10,9 +10,9 @@ from llguidance import LLMatcher, regex_to_lark
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit import gbnf
-from pegboard.core.toolkit.grammar import parts_of, structural_tag_of
-from pegboard.core.toolkit.json_schema import checked_schema, schema_of
+from pegboard.core.toolkit.grammars import gbnf
+from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
+from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

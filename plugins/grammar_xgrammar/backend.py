@@ -21,10 +21,10 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
-from pegboard.core.toolkit import gbnf
-from pegboard.core.toolkit.grammar import parts_of, structural_tag_of
-from pegboard.core.toolkit.json_schema import checked_schema, schema_of
-from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.core.toolkit.grammars import gbnf
+from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
+from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
 
 if TYPE_CHECKING:

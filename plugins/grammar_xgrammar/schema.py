@@ -35,7 +35,7 @@ OF_TYPE = {
 KNOWN = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", "enum", "const", *COMBINERS}
 
 UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
-"""Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.json_schema`."""
+"""Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.grammars.json_schema`."""
 
 
 LONGEST = 2000

@@ -14,8 +14,8 @@ from msgspec import Meta
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.toolkit.custom_params import read_params
-from pegboard.core.toolkit.logit_pairs import LAST_RESORT, PairsBuilder
+from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
 
 NAME = "allowed_token_ids"
 IDS = f"custom_params.{NAME}.ids"

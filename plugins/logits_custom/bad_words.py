@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.toolkit.custom_params import read_params
-from pegboard.core.toolkit.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
+from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 NAME = "bad_words"
 

@@ -9,8 +9,8 @@ import torch
 
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
-from pegboard.core.toolkit.decoder_spec import DecoderSpec
-from pegboard.core.toolkit.hf_files import eos_token_ids
+from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.core.toolkit.model.hf_files import eos_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class DenseFamily(ModelFamily):
         """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
         ConfigError where packing is insisted on and cannot be done.
         """
-        from pegboard.core.toolkit.weights import check_weights, load_weights
+        from pegboard.core.toolkit.model.weights import check_weights, load_weights
         from pegboard.plugins.model_dense.network import DenseNetwork
 
         def network_on(device: torch.device) -> DenseNetwork:
@@ -66,7 +66,7 @@ class DenseFamily(ModelFamily):
 
     def _packs(self) -> bool:
         """Whether to pack. The log says it, and why not."""
-        from pegboard.core.toolkit.packed import why_not_packed
+        from pegboard.core.toolkit.model.packed import why_not_packed
 
         wanted = self.options.packed
         reason = "model.packed is off" if wanted == "off" else why_not_packed(self.ctx.dtype, self.ctx.device)

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.core.interfaces.model_family import Network
-from pegboard.core.toolkit.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
-from pegboard.core.toolkit.rope import RotaryEmbedding, apply_rope
+from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.core.toolkit.decoder_spec import DecoderSpec
+    from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 
 
 class DecoderLayer(nn.Module):

@@ -17,7 +17,7 @@ plugin = Plugin(
         Provider(
             contract="model_source",
             name="gguf",
-            factory="pegboard.plugins.model_sources.gguf:GGUFSource",
+            factory="pegboard.plugins.model_sources.gguf.source:GGUFSource",
             summary="a .gguf file, converted to safetensors once",
             rank=20,
         ),

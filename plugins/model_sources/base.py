@@ -28,7 +28,7 @@ class DirectorySource(ModelSource):
         return self._directory
 
     def tokenizer(self) -> Tokenizer:
-        from pegboard.core.toolkit.tokenizer import Tokenizer as FileTokenizer
+        from pegboard.core.toolkit.text.tokenizer import Tokenizer as FileTokenizer
 
         if self._tokenizer is None:
             self._tokenizer = FileTokenizer.from_directory(self.prepare())

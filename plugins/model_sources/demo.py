@@ -47,7 +47,7 @@ class DemoSource(DirectorySource):
         return None if ctx.reference.startswith(PREFIX) else f"{ctx.reference!r} does not begin with {PREFIX!r}"
 
     def locate(self) -> Path:
-        from pegboard.core.toolkit.gguf_convert import convert_gguf
+        from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 
         name = self.ctx.reference.removeprefix(PREFIX)
         file = find_demo(name)

@@ -9,7 +9,7 @@ import torch
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
-from pegboard.core.toolkit.hf_files import eos_token_ids
+from pegboard.core.toolkit.model.hf_files import eos_token_ids
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork

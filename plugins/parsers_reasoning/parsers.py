@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
-from pegboard.core.toolkit.text_stream import Reading, TextStream
+from pegboard.core.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
 

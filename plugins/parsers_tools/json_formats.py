@@ -10,9 +10,9 @@ from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
-from pegboard.core.toolkit.call_stream import CallStream
-from pegboard.core.toolkit.json_stream import write
-from pegboard.core.toolkit.text_stream import Broken, Reading
+from pegboard.core.toolkit.parsing.call_stream import CallStream
+from pegboard.core.toolkit.parsing.json_stream import write
+from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

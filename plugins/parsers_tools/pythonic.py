@@ -11,9 +11,9 @@ from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
-from pegboard.core.toolkit.call_stream import CallStream
-from pegboard.core.toolkit.json_stream import MAX_DEPTH, Tell
-from pegboard.core.toolkit.text_stream import Broken, Reading
+from pegboard.core.toolkit.parsing.call_stream import CallStream
+from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell
+from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import chosen
 from pegboard.plugins.parsers_tools.literals import python_calls
 

@@ -10,8 +10,8 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.logprobs import prompt_logprobs
-from pegboard.core.toolkit.sample import sample
+from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
+from pegboard.core.toolkit.sampling.sample import sample
 
 
 class LayeredRunner(ModelRunner):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pegboard.core.toolkit.noise import bits, gumbel
+from pegboard.core.toolkit.sampling.noise import bits, gumbel
 
 _BLOCK = 256
 _WIDTHS = (64, 256, 1024, 4096)

@@ -7,8 +7,8 @@ import torch
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.logprobs import token_logprobs
-from pegboard.core.toolkit.noise import keys
+from pegboard.core.toolkit.sampling.logprobs import token_logprobs
+from pegboard.core.toolkit.sampling.noise import keys
 from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks import accuracy
 from benchmarks.accuracy import Agreement, Perplexity
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 
 WIDE: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
 MODELS: dict[str, dict[str, Any]] = {

@@ -36,7 +36,7 @@ def test_the_load_tool_knows_every_word(name: str, tmp_path: Path) -> None:
     """Its own parser takes the command line; what fails is the server, which nobody has started."""
     from typer.testing import CliRunner
 
-    from pegboard.core.cli import app
+    from pegboard.core.cli.main import app
 
     url = f"http://127.0.0.1:{free_port()}"
     done = CliRunner().invoke(app, ["bench", "serve", *COMMANDS[name](url, 7, str(tmp_path / "load.json"))])
@@ -271,7 +271,7 @@ def test_the_bf16_model_is_the_converted_one_rounded(tmp_path: Path, monkeypatch
     for name in (*models.SMALL_FILES, "config.json"):
         (source / name).write_text('{"torch_dtype": "float32"}', "utf-8")
     monkeypatch.setattr(models, "demo_gguf", lambda: tmp_path / "demo.gguf")
-    monkeypatch.setattr("pegboard.core.toolkit.gguf_convert.convert_gguf", lambda file, cache: source)
+    monkeypatch.setattr("pegboard.plugins.model_sources.gguf.convert.convert_gguf", lambda file, cache: source)
     made = models.bf16_directory(tmp_path)
     assert torch.equal(load_file(made / "model.safetensors")["w"], weight.bfloat16())
     assert json.loads((made / "config.json").read_text("utf-8"))["torch_dtype"] == "bfloat16"

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import roofline
 from benchmarks.roofline import Shape
+from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.plugins.cpu_native.library import NativeError, compiler, cpu_flags
 
 SMOLLM2 = Shape(weights=134_515_008, head=49152 * 576, kv_numbers=2 * 30 * 3 * 64, heads_width=30 * 9 * 64)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from pegboard.core.bench.apis import APIS
-from pegboard.core.bench.figures import PERCENTILES, figures, spread
-from pegboard.core.bench.find_rate import Trial
-from pegboard.core.bench.load import Outcome
-from pegboard.core.bench.records import Record
-from pegboard.core.bench.report import FORMAT
-from pegboard.core.bench.step import STAGES, StepMode, Steps
-from pegboard.core.bench.target import TOKEN_RANGE
-from pegboard.core.cli import app
-from pegboard.core.commands.bench_options import WorkloadName
+from pegboard.core.cli.main import app
+from pegboard.tools.bench.apis import APIS
+from pegboard.tools.bench.figures import PERCENTILES, figures, spread
+from pegboard.tools.bench.find_rate import Trial
+from pegboard.tools.bench.load import Outcome
+from pegboard.tools.bench.options import WorkloadName
+from pegboard.tools.bench.records import Record
+from pegboard.tools.bench.report import FORMAT
+from pegboard.tools.bench.step import STAGES, StepMode, Steps
+from pegboard.tools.bench.target import TOKEN_RANGE
 from tests.docs.test_docs import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text("utf-8")

@@ -7,15 +7,15 @@ from typing import Any
 
 import yaml
 
-from pegboard.core.compose import compose
+from pegboard.conformance.mutants import Mutant, _run
+from pegboard.conformance.streams import feed, one_by_one
+from pegboard.conformance.tool_parser import TOOLS, ToolParserContract
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.registry import Registry
-from pegboard.core.testing.mutants import Mutant, _run
-from pegboard.core.testing.streams import feed, one_by_one
-from pegboard.core.testing.tool_parser import TOOLS, ToolParserContract
-from pegboard.core.toolkit import tool_schema
-from pegboard.core.toolkit.rendering import RENDER_BYTES, RENDER_SECONDS
+from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.chat import tool_schema
+from pegboard.core.toolkit.chat.rendering import RENDER_BYTES, RENDER_SECONDS
 from tests.docs.test_docs import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from pegboard.core.commands.new import template_contracts
-from pegboard.core.compose import compose
-from pegboard.core.hooks import HOOK_NAMES
+from pegboard.core.cli.new import template_contracts
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.contracts import CONTRACTS
-from pegboard.core.registry import Registry
+from pegboard.core.registry.hooks import HOOK_NAMES
+from pegboard.core.registry.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,7 +36,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
     for name in re.findall(
-        r"`((?:core|plugins|tests|docs|benchmarks|examples)/[\w/.-]*\.\w+)`", page.read_text("utf-8")
+        r"`((?:core|plugins|conformance|tools|pegboard|tests|docs|benchmarks|examples)/[\w/.-]*\.\w+)`",
+        page.read_text("utf-8"),
     ):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
@@ -48,7 +49,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_commands_exist() -> None:
-    from pegboard.core.cli import app
+    from pegboard.core.cli.main import app
 
     root = get_command(app)
     for words in re.findall(r"(?:`|\$ )pegboard ([a-z]+(?: [a-z]+)?)", README + ARCHITECTURE + PLUGINS):

@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 from fastapi.routing import APIRoute
 
-from pegboard.core.compose import compose
+from pegboard.conformance.asgi import call
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FakeEngineClient
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
 from tests.docs.test_docs import blocks

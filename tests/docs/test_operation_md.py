@@ -10,8 +10,8 @@ import pytest
 
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline import budget
-from pegboard.core.pipeline.budget import Budget, BudgetLimits, Demand
+from pegboard.core.pipeline.frontend import budget
+from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "operation.md").read_text("utf-8")

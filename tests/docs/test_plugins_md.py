@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.conformance.checkpoints import tiny_checkpoint
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

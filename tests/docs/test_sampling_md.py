@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pegboard.core.compose import compose
+from pegboard.conformance.logits_processor import LogitsProcessorContract
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import MAX_STOP_PATTERNS, MAX_STOP_STRINGS, SamplingParams
-from pegboard.core.pipeline.intake import MAX_TOKEN_IDS
-from pegboard.core.testing.logits_processor import LogitsProcessorContract
-from pegboard.core.toolkit.generation import SamplingFields
-from pegboard.core.toolkit.stop_regex import MAX_STATES
+from pegboard.core.pipeline.frontend.intake import MAX_TOKEN_IDS
+from pegboard.core.pipeline.text.stop_regex import MAX_STATES
+from pegboard.core.toolkit.http.generation import SamplingFields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text("utf-8")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.conformance.checkpoints import tiny_checkpoint
 from tests.docs.test_plugins_md import Reader, blocks
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from pegboard.core.testing.checkpoints import VOCAB_SIZE, tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
-from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 KEY, ADMIN_KEY = "sk-user-key", "sk-admin-key"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pegboard.core.testing.paged import PagedRun
+from pegboard.conformance.paged import PagedRun
 
 if TYPE_CHECKING:
-    from pegboard.core.engine import Engine
+    from pegboard.core.engine.engine import Engine
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.json"

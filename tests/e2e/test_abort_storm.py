@@ -15,11 +15,11 @@ import httpx
 import numpy as np
 import pytest
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
 from tests.e2e.reference import NEAR_TIE
 
 REQUESTS = 200

@@ -1,6 +1,6 @@
 """Whatever is wrong with a config or a start: one message that says what to do, exit code 2, and no traceback.
 
-Through the real command; each message in detail is the business of tests/core/test_compose.py and its neighbours.
+Through the real command. tests/core/config/test_compose.py and its neighbours check each message in detail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.conformance.checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pegboard.core.cli import app
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
+from pegboard.core.cli.main import app
 from tests.e2e.clients import KEY, counters, idle, tiny_model, tiny_server
 
 

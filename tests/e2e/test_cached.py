@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.engine import Engine, GenerateOutput
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, seed=11, max_new_tokens=12, ignore_eos=True)

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import KEY, MODEL, assert_balanced, teach, tiny_model, tiny_server
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import openai
 import pytest
 from anthropic import beta_tool
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import KEY, MODEL, Both, assert_balanced, teach, tiny_model, tiny_server
 
 pytestmark = pytest.mark.slow

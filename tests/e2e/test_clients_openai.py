@@ -16,7 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import (
     ADMIN_KEY,
     CONTEXT,

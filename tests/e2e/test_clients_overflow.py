@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import CONTEXT, KEY, MODEL, tiny_model, tiny_server
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint, write_tiny_tokenizer
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import VOCAB_SIZE, tiny_checkpoint, write_tiny_tokenizer
 from tests.e2e.reference import (
     Answer,
     Comparison,

@@ -15,13 +15,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pegboard.core.config import GrammarSection
-from pegboard.core.engine import Engine, GenerateOutput
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.sections import GrammarSection
+from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.grammars.grammar import grammar_of
 from tests.e2e.schemas import corpus
 
 BACKENDS = ("llguidance", "xgrammar")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.engine import Engine, GenerateOutput
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline import grammar
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.pipeline.grammar import state as grammar
 
 FORCED = "is the first letter of an alphabet"
 PATTERN = rf"(alpha|beta|gamma) {FORCED}(, or the last one|: [a-z]{{1,5}}) {FORCED} [a-z]{{1,3}}\."

@@ -13,12 +13,12 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.outputs import OutputState
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.core.pipeline.frontend.outputs import OutputState
 
 MB = 2**20
 REQUESTS = 500

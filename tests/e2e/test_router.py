@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import KEY, MODEL, tiny_model, tiny_server
 from tests.e2e.third_party_clients.install import python_of
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.compose import compose
-from pegboard.core.engine import Engine, GenerateOutput
+from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
+from pegboard.conformance.sampler import P_VALUE, chi_square, exact_probabilities
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import VOCAB_SIZE, tiny_checkpoint
-from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities
-from pegboard.core.toolkit.generation import SamplingFields, for_answer
+from pegboard.core.toolkit.http.generation import SamplingFields, for_answer
 
 PROCESSORS = ["penalties", "logit_bias", "min_new_tokens", "dry", "bad_words"]
 PROMPT = [10, 40, 70, 10, 41, 99, 200, 10]

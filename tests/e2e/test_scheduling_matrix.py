@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.engine import Engine, GenerateOutput
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.registry import Registry
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.registry.registry import Registry
 from tests.e2e.reference import MIN_COMPARED, NEAR_TIE, Comparison, Reference
 
 TIGHT, ROOMY = 288, 4096

@@ -17,13 +17,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from pegboard.core.config import ServerSection
-from pegboard.core.http_server import HttpServer
-from pegboard.core.server import listen
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.testing.servers import serving
-from pegboard.core.toolkit.http import json_answer
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.conformance.servers import serving
+from pegboard.core.config.sections import ServerSection
+from pegboard.core.server.http.server import HttpServer
+from pegboard.core.server.serve import listen
+from pegboard.core.toolkit.http.bodies import json_answer
 from tests.e2e.explore import PATIENCE, explore
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, EVERY_API, whole_app
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
 
 pytestmark = pytest.mark.slow
 

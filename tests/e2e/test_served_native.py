@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
 
 pytestmark = pytest.mark.slow
 

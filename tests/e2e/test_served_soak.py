@@ -25,9 +25,9 @@ import pytest
 from benchmarks.hostile import payloads
 from benchmarks.hostile.measure import scheduler_of
 from benchmarks.hostile.payloads import Ask
-from pegboard.core.engine import Engine
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
+from pegboard.core.engine.engine import Engine
 from tests.e2e.test_abort_storm import ENDINGS, ENDLESS, Case, delta_of, finish_of, make_cases, text_of, until_idle
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "20000"))

@@ -15,9 +15,9 @@ import openai
 import psutil
 import pytest
 
-from pegboard.core.compose import compose
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
+from pegboard.core.config.compose import compose
 
 pytestmark = pytest.mark.slow
 

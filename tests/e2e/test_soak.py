@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.engine import Engine
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
+from pegboard.core.engine.engine import Engine
 from tests.e2e.soak import Soak
 from tests.e2e.test_abort_storm import Case, Storm, check, make_cases, until_idle
 

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"

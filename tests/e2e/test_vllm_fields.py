@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from pegboard.core.testing.servers import Served
+from pegboard.conformance.servers import Served
 from tests.e2e.clients import KEY, MODEL, assert_balanced, tiny_model, tiny_server
 
 pytestmark = pytest.mark.slow

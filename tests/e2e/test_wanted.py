@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 
 TOLERANCE = 1e-3
 

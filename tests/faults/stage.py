@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.client import AsyncEngineClient
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted
-from pegboard.core.pipeline.budget import BudgetLimits
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.core.toolkit.generation import Answers
+from pegboard.core.pipeline.frontend.budget import BudgetLimits
+from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.toolkit.http.generation import Answers
 
 
 class Wire:

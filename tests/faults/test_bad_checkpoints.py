@@ -20,14 +20,14 @@ import gguf
 import pytest
 from safetensors.numpy import load_file
 
-from pegboard.core.compose import compose
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
 from pegboard.core.interfaces.model_source import ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.plugins.model_sources.demo import DemoSource
-from pegboard.plugins.model_sources.gguf import GGUFSource
+from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from tests.faults.memory import little_memory
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
-from pegboard.core.pipeline.intake import Intake
-from pegboard.core.registry import Registry
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.registry.registry import Registry
+from pegboard.core.server.http.app import build_app
 
 FEATURES = ("logits_processor.dry", "grammar.json_schema", "grammar.regex", "grammar.ebnf", "grammar.json")
 

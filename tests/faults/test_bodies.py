@@ -1,6 +1,7 @@
 """What request bodies may cost everybody else: time, memory and room.
 
-The budget and the weight by themselves: tests/core/web/test_body_budget.py, tests/core/toolkit/test_json_weight.py.
+The budget and the weight by themselves: tests/core/server/http/test_body_budget.py and
+tests/core/toolkit/parsing/test_json_weight.py.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import pytest
 
 from benchmarks.hostile.clients import OPEN
 from benchmarks.hostile.measure import Client, Memory
+from pegboard.conformance.asgi import Exchange
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.testing.asgi import Exchange
-from pegboard.core.testing.checkpoints import write_tiny_tokenizer
-from pegboard.core.toolkit.http import until_disconnect
-from pegboard.core.web.limits import PLAIN_BODY
-from tests.core.api_server import Server, running, wait_for
+from pegboard.core.server.http.limits import PLAIN_BODY
+from pegboard.core.toolkit.http.bodies import until_disconnect
+from tests.core.server.api_server import Server, running, wait_for
 from tests.faults.whole_api import questions, whole_app
 
 logger = logging.getLogger(__name__)

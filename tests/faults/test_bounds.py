@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.core.client import AsyncEngineClient
+from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.budget import (
+from pegboard.core.pipeline.frontend.budget import (
     BILL,
     ENTRY_BYTES,
     FREE_BYTES,
@@ -30,21 +30,14 @@ from pegboard.core.pipeline.budget import (
     Bill,
     BudgetLimits,
 )
-from pegboard.core.pipeline.outputs import OutputState, merge
-from pegboard.core.testing.fake_client import FakeTokenizer
-from pegboard.core.toolkit.answer_stream import AnswerWriter, _Direct
-from pegboard.core.toolkit.encoding import LONG_CHARS, encode
-from pegboard.core.toolkit.generation import Answer
-from pegboard.core.toolkit.stop import compiled
-from pegboard.core.toolkit.tokenizer import Tokenizer
-from pegboard.core.wire import (
-    ApiWire,
-    Endpoint,
-    SchedulerWire,
-    WireError,
-    decode_from_scheduler,
-    output_frames,
-)
+from pegboard.core.pipeline.frontend.outputs import OutputState, merge
+from pegboard.core.pipeline.text.stop import compiled
+from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
+from pegboard.core.toolkit.http.answer_stream import AnswerWriter, _Direct
+from pegboard.core.toolkit.http.generation import Answer
+from pegboard.core.toolkit.text.encoding import LONG_CHARS, encode
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.api_native.responses import Responder
 from tests.faults.stage import play, refused, submitted
 
@@ -234,7 +227,7 @@ def test_tokenising_lets_other_threads_run(tiny_tokenizer: Tokenizer) -> None:
 
 @pytest.fixture(scope="module")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    from pegboard.core.testing.checkpoints import tiny_checkpoint
+    from pegboard.conformance.checkpoints import tiny_checkpoint
 
     return Tokenizer.from_directory(tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1))
 

@@ -1,7 +1,7 @@
 """What reaches the server before any route: crowds of connections, web pages of elsewhere, names that clients choose.
 
 Around a scheduler without a model, in processes of their own. What a clock decides stands in
-tests/core/test_connections.py.
+tests/core/server/http/test_connections.py.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 import psutil
 import pytest
 
-from pegboard.core.compose import ResolvedConfig, compose
-from pegboard.core.connections import IDLE_GRACE, SPARE_PLACES
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.core.config.compose import ResolvedConfig, compose
+from pegboard.core.engine.time_stats import log_finished
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.time_stats import log_finished
-from pegboard.core.supervisor import Supervisor
-from pegboard.core.testing.checkpoints import write_tiny_tokenizer
-from pegboard.core.waiting_room import PATIENCE as PATIENCE_OF_THE_ROOM
-from tests.core.api_server import PATIENCE, Server, running, wait_for
-from tests.core.pipeline.test_grammar_pool import Pools, script
+from pegboard.core.server.http.connections import IDLE_GRACE, SPARE_PLACES
+from pegboard.core.server.http.loading import PATIENCE as PATIENCE_OF_THE_ROOM
+from pegboard.core.server.supervisor import Supervisor
+from tests.core.pipeline.grammar.test_pool import Pools, script
+from tests.core.server.api_server import PATIENCE, Server, running, wait_for
 
 TLS = Path(__file__).parents[1] / "data" / "tls"
 PLACES = 3

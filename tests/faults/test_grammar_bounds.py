@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pegboard.conformance.admission_gate import ManualClock
+from pegboard.conformance.grammar_fakes import ScriptedGrammar, ScriptedMatcher
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar_work import PAY_BACK, GrammarWork, WorkLimits
-from pegboard.core.testing.admission_gate import ManualClock
-from pegboard.core.testing.grammar_fakes import ScriptedGrammar, ScriptedMatcher
+from pegboard.core.pipeline.grammar.work import PAY_BACK, GrammarWork, WorkLimits
+from tests.core.pipeline.grammar.test_state import ARRANGEMENTS, Gate, constrained, make_gate, tokens_of
 from tests.core.pipeline.harness import EOS, Harness, oracle
-from tests.core.pipeline.test_grammar import ARRANGEMENTS, Gate, constrained, make_gate, tokens_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -114,7 +114,7 @@ def server(request: pytest.FixtureRequest, model: Path) -> Iterator[Served]:
 
 def scheduler_pid(server: Served) -> int:
     children = psutil.Process(server.process.pid).children()
-    (found,) = [one.pid for one in children if "pegboard.core.scheduler_process" in one.cmdline()]
+    (found,) = [one.pid for one in children if "pegboard.core.server.scheduler_process" in one.cmdline()]
     return found
 
 

@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.grammar_worker import Start
+from pegboard.conformance.admission_gate import ManualClock, gated_request
+from pegboard.conformance.grammar_fakes import EOS, ScriptedBackend, scripted_context
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.grammar import Grammars
-from pegboard.core.pipeline.grammar_gate import GrammarGate
-from pegboard.core.pipeline.grammar_pool import GrammarPool, PoolLimits
-from pegboard.core.testing.admission_gate import ManualClock, gated_request
-from pegboard.core.testing.grammar_fakes import EOS, ScriptedBackend, scripted_context
-from pegboard.core.toolkit.chat_prompt import ChatPrompt
-from pegboard.core.toolkit.helper_process import computed
-from pegboard.core.toolkit.rendering import RenderPool
+from pegboard.core.pipeline.grammar.gate import GrammarGate
+from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
+from pegboard.core.pipeline.grammar.state import Grammars
+from pegboard.core.pipeline.grammar.worker import Start
+from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.core.toolkit.chat.rendering import RenderPool
+from pegboard.core.toolkit.system.helper_process import computed
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -72,7 +72,7 @@ class TestGrammars:
     def pool(self, tmp_path: Path) -> Iterator[GrammarPool]:
         ctx = scripted_context(tmp_path)
         start = Start(
-            factory="pegboard.core.testing.grammar_fakes:ScriptedBackend",
+            factory="pegboard.conformance.grammar_fakes:ScriptedBackend",
             options_model="pegboard.core.interfaces.options:NoOptions",
             options={},
             directory=str(ctx.directory),

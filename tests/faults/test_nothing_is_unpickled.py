@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(path for folder in ("core", "plugins") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("core", "plugins", "conformance", "tools") for path in (ROOT / folder).rglob("*.py")
+)
 
 MODULES = {
     *(

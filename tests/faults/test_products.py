@@ -21,8 +21,8 @@ import pytest
 
 from benchmarks.hostile.clients import OPEN
 from benchmarks.hostile.measure import Client, Memory
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
 from tests.faults.products import CONTEXT, MANY, ROUTES, Body
 
 logger = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.client import LONG_IDS, AsyncEngineClient
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline import intake
-from pegboard.core.scheduler_process import MAX_QUEUED_FILLS, MAX_QUEUED_REQUESTS
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.pipeline.frontend import intake
+from pegboard.core.server.client import LONG_IDS, AsyncEngineClient
+from pegboard.core.server.scheduler_process import MAX_QUEUED_FILLS, MAX_QUEUED_REQUESTS
 from tests.core.pipeline.harness import Harness
 from tests.faults.stage import play, submitted
 

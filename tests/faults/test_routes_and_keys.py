@@ -14,18 +14,18 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from pegboard.core.cli import app as command_line
-from pegboard.core.client import AsyncEngineClient
-from pegboard.core.compose import ResolvedConfig, compose
-from pegboard.core.config import EngineConfig, ServerSection
+from pegboard.conformance.asgi import Exchange
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.cli.main import app as command_line
+from pegboard.core.config.compose import ResolvedConfig, compose
+from pegboard.core.config.sections import EngineConfig, ServerSection
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.hooks import hookimpl
-from pegboard.core.logs import configure_logging
-from pegboard.core.server import exposure, listen
-from pegboard.core.testing.asgi import Exchange
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.web.keys import Keys
-from pegboard.core.web.routes import levels
+from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.server.http.keys import Keys
+from pegboard.core.server.http.routes import levels
+from pegboard.core.server.logs import configure_logging
+from pegboard.core.server.serve import exposure, listen
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, whole_app
 
 LEVELS = {
@@ -295,8 +295,8 @@ def test_30166_logs_tell_no_key(log_format: Any, resolved: ResolvedConfig, capsy
 
 def test_30166_no_field_of_the_config_that_is_secret_is_called_otherwise() -> None:
     """Redaction goes by names, so whoever adds a secret must name it so. These are all that there are."""
-    from pegboard.core.composition.describe import core_keys_of
-    from pegboard.core.redact import is_secret
+    from pegboard.core.config.describe import core_keys_of
+    from pegboard.core.config.redact import is_secret
 
     assert [key.path for key in core_keys_of() if is_secret(key.path)] == ["server.api_key", "server.admin_key"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pegboard.core.engine import Engine
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from tests.core.toolkit.demo import demo_gguf
+from tests.core.toolkit.text.demo import demo_gguf
 
 WORDS = ["The harbour", "Seven birds", "My uncle", "In winter", "A letter", "Nobody", "Green glass", "The clock"]
 

@@ -1,6 +1,6 @@
 """A real server with a tiny model, and what operators and clients do to it: signals, kills, stalls, crowds that leave.
 
-What the API process alone can show stands in tests/core/test_server.py, around a scheduler without a model.
+What the API process alone can show stands in tests/core/server/test_serve.py, around a scheduler without a model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -80,7 +80,7 @@ def scheduler_of(server: Served) -> psutil.Process:
 def schedulers_of(server: Served) -> list[psutil.Process]:
     """There are other helpers too."""
     children = psutil.Process(server.process.pid).children()
-    return [one for one in children if "pegboard.core.scheduler_process" in one.cmdline()]
+    return [one for one in children if "pegboard.core.server.scheduler_process" in one.cmdline()]
 
 
 def state(server: Served) -> dict[str, Any]:

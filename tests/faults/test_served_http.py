@@ -1,7 +1,7 @@
 """What was reported of other servers' HTTP surface, by the number of the report, against a server with a tiny model.
 
 Elsewhere: routes and keys in test_routes_and_keys.py, pickle in test_nothing_is_unpickled.py, slow and large requests
-in tests/core/test_http_protocol.py, signals, kills and crowds in test_served_faults.py.
+in tests/core/server/http/test_protocol.py, signals, kills and crowds in test_served_faults.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import Served, serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
 from tests.faults.whole_api import EVERY_API
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.client import AsyncEngineClient
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline import stops as stops_of_requests
-from pegboard.core.pipeline.budget import CHARS_PER_STEP, FREE_STEPS, Budget, Demand
-from pegboard.core.toolkit import stop as stop_module
-from pegboard.core.toolkit.stop import StopMatcher, Stops, compiled
-from pegboard.core.toolkit.stop_regex import Program
+from pegboard.core.pipeline.frontend import stops as stops_of_requests
+from pegboard.core.pipeline.frontend.budget import CHARS_PER_STEP, FREE_STEPS, Budget, Demand
+from pegboard.core.pipeline.text import stop as stop_module
+from pegboard.core.pipeline.text.stop import StopMatcher, Stops, compiled
+from pegboard.core.pipeline.text.stop_regex import Program
+from pegboard.core.server.client import AsyncEngineClient
 from tests.faults.test_bounds import Prepared, play, submitted
 
 Spelt = tuple[tuple[str, ...], tuple[str, ...]]

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.compose import compose
-from pegboard.core.config_docs import builtin_registry
-from pegboard.core.server import build_api
-from pegboard.core.testing.asgi import Application, Exchange
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.toolkit.http import example_of
-from pegboard.core.web.routes import flat
+from pegboard.conformance.asgi import Application, Exchange
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.config.compose import compose
+from pegboard.core.config.docs import builtin_registry
+from pegboard.core.server.http.routes import flat
+from pegboard.core.server.serve import build_api
+from pegboard.core.toolkit.http.bodies import example_of
 
 API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
 EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))

@@ -10,8 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.http import (
+from pegboard.core.toolkit.http.bodies import (
     PUBLIC,
     USER,
     EventStream,
@@ -23,7 +22,8 @@ from pegboard.core.toolkit.http import (
     parse_body,
     until_disconnect,
 )
-from pegboard.core.toolkit.line_stream import LineStream, line
+from pegboard.core.toolkit.http.generation import Answers
+from pegboard.core.toolkit.http.line_stream import LineStream, line
 
 EXAMPLE = {"text": "The capital of France is", "temperature": 0.0, "max_tokens": 16}
 

@@ -11,10 +11,10 @@ from time import sleep
 
 import pytest
 
+from pegboard.conformance.admission_gate import AdmissionGateContract, gated_request
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, Verdict
 from pegboard.core.interfaces.req import Req
-from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
-from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.plugins.gate_drill.gate import DrillGate
 from pegboard.plugins.gate_drill.options import DrillGateOptions
 

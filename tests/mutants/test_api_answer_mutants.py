@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from fastapi import Request, Response
 
+from pegboard.conformance import asgi
+from pegboard.conformance.api_router import ApiRouterContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.testing import asgi
-from pegboard.core.testing.api_router import ApiRouterContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.toolkit.chat_template import ChatTemplate
-from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.http import EventStream, event, json_response
-from pegboard.core.toolkit.line_stream import LineStream, line
+from pegboard.core.toolkit.chat.chat_template import ChatTemplate
+from pegboard.core.toolkit.http.bodies import EventStream, event, json_response
+from pegboard.core.toolkit.http.generation import Answers
+from pegboard.core.toolkit.http.line_stream import LineStream, line
 from tests.mutants.small_api import SmallApi, SmallLines, TextBody
 
 

@@ -12,13 +12,13 @@ import pytest
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+from pegboard.conformance import asgi
+from pegboard.conformance.api_router import ApiRouterContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.testing import asgi
-from pegboard.core.testing.api_router import ApiRouterContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.toolkit import http
-from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.http import EventStream, json_response, parse_body
+from pegboard.core.toolkit.http import bodies as http
+from pegboard.core.toolkit.http.bodies import EventStream, json_response, parse_body
+from pegboard.core.toolkit.http.generation import Answers
 from tests.mutants.small_api import SmallApi, TextBody, events
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.attention import AttentionContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.testing.attention import AttentionContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.plugins.attn_torch.backend import TorchAttention
 from pegboard.plugins.attn_torch.masks import CausalMasks
 

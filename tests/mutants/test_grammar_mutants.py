@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pegboard.conformance.grammar import EOS, GrammarContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
-from pegboard.core.testing.grammar import EOS, GrammarContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.toolkit.grammar import parts_of
+from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 
 pytestmark = pytest.mark.full

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.logits_processor import LogitsProcessorContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.logits_processor import LogitsProcessorContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.toolkit.custom_params import read_params
-from pegboard.core.toolkit.logit_pairs import LAST_RESORT
+from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.plugins.logits_basic.penalties import Penalties
 from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
 

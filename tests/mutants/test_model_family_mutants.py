@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from pegboard.conformance.model_family import ModelFamilyContract
+from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext, Network
-from pegboard.core.testing.model_family import ModelFamilyContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
 from pegboard.plugins.model_transformers.family import TransformersFamily
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.runner_fakes import WatchedNetwork
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.testing.model_runner import ModelRunnerContract
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.runner_fakes import WatchedNetwork
-from pegboard.core.toolkit.token_mask import apply_token_mask
+from pegboard.core.toolkit.sampling.token_mask import apply_token_mask
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.schedule_policy import SchedulePolicyContract
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.schedule_policy import SchedulePolicyContract
 from pegboard.plugins.policy_basic.policies import FcfsPolicy
 from pegboard.plugins.policy_basic.urgency import PriorityPolicy
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.pooler import PoolerContract
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.pooler import PoolerContract
 from pegboard.plugins.pooler_basic.poolers import ClsPooler, LastPooler, MeanPooler
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
+from pegboard.conformance import prefix_cache
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.prefix_cache import PrefixCacheContract
+from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixMatch
-from pegboard.core.testing import prefix_cache
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
-from pegboard.core.testing.properties import properties
 from pegboard.plugins.cache_block.blocks import ChainDigests
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_none.cache import NoCache

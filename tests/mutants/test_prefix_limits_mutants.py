@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from pegboard.core.testing import prefix_cache
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
-from pegboard.core.testing.properties import properties
-from pegboard.core.toolkit.pages import slots_of
+from pegboard.conformance import prefix_cache
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.prefix_cache import PrefixCacheContract
+from pegboard.conformance.properties import properties
+from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache
 from tests.mutants.textbook_cache import TextbookCache

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.reasoning_parser import ReasoningParserContract
 from pegboard.core.interfaces.output_parser import Content, ParserStream, Reasoning
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.reasoning_parser import ReasoningParserContract
 from pegboard.plugins.parsers_reasoning.parsers import ThinkParser
 
 

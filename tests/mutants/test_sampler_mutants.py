@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.sampler import Row, SamplerContract, exact_probabilities
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.sampler import Row, SamplerContract, exact_probabilities
-from pegboard.core.toolkit.noise import bits, keys
+from pegboard.core.toolkit.sampling.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import torch
 
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.sampler import SamplerContract
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.sampler import SamplerContract
-from pegboard.core.toolkit.custom_params import read_params
+from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 
 NAME = "lift"

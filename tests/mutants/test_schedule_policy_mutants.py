@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.schedule_policy import SchedulePolicyContract
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.schedule_policy import SchedulePolicyContract
 from pegboard.plugins.policy_basic.policies import FcfsPolicy, RandomPolicy
 from pegboard.plugins.policy_basic.urgency import PriorityPolicy, SrtfPolicy
 from pegboard.plugins.policy_cache_aware.policies import DfsWeightPolicy, LpmPolicy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pegboard.core.testing.mutants import Mutant, assert_caught
-from pegboard.core.testing.token_allocator import TokenAllocatorContract
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.conformance.token_allocator import TokenAllocatorContract
 from pegboard.plugins.memory_paged.allocators import FifoAllocator, StackAllocator
 
 

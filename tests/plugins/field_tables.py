@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.conformance.asgi import call
+from pegboard.conformance.fake_client import FakeEngineClient
 
 DOCS = Path(__file__).parents[2] / "docs"
 TREATMENTS = ("taken", "without effect", "refused")

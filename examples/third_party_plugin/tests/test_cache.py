@@ -3,8 +3,8 @@
 from typing import Literal
 
 import numpy as np
+from pegboard.conformance.fakes import CountingAllocator
 from pegboard.core.interfaces import PrefixCacheContext, PrefixKey
-from pegboard.core.testing.fakes import CountingAllocator
 
 from pegboard_example_plugin.cache import WholePromptCache
 from pegboard_example_plugin.options import WholePromptOptions

@@ -1,7 +1,7 @@
 """What makes this policy the one that it is; the suite cannot know that."""
 
+from pegboard.conformance.fakes import EmptyCache, make_req
 from pegboard.core.interfaces import SchedulePolicyContext
-from pegboard.core.testing.fakes import EmptyCache, make_req
 
 from pegboard_example_plugin.options import ShortestPromptOptions
 from pegboard_example_plugin.policy import ShortestPromptPolicy

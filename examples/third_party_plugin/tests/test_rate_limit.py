@@ -1,8 +1,8 @@
 """The rate, the burst, and that keys do not know of each other."""
 
+from pegboard.conformance.admission_gate import ManualClock
+from pegboard.conformance.fakes import make_req
 from pegboard.core.interfaces import AdmissionGateContext, GateState, Req
-from pegboard.core.testing.admission_gate import ManualClock
-from pegboard.core.testing.fakes import make_req
 
 from pegboard_example_plugin.options import RateLimitOptions
 from pegboard_example_plugin.rate_limit import RateLimit

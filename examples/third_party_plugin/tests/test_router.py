@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 from fastapi import FastAPI
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces import ApiContext
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient
 
 from pegboard_example_plugin.options import CompletionLinesOptions
 from pegboard_example_plugin.router import CompletionLines

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.generation import SamplingFields
-from pegboard.core.toolkit.grammar import grammar_of
-from pegboard.core.toolkit.http import RequestModel
-from pegboard.core.toolkit.refusals import RefusingModel
+from pegboard.core.toolkit.grammars.grammar import grammar_of
+from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.core.toolkit.http.generation import SamplingFields
+from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.plugins.api_openai.fields import check_top, json_schema_of
 from pegboard.plugins.api_openai.unsupported import RESPONSES
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.tool_calls import Tools
+    from pegboard.core.toolkit.chat.tool_calls import Tools
     from pegboard.plugins.api_openai.responses.body import ResponseBody
 
 _FUNCTION = {

@@ -10,9 +10,10 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.answer_stream import AnswerStream
-from pegboard.core.toolkit.generation import are_large, salt_of
-from pegboard.core.toolkit.http import (
+from pegboard.core.toolkit.chat.tool_calls import Tools
+from pegboard.core.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.core.toolkit.http.answer_stream import AnswerStream
+from pegboard.core.toolkit.http.bodies import (
     EventStream,
     built_response,
     error_responses,
@@ -22,8 +23,7 @@ from pegboard.core.toolkit.http import (
     principal_of,
     until_disconnect,
 )
-from pegboard.core.toolkit.tool_calls import Tools
-from pegboard.core.toolkit.turn import Turn, effort_hints, take_turn
+from pegboard.core.toolkit.http.generation import are_large, salt_of
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, CountBody, ResponseBody
 from pegboard.plugins.api_openai.responses.custom import as_choice, as_functions

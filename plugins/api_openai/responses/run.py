@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.answer_stream import AnswerWriter
-from pegboard.core.toolkit.http import event
+from pegboard.core.toolkit.http.answer_stream import AnswerWriter
+from pegboard.core.toolkit.http.bodies import event
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.responses.custom import names_of
 from pegboard.plugins.api_openai.responses.echo import response_of
@@ -19,8 +19,8 @@ from pegboard.plugins.api_openai.responses.replay import Tape, beginning, ending
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
-    from pegboard.core.toolkit.generation import Answer, Answers
-    from pegboard.core.toolkit.turn import Turn
+    from pegboard.core.toolkit.chat.turn import Turn
+    from pegboard.core.toolkit.http.generation import Answer, Answers
     from pegboard.plugins.api_openai.responses.body import ResponseBody
     from pegboard.plugins.api_openai.surface import Surface
 

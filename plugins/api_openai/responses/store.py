@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.core.toolkit.json_weight import JsonWeight
+from pegboard.core.toolkit.parsing.json_weight import JsonWeight
 from pegboard.plugins.api_openai.responses.replay import Tape
 
 _REFERENCE = 8

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.config import SchedulerSection
+from pegboard.core.config.sections import SchedulerSection
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
@@ -23,14 +23,14 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, ThreadExecutor
-from pegboard.core.pipeline.grammar_work import GrammarWork
-from pegboard.core.pipeline.intake import pack_ids
+from pegboard.core.pipeline.frontend.intake import pack_ids
+from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
 from pegboard.core.pipeline.step import BatchResult
-from pegboard.core.registry import Registry
+from pegboard.core.registry.registry import Registry
 
 VOCAB = 251
 EOS = 7

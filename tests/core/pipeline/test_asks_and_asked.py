@@ -11,18 +11,18 @@ import msgspec
 import pytest
 import torch
 
-from pegboard.core.compose import compose
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.req import ReqTiming
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.registry import Registry
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.toolkit.custom_params import read_params
-from pegboard.core.toolkit.logprobs import token_logprobs
+from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 
 NAME = "fixed"
 CONTEXT = 64

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.core.compose import compose
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.registry import Registry
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.core.registry.registry import Registry
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from tests.core.pipeline.harness import Harness, oracle
 

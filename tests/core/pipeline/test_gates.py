@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.admission_gate import ManualClock, gated_request
 from pegboard.core.interfaces.admission_gate import (
     OPEN,
     AdmissionGate,
@@ -20,7 +21,6 @@ from pegboard.core.interfaces.admission_gate import (
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import FinishType, ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.testing.admission_gate import ManualClock, gated_request
 
 BLOCKED = Verdict.blocked("something")
 

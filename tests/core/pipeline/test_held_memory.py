@@ -7,7 +7,7 @@ import pytest
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.registry import Registry
+from pegboard.core.registry.registry import Registry
 from tests.core.pipeline.harness import Harness, oracle
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlRequest, Rejected
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.scheduler import StepHooks
 from pegboard.core.pipeline.worker import BatchResult
-from pegboard.core.testing.fake_client import FakeTokenizer
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
 

@@ -12,8 +12,8 @@ import anthropic
 import httpx2
 import pytest
 
+from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from tests.plugins.api_anthropic.test_router import MESSAGES, make_app
 
 OPTIONS: Any = {"model": "fake-model", "max_tokens": 100, "messages": MESSAGES}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.plugins.api_anthropic.requests import MessagesBody, PromptBody
 from tests.plugins.api_anthropic.test_router import COUNT, PATH, make_app
 from tests.plugins.field_tables import PROCESSORS, SAMPLES, SCHEMA, TEMPLATE, USER, Outcome, documented, treatment

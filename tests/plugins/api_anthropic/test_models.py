@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from pegboard.core.app import build_app
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.web.keys import Keys
+from pegboard.core.server.http.app import build_app
+from pegboard.core.server.http.keys import Keys
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
 from pegboard.plugins.api_openai.options import OpenAIOptions

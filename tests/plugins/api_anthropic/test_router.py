@@ -10,12 +10,12 @@ import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient
+from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
 from tests.plugins.api_anthropic.parsers import fake_parsers

@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pegboard.core.app import build_app
-from pegboard.core.config import SessionsSection
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.config.sections import SessionsSection
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
-from pegboard.core.pipeline.intake import Intake
-from pegboard.core.sessions import Sessions
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.server.http.app import build_app
+from pegboard.core.server.sessions import Sessions
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 

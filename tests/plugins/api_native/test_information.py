@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.asgi import PATIENCE
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
-from pegboard.core.testing.asgi import PATIENCE
 from pegboard.plugins.api_native.options import NativeOptions
 from tests.faults.whole_api import ask, bearer, whole_app
 from tests.plugins.api_native.asking import CheckedClient, Server, played

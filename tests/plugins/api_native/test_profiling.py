@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.conformance.servers import serving
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.testing.asgi import Exchange
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.testing.servers import serving
+from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 

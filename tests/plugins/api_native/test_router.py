@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.asgi import Exchange
+from pegboard.conformance.fake_client import SCRIPT
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.testing.asgi import Exchange
-from pegboard.core.testing.fake_client import SCRIPT
 from tests.plugins.api_native.asking import CheckedClient, Server, asked, played
 
 TEXT = "".join(SCRIPT)

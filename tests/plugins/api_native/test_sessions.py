@@ -7,9 +7,9 @@ import json
 import re
 from pathlib import Path
 
+from pegboard.conformance.asgi import PATIENCE, Exchange
+from pegboard.conformance.fake_client import SCRIPT
 from pegboard.core.interfaces.sessions import NoSessions, SessionParams
-from pegboard.core.testing.asgi import PATIENCE, Exchange
-from pegboard.core.testing.fake_client import SCRIPT
 from tests.plugins.api_native.asking import Server, played
 
 ANSWER = "".join(SCRIPT)

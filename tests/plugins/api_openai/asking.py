@@ -6,10 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
 

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
+from pegboard.conformance.asgi import call
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FakeEngineClient
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, make_app

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from pegboard.core.config import SessionsSection
+from pegboard.conformance.asgi import call
+from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream, FakeTokenizer
+from pegboard.core.config.sections import SessionsSection
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.sessions import Sessions
-from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream, FakeTokenizer
+from pegboard.core.server.sessions import Sessions
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask

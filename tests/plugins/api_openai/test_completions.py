@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
+from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient, FakeStream
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient, FakeStream
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import COMPLETIONS, ask
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.api_router import ApiRouterContract
+from pegboard.conformance.api_router import ApiRouterContract
 
 
 class TestOpenAI(ApiRouterContract):

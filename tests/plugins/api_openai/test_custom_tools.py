@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.testing.fake_client import FakeEngineClient
 from pegboard.plugins.api_openai.responses.custom import InputReader
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai.asking import CHAT, MESSAGES, FakeTokenizer, make_app, post, refused

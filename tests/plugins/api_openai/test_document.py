@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pegboard.core.testing.asgi import call
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.conformance.asgi import call
+from pegboard.conformance.fake_client import FakeEngineClient
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, make_app
 

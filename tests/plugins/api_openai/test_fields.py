@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.plugins.api_openai.chat import ChatBody
 from pegboard.plugins.api_openai.completions import CompletionBody
 from pegboard.plugins.api_openai.embeddings import EmbeddingBody

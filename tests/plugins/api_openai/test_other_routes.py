@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from openai.types import CreateEmbeddingResponse, Model
 
+from pegboard.conformance.asgi import PATIENCE, Exchange
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.client import Embedding, EmbedRequest
-from pegboard.core.testing.asgi import PATIENCE, Exchange
-from pegboard.core.testing.fake_client import FakeEngineClient
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask, make_app
 

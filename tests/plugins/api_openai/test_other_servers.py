@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.core.toolkit.http import SMALL_BODY
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.toolkit.http.bodies import SMALL_BODY
 from tests.plugins.api_openai import asking
 
 INVOKE, RENDER = "/invocations", "/v1/chat/completions/render"

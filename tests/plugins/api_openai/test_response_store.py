@@ -6,12 +6,12 @@ import asyncio
 import json
 from typing import Any
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient
-from pegboard.core.toolkit.value_size import memory_of
-from pegboard.core.web.keys import Keys
+from pegboard.core.server.http.app import build_app
+from pegboard.core.server.http.keys import Keys
+from pegboard.core.toolkit.http.value_size import memory_of
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.replay import Tape
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore

@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import ask, make_app

@@ -12,11 +12,11 @@ import pytest
 from openai.types.responses import ResponseItemList
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.output_parser import Content, OutputEvent
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.toolkit.generation import Answers
-from pegboard.core.toolkit.tool_calls import ChatStream
+from pegboard.core.toolkit.chat.tool_calls import ChatStream
+from pegboard.core.toolkit.http.generation import Answers
 from pegboard.plugins.api_openai.responses import replay
 from pegboard.plugins.api_openai.responses.output import Output
 from tests.plugins.api_anthropic.parsers import fake_parsers

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.client import AsyncEngineClient
-from pegboard.core.pipeline.budget import BudgetLimits
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.pipeline.frontend.budget import BudgetLimits
+from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.api_openai import tokens
 from tests.plugins.api_openai import asking
 

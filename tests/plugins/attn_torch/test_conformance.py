@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.attention import AttentionContract
+from pegboard.conformance.attention import AttentionContract
 
 
 class TestTorch(AttentionContract):

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.conformance.attention_fakes import AttentionRig, attention_reference, make_layer
+from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.testing.attention_fakes import AttentionRig, attention_reference, make_layer
-from pegboard.core.testing.properties import properties
 from pegboard.plugins.attn_torch.backend import TorchAttention
 from pegboard.plugins.attn_torch.gather import Scratch
 from pegboard.plugins.attn_torch.masks import CausalMasks

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pegboard.core.testing.attention_fakes import make_layer
+from pegboard.conformance.attention_fakes import make_layer
 from pegboard.plugins.attn_triton import kernels
 from pegboard.plugins.attn_triton.launch import Blocks, Kind, decode_blocks, extend_blocks, power_of_two
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions

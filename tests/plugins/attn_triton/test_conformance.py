@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.core.testing.attention import AttentionContract
+from pegboard.conformance.attention import AttentionContract
 
 
 class TestTriton(AttentionContract):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.core.testing.attention_fakes import make_layer
-from pegboard.core.testing.properties import properties
+from pegboard.conformance.attention_fakes import make_layer
+from pegboard.conformance.properties import properties
 from pegboard.plugins.attn_triton.launch import (
     MAX_GROUP,
     MAX_HEAD_DIM,

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
+from pegboard.conformance.attention_fakes import make_layer
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.testing.attention_fakes import make_layer
 from pegboard.plugins.attn_triton.backend import TritonAttention
 
 

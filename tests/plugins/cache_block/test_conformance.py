@@ -1,4 +1,4 @@
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
+from pegboard.conformance.prefix_cache import PrefixCacheContract
 
 
 class TestBlockCache(PrefixCacheContract):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pegboard.core.testing.prefix_books import Books, key_of
-from pegboard.core.toolkit.radix_tree import RadixTree
+from pegboard.conformance.prefix_books import Books, key_of
+from pegboard.core.toolkit.cache.radix_tree import RadixTree
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 

@@ -1,5 +1,5 @@
+from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.core.interfaces.prefix_cache import PrefixCache
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
 from pegboard.plugins.cache_radix.cache import RadixCache
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.testing.prefix_books import Books
+from pegboard.conformance.prefix_books import Books
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
 from pegboard.plugins.cache_radix.eviction import KEYS, VictimHeap

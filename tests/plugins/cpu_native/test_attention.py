@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.toolkit.decoder_spec import DecoderSpec
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.plugins.cpu_native.library import load
 from pegboard.plugins.cpu_native.model import NativeModel
 from tests.plugins.cpu_native.instruction_sets import SETS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.testing.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner import ModelRunnerContract
 from tests.plugins.cpu_native.instruction_sets import SETS
 
 

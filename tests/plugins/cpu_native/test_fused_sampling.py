@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.model_runner import ModelRunnerContract
-from pegboard.core.testing.runner_fakes import Rig, ScriptedProcessor
-from pegboard.core.toolkit.grammar import grammar_of
+from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler

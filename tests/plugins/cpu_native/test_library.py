@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.testing.checkpoints import tiny_checkpoint
 from pegboard.plugins.cpu_native import library
 from pegboard.plugins.cpu_native.__main__ import main
 from pegboard.plugins.cpu_native.library import FLAGS, NativeError, available, choose, cpu_flags
@@ -274,7 +274,7 @@ class TestChoice:
     """`auto` takes it where it fits, and what the config names is respected."""
 
     def runner(self, checkpoint: Path, **config: object) -> str:
-        from pegboard.core.engine import Engine
+        from pegboard.core.engine.engine import Engine
 
         base = {
             "model": {"path": str(checkpoint), "dtype": "bfloat16", "device": "cpu"},

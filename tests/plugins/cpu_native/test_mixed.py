@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.engine import Engine
-from pegboard.core.testing.checkpoints import tiny_checkpoint
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
 from tests.plugins.cpu_native import instruction_sets  # noqa: F401 - skips where there are none
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.core.testing.sampler import SamplerContract
+from pegboard.conformance.sampler import SamplerContract
 from tests.plugins.cpu_native.instruction_sets import SETS
 
 

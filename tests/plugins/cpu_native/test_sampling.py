@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest
-from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.plugins.cpu_native import sampler as module
 from pegboard.plugins.cpu_native.library import NativeError
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions

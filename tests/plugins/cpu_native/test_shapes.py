@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.engine import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.model_family import context
+from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.model_family import context
 from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from tests.plugins.cpu_native.instruction_sets import SETS
 

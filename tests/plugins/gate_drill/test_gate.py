@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClock, gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.testing.admission_gate import AdmissionGateContract, ManualClock, gated_request
 from pegboard.plugins.gate_drill.gate import DrillGate
 from pegboard.plugins.gate_drill.options import DrillGateOptions
 from tests.core.pipeline.harness import Harness, oracle

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClock, gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.testing.admission_gate import AdmissionGateContract, ManualClock, gated_request
 from pegboard.plugins.gate_session.gate import SessionGate
 from pegboard.plugins.gate_session.options import SessionGateOptions
 from tests.core.pipeline.harness import Harness, oracle

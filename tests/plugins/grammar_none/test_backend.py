@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.grammar import GrammarContract
+from pegboard.conformance.grammar import GrammarContract
 
 
 class TestNone(GrammarContract):

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pegboard.conformance.grammar import EOS, GrammarContract
+from pegboard.conformance.grammar import schema as json_schema
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarContext
-from pegboard.core.testing.grammar import EOS, GrammarContract
-from pegboard.core.testing.grammar import schema as json_schema
 
 REFUSED: tuple[Any, ...] = (
     {"type": "array", "uniqueItems": True},
@@ -73,8 +73,8 @@ class Kit(GrammarContract):
 
 @pytest.fixture
 def backend(tmp_path: Any) -> Any:
-    from pegboard.core.testing.checkpoints import write_tiny_tokenizer
-    from pegboard.core.toolkit.tokenizer import Tokenizer
+    from pegboard.conformance.checkpoints import write_tiny_tokenizer
+    from pegboard.core.toolkit.text.tokenizer import Tokenizer
     from pegboard.plugins.grammar_xgrammar.backend import XGrammarBackend
     from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.testing.fake_client import FakeTokenizer
 from pegboard.plugins.logits_custom.bad_words import BadWords
 
 VOCAB = 128

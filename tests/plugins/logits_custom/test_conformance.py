@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pegboard.conformance.logits_processor import LogitsProcessorContract
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.testing.logits_processor import LogitsProcessorContract
 
 
 class TestDry(LogitsProcessorContract):

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.testing.fake_client import FakeTokenizer
 from pegboard.plugins.logits_custom.dry import LARGEST_PENALTY, LONGEST_MATCH, Dry
 from pegboard.plugins.logits_custom.options import DryOptions
 

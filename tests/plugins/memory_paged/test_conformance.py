@@ -1,4 +1,4 @@
-from pegboard.core.testing.token_allocator import TokenAllocatorContract
+from pegboard.conformance.token_allocator import TokenAllocatorContract
 
 
 class TestStackAllocator(TokenAllocatorContract):

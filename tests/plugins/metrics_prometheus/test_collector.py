@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pegboard.core.hooks import Hooks
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.interfaces.messages import AbortRequest
@@ -20,6 +19,7 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
 from tests.core.pipeline.harness import Harness

@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from pegboard.core.app import build_app
+from pegboard.conformance.asgi import Exchange, call
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
-from pegboard.core.registry import Registry
-from pegboard.core.testing.asgi import Exchange, call
-from pegboard.core.testing.fake_client import FakeEngineClient
+from pegboard.core.registry.registry import Registry
+from pegboard.core.server.http.app import build_app
 from pegboard.plugins.metrics_prometheus import router as module
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions

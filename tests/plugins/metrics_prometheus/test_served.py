@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.servers import serving
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
 
 
 def test_the_page_of_a_running_server(tmp_path: Path) -> None:

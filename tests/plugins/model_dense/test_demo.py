@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.core.testing.model_family import context
-from pegboard.core.testing.paged import PagedRun
-from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.conformance.model_family import context
+from pegboard.conformance.paged import PagedRun
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
-from tests.core.toolkit.demo import STRINGS, demo_directory
+from tests.core.toolkit.text.demo import STRINGS, demo_directory
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.model_family import context
+from pegboard.conformance.paged import PagedRun
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.testing.model_family import context
-from pegboard.core.testing.paged import PagedRun
-from pegboard.core.toolkit.packed import why_not_packed
+from pegboard.core.toolkit.model.packed import why_not_packed
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_dense.options import DenseOptions
@@ -191,10 +191,13 @@ class TestPacked:
         def missing(weight: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("no such operator\nand a trace")
 
-        monkeypatch.setattr("pegboard.core.toolkit.packed.pack", missing if problem == "missing" else torch.zeros_like)
+        monkeypatch.setattr(
+            "pegboard.core.toolkit.model.packed.pack", missing if problem == "missing" else torch.zeros_like
+        )
         if problem == "wrong":
             monkeypatch.setattr(
-                "pegboard.core.toolkit.packed.packed_linear", lambda x, weight: torch.nn.functional.linear(x, weight)
+                "pegboard.core.toolkit.model.packed.packed_linear",
+                lambda x, weight: torch.nn.functional.linear(x, weight),
             )
         directory, ids = tiny_checkpoint(tmp_path, "llama"), random_ids(9)
         with caplog.at_level(logging.INFO):

@@ -13,13 +13,13 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.testing.checkpoints import tiny_checkpoint
-from pegboard.core.toolkit.cache_dir import default_cache_dir
+from pegboard.core.toolkit.system.cache_dir import default_cache_dir
 from pegboard.plugins.model_sources.demo import DemoSource, find_demo
-from pegboard.plugins.model_sources.gguf import GGUFSource
+from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.hf import HFSource
 from pegboard.plugins.model_sources.options import HFOptions
 

@@ -1,6 +1,6 @@
 """The built-in passes the suite of its contract."""
 
-from pegboard.core.testing.model_family import ModelFamilyContract
+from pegboard.conformance.model_family import ModelFamilyContract
 
 
 class TestTransformersFamily(ModelFamilyContract):

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from pegboard.conformance.paged import PlainAttention, PlainPool
+from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.probe import PoolProbe
-from pegboard.core.testing.paged import PlainAttention, PlainPool
 from pegboard.plugins.model_transformers.family import TransformersFamily, probe_prompts, relative_errors
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, trace, window_of

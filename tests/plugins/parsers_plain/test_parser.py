@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.reasoning_parser import ReasoningParserContract
-from pegboard.core.testing.tool_parser import ToolParserContract
+from pegboard.conformance.reasoning_parser import ReasoningParserContract
+from pegboard.conformance.tool_parser import ToolParserContract
 
 
 class TestPlainTools(ToolParserContract):

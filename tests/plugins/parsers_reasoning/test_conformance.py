@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.reasoning_parser import ReasoningParserContract
+from pegboard.conformance.reasoning_parser import ReasoningParserContract
 
 
 class TestDeepSeekR1(ReasoningParserContract):

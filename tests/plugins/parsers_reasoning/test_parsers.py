@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from pegboard.conformance.streams import Told, feed, one_by_one
+from pegboard.core.config.select import select
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.registry import Registry
-from pegboard.core.select import select
-from pegboard.core.testing.streams import Told, feed, one_by_one
+from pegboard.core.registry.registry import Registry
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.conformance.grammar import EOS, WIDTH, bytes_of, random_walk
+from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
-from pegboard.core.registry import Registry
-from pegboard.core.testing.checkpoints import write_tiny_tokenizer
-from pegboard.core.testing.grammar import EOS, WIDTH, bytes_of, random_walk
-from pegboard.core.testing.streams import Told, feed, one_by_one
-from pegboard.core.toolkit.call_or import CallOrStream
-from pegboard.core.toolkit.tokenizer import Tokenizer
-from pegboard.core.toolkit.tool_calls import Tools
+from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.chat.call_or import CallOrStream
+from pegboard.core.toolkit.chat.tool_calls import Tools
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.tool_parser import ToolParserContract
+from pegboard.conformance.tool_parser import ToolParserContract
 
 
 class TestHermes(ToolParserContract):

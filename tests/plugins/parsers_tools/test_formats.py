@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.conformance.streams import Told, feed, one_by_one, sample
+from pegboard.conformance.tool_parser import TOOLS
+from pegboard.core.config.select import select
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
-from pegboard.core.registry import Registry
-from pegboard.core.select import select
-from pegboard.core.testing.checkpoints import write_tiny_tokenizer
-from pegboard.core.testing.streams import Told, feed, one_by_one, sample
-from pegboard.core.testing.tool_parser import TOOLS
-from pegboard.core.toolkit.text_stream import TextStream
-from pegboard.core.toolkit.tokenizer import Tokenizer
+from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.parsing.text_stream import TextStream
+from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser

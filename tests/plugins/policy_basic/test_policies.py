@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from pegboard.conformance.schedule_policy import ReadOnlyCache, active, queued
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.testing.schedule_policy import ReadOnlyCache, active, queued
 from pegboard.plugins.policy_basic.policies import FcfsPolicy, LofPolicy, RandomPolicy
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.schedule_policy import ReadOnlyCache, active, queued
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.testing.schedule_policy import ReadOnlyCache, active, queued
 from pegboard.plugins.policy_basic.options import PriorityOptions, SrtfOptions
 from pegboard.plugins.policy_basic.urgency import PriorityPolicy, SrtfPolicy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.schedule_policy import SchedulePolicyContract
+from pegboard.conformance.schedule_policy import SchedulePolicyContract
 
 
 class TestLpm(SchedulePolicyContract):

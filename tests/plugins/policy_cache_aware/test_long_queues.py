@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.schedule_policy import ReadOnlyCache, queued
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.testing.schedule_policy import ReadOnlyCache, queued
 from pegboard.plugins.policy_cache_aware.options import DfsWeightOptions, LpmOptions
 from pegboard.plugins.policy_cache_aware.policies import DfsWeightPolicy, LpmPolicy
 from pegboard.plugins.policy_cache_aware.tree import PrefixTree

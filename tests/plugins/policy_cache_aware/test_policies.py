@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.schedule_policy import ReadOnlyCache, queued
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.testing.schedule_policy import ReadOnlyCache, queued
 from pegboard.plugins.policy_cache_aware.options import DfsWeightOptions, LpmOptions
 from pegboard.plugins.policy_cache_aware.policies import DfsWeightPolicy, LpmPolicy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.pooler import PoolerContract
+from pegboard.conformance.pooler import PoolerContract
 
 
 class TestLast(PoolerContract):

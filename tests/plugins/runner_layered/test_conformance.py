@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner import ModelRunnerContract
 
 
 class TestLayered(ModelRunnerContract):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.testing.model_runner import ModelRunnerContract
-from pegboard.core.testing.sampler import make_sampling
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 
 

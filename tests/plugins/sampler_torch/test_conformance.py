@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.core.testing.sampler import SamplerContract
+from pegboard.conformance.sampler import SamplerContract
 
 
 class TestTorch(SamplerContract):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.testing.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
-from pegboard.core.toolkit import noise
+from pegboard.core.toolkit.sampling import noise
 from pegboard.plugins.sampler_torch import draw
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from tests.plugins.sampler_torch import noise_reference

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pegboard.core.interfaces import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.pages import pages_of, slots_of
+from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces import Grammar, OutputParser
-from pegboard.core.toolkit.call_stream import CallStream
-from pegboard.core.toolkit.json_stream import write
-from pegboard.core.toolkit.text_stream import Broken
+from pegboard.core.toolkit.parsing.call_stream import CallStream
+from pegboard.core.toolkit.parsing.json_stream import write
+from pegboard.core.toolkit.parsing.text_stream import Broken
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces import ParserStream
-    from pegboard.core.toolkit.text_stream import Reading
+    from pegboard.core.toolkit.parsing.text_stream import Reading
 
     from pegboard_example_plugin.options import BracketedOptions
 

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from pegboard.core.interfaces import ApiRouter, GenerateRequest, InvalidRequest
-from pegboard.core.toolkit.generation import Answers, SamplingFields, renamed
-from pegboard.core.toolkit.http import LARGE, USER, api_router, body_docs, json_response, parse_body, until_disconnect
-from pegboard.core.toolkit.line_stream import LineStream, line, line_answer
+from pegboard.core.toolkit.http.bodies import (
+    LARGE,
+    USER,
+    api_router,
+    body_docs,
+    json_response,
+    parse_body,
+    until_disconnect,
+)
+from pegboard.core.toolkit.http.generation import Answers, SamplingFields, renamed
+from pegboard.core.toolkit.http.line_stream import LineStream, line, line_answer
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Response

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pegboard.conformance.admission_gate import AdmissionGateContract, gated_request
+from pegboard.conformance.api_router import ApiRouterContract
+from pegboard.conformance.logits_processor import LogitsProcessorContract
+from pegboard.conformance.prefix_cache import PrefixCacheContract
+from pegboard.conformance.sampler import SamplerContract, exact_probabilities
+from pegboard.conformance.schedule_policy import SchedulePolicyContract
+from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces import GateState, SamplingParams
-from pegboard.core.testing.admission_gate import AdmissionGateContract, gated_request
-from pegboard.core.testing.api_router import ApiRouterContract
-from pegboard.core.testing.logits_processor import LogitsProcessorContract
-from pegboard.core.testing.prefix_cache import PrefixCacheContract
-from pegboard.core.testing.sampler import SamplerContract, exact_probabilities
-from pegboard.core.testing.schedule_policy import SchedulePolicyContract
-from pegboard.core.testing.tool_parser import ToolParserContract
-from pegboard.core.toolkit.logit_pairs import LAST_RESORT
+from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import torch
 from pegboard.core.interfaces import Sampler
-from pegboard.core.toolkit.custom_params import read_params
-from pegboard.core.toolkit.logit_pairs import LAST_RESORT
-from pegboard.core.toolkit.logprobs import token_logprobs
-from pegboard.core.toolkit.noise import bits, gumbel, keys
+from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.core.toolkit.sampling.logprobs import token_logprobs
+from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces import LogprobOutput, SamplingBatch, SamplingParams

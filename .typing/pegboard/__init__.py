@@ -1,0 +1,1 @@
+../../pegboard/__init__.py

@@ -1,0 +1,1 @@
+../../pegboard/__main__.py

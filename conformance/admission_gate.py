@@ -1,0 +1,319 @@
+"""The conformance suite of AdmissionGate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from pegboard.conformance.blocking import no_waiting
+from pegboard.conformance.suite import ContractSuite, capability, lacks
+from pegboard.conformance.traces import traces
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState, Verdict
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
+
+_NAMES = itertools.count()
+PATIENCE = 200
+"""How often a gate is polled before it counts as one that never opens: a hundredth of a second apart by its clock, and
+the last ones by the machine's as well, since its work may be done by a thread."""
+
+
+NONSENSE: tuple[Any, ...] = (None, True, 7, -1.5, "", "nonsense", [], ["nonsense", 3], {}, {"nonsense": {"x": []}})
+"""What a request may say to a gate: any plain value at all."""
+
+
+class ManualClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def gated_request(
+    params: Mapping[str, Any] | None = None, *, rid: str = "", sampling: SamplingParams | None = None, **fields: Any
+) -> Req:
+    """A waiting request with parameters for gates; `fields` go to Req (principal, priority).
+
+    Its rid is like no other's, so that traces of it can be found.
+    """
+    name, ids = rid or f"gated-{next(_NAMES)}-request", np.arange(1, 6, dtype=np.int64)
+    return Req(name, ids, sampling or SamplingParams(max_new_tokens=4), params=params, **fields)
+
+
+class AdmissionGateContract(ContractSuite):
+    """A gate says clearly who waits and why, opens when it should, and forgets everybody who is gone.
+
+    The suite cannot know what a gate waits for: a subclass says how a request gets blocked, and how the way is cleared.
+    """
+
+    contract = "admission_gate"
+
+    params: ClassVar[tuple[str, ...] | None] = None
+    """Where in a request's `params` the gate looks: by default under the provider's name. () where it reads none."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def gate(self, clock: ManualClock) -> AdmissionGate:
+        built: AdmissionGate = self.build(AdmissionGateContext(clock))
+        return built
+
+    def unconcerned_request(self) -> Req | None:
+        """A request that has nothing to do with the gate: by default one that asks for nothing. None where every
+        request concerns it (a limit of the rate, say), which is tested then.
+        """
+        return gated_request()
+
+    def blocked_request(self, gate: AdmissionGate) -> Req:
+        """A new request that the gate blocks when it enters. Override this."""
+        pytest.skip("override blocked_request: the suite cannot know what this gate waits for")
+
+    def clear(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """Whatever `req` waits for happens now. Override this where the clock alone does not bring it about."""
+
+    def held_request(self, gate: AdmissionGate) -> Req:
+        """A new request that passes when it enters and that the gate holds after its end (capability `holds`)."""
+        pytest.skip("override held_request: the suite cannot know what this gate holds")
+
+    def let_go(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """What `req` is held for is over. Override this where the clock alone does not bring it about."""
+
+    # What the tests share.
+
+    def blocked(self, gate: AdmissionGate) -> tuple[Req, Verdict]:
+        req = self.blocked_request(gate)
+        assert gate.concerns(req), "a gate that blocks a request says that it concerns it"
+        verdict = gate.enter(req)
+        assert verdict.state is GateState.BLOCKED
+        return req, verdict
+
+    def wait_until_open(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        for turn in range(PATIENCE):
+            verdict = gate.poll([req]).get(req.rid)
+            if verdict is not None and verdict.state is GateState.OPEN:
+                return
+            assert verdict is None or verdict.state is GateState.BLOCKED, f"the way was clear, yet: {verdict}"
+            clock.advance(0.01)
+            _let_threads_work(turn)
+        pytest.fail(f"not open after {PATIENCE} polls")
+
+    def assert_forgotten(self, gate: AdmissionGate, req: Req) -> None:
+        __tracebackhide__ = True
+        found = traces(gate, req)
+        assert not found, f"the request is gone, but the gate keeps it, or its rid, in {', '.join(found)}"
+
+    def names(self) -> tuple[str, ...]:
+        """The keys of `params` that the gate reads."""
+        return self.params if self.params is not None else (self.subject.own_name,)
+
+    def nonsense(self) -> Iterator[tuple[str, Req]]:
+        """Requests that say what makes no sense, each with what it says."""
+        for name in self.names():
+            for said in NONSENSE:
+                yield f"params[{name!r}] = {said!r}", gated_request({name: said})
+
+    def try_nonsense(self, gate: AdmissionGate, what: str, req: Req) -> bool:
+        """Whether it concerned the gate, which must then take or refuse it, and forget it."""
+        __tracebackhide__ = True
+        try:
+            if not gate.concerns(req):
+                return False
+            verdict = gate.enter(req)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error} for {what}"
+            raise AssertionError(f"the gate raised {text}. Refuse it: Verdict.failed(..., status=400)") from error
+        if verdict.state is GateState.FAILED:
+            assert 400 <= verdict.status <= 499, f"{what} is the client's mistake, not the server's: {verdict.status}"
+            assert verdict.reason.strip(), "people read the reason"
+        gate.cancel(req)
+        self.assert_forgotten(gate, req)
+        return True
+
+    # The tests.
+
+    def test_a_request_that_asks_for_nothing_does_not_concern_it(self, gate: AdmissionGate) -> None:
+        req = self.unconcerned_request()
+        if req is None:
+            assert gate.concerns(gated_request()) is True, "unconcerned_request says that every request concerns it"
+            return
+        concerned = gate.concerns(req)
+        assert concerned is False, (
+            f"concerns() answers {concerned!r} for a request with params={dict(req.params)}. If every request "
+            "concerns this gate, let unconcerned_request return None in the test class"
+        )
+        self.assert_forgotten(gate, req)
+
+    def test_nonsense_is_taken_or_refused(self, gate: AdmissionGate) -> None:
+        tried = [self.try_nonsense(gate, what, req) for what, req in self.nonsense()]
+        assert any(tried) or not self.names(), (
+            f"no value under params {list(self.names())} concerned the gate, so nothing was tried. If it looks "
+            'elsewhere, say so in the test class: params = ("name",), or () where it reads none'
+        )
+
+    def test_nonsense_in_a_field_is_taken_or_refused(self, gate: AdmissionGate) -> None:
+        """What blocks a request, with something else in place of each thing that it says."""
+        params = self.blocked_request(gate).params
+        tried = 0
+        for name, said in params.items():
+            fields = said if isinstance(said, Mapping) else {}
+            for field, wrong in itertools.product(fields, (*NONSENSE, math.nan, math.inf, -(10**30))):
+                req = gated_request({**params, name: {**fields, field: wrong}})
+                tried += self.try_nonsense(gate, f"params[{name!r}][{field!r}] = {wrong!r}", req)
+        if not tried:
+            pytest.skip("its parameters have no fields")
+
+    def test_coming_in_never_blocks(self, gate: AdmissionGate) -> None:
+        """Whatever a request says: `concerns`, `enter` and `cancel` return at once."""
+        for what, req in [("nothing", gated_request()), *self.nonsense()]:
+            with no_waiting(f"concerns (of a request that says {what})"):
+                concerned = gate.concerns(req)
+            if concerned:
+                with no_waiting(f"enter (of a request that says {what})"):
+                    gate.enter(req)
+                with no_waiting("cancel"):
+                    gate.cancel(req)
+
+    def test_waiting_never_blocks(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        """`poll` looks how far the work is, and does not wait for it. So do the others, when a request does wait."""
+        other, req = self.blocked_request(gate), self.blocked_request(gate)
+        with no_waiting("enter"):
+            gate.enter(other)
+            gate.enter(req)
+        with no_waiting("poll"):
+            gate.poll([req, other])
+        with no_waiting("cancel"):
+            gate.cancel(other)
+        self.clear(gate, clock, req)
+        with no_waiting("poll"):
+            verdict = gate.poll([req]).get(req.rid)
+        # A gate may say so once.
+        if verdict is None or verdict.state is not GateState.OPEN:
+            self.wait_until_open(gate, clock, req)
+        with no_waiting("finished"):
+            held = gate.finished(req)
+        with no_waiting("released"):
+            list(gate.released())
+        if held:
+            with no_waiting("drop"):
+                gate.drop(req)
+
+    def test_a_blocked_request_is_told_why(self, gate: AdmissionGate) -> None:
+        _, verdict = self.blocked(gate)
+        assert verdict.reason.strip(), "people read the reason"
+        assert verdict.progress is None or 0.0 <= verdict.progress <= 1.0
+
+    def test_blocked_until_the_way_is_clear(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req, _ = self.blocked(gate)
+        for _ in range(3):
+            verdict = gate.poll([req]).get(req.rid)
+            assert verdict is None or verdict.state is GateState.BLOCKED
+        self.clear(gate, clock, req)
+        self.wait_until_open(gate, clock, req)
+
+    def test_news_is_of_those_asked_about(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        first, _ = self.blocked(gate)
+        second, _ = self.blocked(gate)
+        self.clear(gate, clock, first)
+        for _ in range(3):
+            assert set(gate.poll([second])) <= {second.rid}
+            clock.advance(0.01)
+
+    def test_a_cancelled_request_is_forgotten(self, gate: AdmissionGate) -> None:
+        req, _ = self.blocked(gate)
+        gate.cancel(req)
+        self.assert_forgotten(gate, req)
+        gate.cancel(req)
+        assert not gate.poll([])
+
+    def test_a_cancelled_request_leaves_others_alone(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        first, _ = self.blocked(gate)
+        second, _ = self.blocked(gate)
+        gate.cancel(first)
+        self.clear(gate, clock, second)
+        self.wait_until_open(gate, clock, second)
+
+    def test_a_name_may_come_again(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req, _ = self.blocked(gate)
+        gate.cancel(req)
+        again = gated_request(req.params, rid=req.rid, sampling=req.sampling)
+        assert gate.concerns(again)
+        assert gate.enter(again).state is not GateState.FAILED
+        gate.cancel(again)
+        self.assert_forgotten(gate, again)
+
+    def test_requests_are_read_and_not_changed(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req = self.blocked_request(gate)
+        before = _state(req)
+        gate.concerns(req)
+        gate.enter(req)
+        gate.poll([req])
+        self.clear(gate, clock, req)
+        self.wait_until_open(gate, clock, req)
+        gate.finished(req)
+        assert _state(req) == before, "only the pipeline changes a request"
+
+    def test_a_finished_request_is_forgotten(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req, _ = self.blocked(gate)
+        self.clear(gate, clock, req)
+        self.wait_until_open(gate, clock, req)
+        if gate.finished(req):
+            gate.drop(req)
+        self.assert_forgotten(gate, req)
+
+    @capability("holds")
+    def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req = self.held_request(gate)
+        assert gate.concerns(req)
+        assert gate.enter(req).state is GateState.OPEN
+        assert gate.finished(req) is True
+        assert req.rid not in gate.released()
+        self.let_go(gate, clock, req)
+        named = []
+        for turn in range(PATIENCE):
+            named += [rid for rid in gate.released() if rid == req.rid]
+            clock.advance(0.01)
+            if not named:
+                _let_threads_work(turn)
+        assert named == [req.rid]
+        self.assert_forgotten(gate, req)
+
+    @capability("holds")
+    def test_a_held_request_that_is_dropped_is_forgotten(self, gate: AdmissionGate) -> None:
+        req = self.held_request(gate)
+        gate.enter(req)
+        assert gate.finished(req) is True
+        gate.drop(req)
+        self.assert_forgotten(gate, req)
+        assert req.rid not in gate.released()
+
+    @lacks("holds")
+    def test_nobody_is_held(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        req, _ = self.blocked(gate)
+        self.clear(gate, clock, req)
+        self.wait_until_open(gate, clock, req)
+        assert gate.finished(req) is False
+        assert not list(gate.released())
+
+
+def _let_threads_work(turn: int) -> None:
+    if turn >= PATIENCE - 50:
+        time.sleep(0.02)
+
+
+def _state(req: Req) -> tuple[Any, ...]:
+    """What a gate must leave as it is: everything but the slots."""
+    return (req.rid, req.status, req.priority, req.flags, tuple(req.tokens.view()), req.blocked_by, dict(req.params))

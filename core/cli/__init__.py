@@ -1,0 +1,1 @@
+"""The command line: `serve`, `config` and `plugins`. Further commands come from entry points."""

@@ -1,0 +1,77 @@
+"""The command line. Everything heavy is imported by the command that needs it, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pegboard.core import __version__
+from pegboard.core.cli import config, plugins
+from pegboard.core.cli.config import Files, Overrides
+from pegboard.core.cli.output import write
+from pegboard.core.interfaces.errors import ConfigError, PegboardError
+from pegboard.tools.batch import command as generate
+from pegboard.tools.bench import command as bench
+from pegboard.tools.chat import command as chat
+from pegboard.tools.lab import command as simulate
+
+app = typer.Typer(
+    name="pegboard",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve language models; every feature is a plugin.",
+)
+
+
+def main() -> None:
+    """Entry point of the script. A PegboardError is the user's to solve: its message is shown, exit code 2."""
+    try:
+        app()
+    except PegboardError as error:
+        sys.stderr.write(f"error: {error}\n")
+        if isinstance(error, ConfigError) and any(
+            one.path == "model.path" and not one.origin for one in error.problems
+        ):
+            sys.stderr.write("hint: name a config file, or a model with --set model.path=...\n")
+        sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        write(f"pegboard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(files: Files = None, overrides: Overrides = None) -> None:
+    """Start the server."""
+    from pegboard.core.config.compose import compose
+
+    resolved = compose(files or (), overrides=overrides or ())
+    from pegboard.core.server.serve import serve as start
+
+    start(resolved)
+
+
+# In the order of the help.
+app.command()(chat.chat)
+app.command()(generate.generate)
+app.command()(simulate.simulate)
+app.add_typer(bench.app, name="bench")
+app.add_typer(config.app, name="config")
+app.add_typer(plugins.app, name="plugins")
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The parts of config composition: reading, merging, resolving, checking, describing; see `pegboard.core.compose`."""

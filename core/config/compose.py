@@ -1,0 +1,247 @@
+"""Composing a config: from files, environment and options to one frozen, checked whole.
+
+    resolved = compose(["server.yaml"], overrides=["server.port=31000"])
+    resolved.engine.server.port                  # the frozen EngineConfig
+    resolved.candidates["attention"]             # who may serve a contract; see pegboard.core.config.select
+    ResolvedConfig.from_json(resolved.to_json()) # in another process, with the same plugins or not at all
+
+Order, later ones win: the default preset, the preset that `preset` names, files in their order, the environment
+(``PEGBOARD__SERVER__PORT``), options. Everything that is wrong is raised at once, as one ConfigError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pegboard.core.config.merge import Merged
+from pegboard.core.config.option_models import engine_model, tolerant, with_options
+from pegboard.core.config.problems import problems_of
+from pegboard.core.config.redact import is_secret
+from pegboard.core.config.requires import part_params, solve
+from pegboard.core.config.resolve import Resolution, resolve
+from pegboard.core.config.sections import EngineConfig, Section, UseSection
+from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, core_keys, section_at
+from pegboard.core.config.sources import (
+    DEFAULT_PRESET,
+    from_mapping,
+    read_environment,
+    read_file,
+    read_overrides,
+    read_preset,
+)
+from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
+from pegboard.core.interfaces.options import Options
+from pegboard.core.registry.blame import place_of
+from pegboard.core.registry.lock import PluginLock
+from pegboard.core.registry.records import MissingExtra, ProviderRecord
+from pegboard.core.registry.registry import Registry
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """One engine's config with everything that belongs to it. Equal config and plugins give an equal `to_json()`.
+
+    `candidates` has, per contract, the providers that may be chosen, best first: one where the config names it, and
+    for a list all of it, in its order. `reasons` says why others went. `origins` cites who set each value of `values`,
+    the merged plain tree; what stands in neither is a default.
+    """
+
+    engine: EngineConfig
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+    registry: Registry
+    candidates: Mapping[str, tuple[ProviderRecord, ...]]
+    named: frozenset[str]
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def lock(self) -> PluginLock:
+        return self.registry.lock
+
+    def options(self, record: ProviderRecord) -> Options:
+        """The options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
+        with record.told("checking its options"):
+            return record.options_model().model_validate(_option_values(self.values, record))
+
+    def provides(self, record: ProviderRecord) -> frozenset[str]:
+        """The capabilities that a provider has with its options."""
+        return _provides(self.values, record)
+
+    def to_json(self, *, keys: bool = True) -> str:
+        """What another process needs to compose the same; see `from_json`. Without `keys`, those of the server are left
+        out, which only the process that speaks HTTP needs.
+        """
+        values = dict(self.values)
+        if not keys and "server" in values:
+            values["server"] = {name: value for name, value in values["server"].items() if not is_secret(name)}
+        return json.dumps(
+            {"values": values, "origins": dict(self.origins), "lock": self.lock.to_dict()}, sort_keys=True
+        )
+
+    @classmethod
+    def from_json(cls, text: str, registry: Registry | None = None) -> ResolvedConfig:
+        """Compose again from `to_json()`, with exactly the locked plugins; PluginError where those are not here."""
+        data = json.loads(text)
+        lock = PluginLock.from_dict(data["lock"])
+        registry = (registry or Registry.discover(_disabled(data["values"]))).restricted(lock.names)
+        lock.verify(registry.lock)
+        merged = Merged()
+        merged.data, merged.origins = data["values"], data["origins"]
+        return _compose(merged, registry)
+
+
+def compose(
+    files: Iterable[str | Path] = (),
+    *,
+    overrides: Iterable[str] = (),
+    data: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    registry: Registry | None = None,
+) -> ResolvedConfig:
+    """Merge, resolve and check. Raises ConfigError with every problem. Names that two plugins claim stop
+    only a config that uses them.
+
+    `data` is one more layer after the files, for programs. `env` None is this process's environment. A `registry` given
+    here is used as it is, except that `plugins.disable` leaves out plugins of it.
+    """
+    layers = [read_file(path) for path in files]
+    if data is not None:
+        layers.append(from_mapping(data, "program"))
+    layers += [read_environment(os.environ if env is None else env), read_overrides(overrides)]
+    preset = next((layer.data["preset"] for layer in reversed(layers) if "preset" in layer.data), None)
+    if isinstance(preset, str):
+        layers.insert(0, read_preset(preset))
+    merged = Merged([read_preset(DEFAULT_PRESET), *layers])
+    disabled = _disabled(merged.data)
+    found = Registry.discover(disabled) if registry is None else registry.without(disabled)
+    return _compose(merged, found)
+
+
+def _disabled(values: Mapping[str, Any]) -> list[str]:
+    section = values.get("plugins")
+    names = section.get("disable") if isinstance(section, Mapping) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
+    resolution = resolve(merged, registry)
+    problems = list(resolution.problems)
+    model = _model(resolution, problems, merged)
+    engine = None
+    try:
+        engine = model.model_validate(_input(merged.data))
+    except ValidationError as error:
+        problems += _beside(problems_of(error, model, merged, registry), problems)
+    except Exception as error:
+        raise _in_options(error, resolution) from error
+    solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
+    part_params(solution)
+    problems += solution.problems
+    if problems or engine is None:
+        raise ConfigError(problems)
+    return ResolvedConfig(
+        engine,
+        merged.data,
+        merged.origins,
+        registry,
+        solution.candidates,
+        frozenset(resolution.named),
+        solution.reasons,
+    )
+
+
+def _in_options(error: Exception, resolution: Resolution) -> Exception:
+    """What a validator raised that is no ValidationError: a PluginError that names whose it is."""
+    for records in resolution.candidates.values():
+        for record in records:
+            if place_of(error, record.provider.config.partition(":")[0]):
+                return record.error("checking its options", error)
+    return error
+
+
+def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
+    """Those of `found` that are not about a place that `known` has said what is wrong with."""
+    places = tuple(one.path for one in known)
+    below = tuple(f"{place}{mark}" for place in places for mark in ".[")
+    return [one for one in found if one.path not in places and not one.path.startswith(below)]
+
+
+def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
+    """The config's model, with the options of every provider that the config names. Only those are imported."""
+    sections: dict[str, type[Section]] = {}
+    lists: dict[str, list[type[Section]]] = {}
+    for path, contract in USE_SECTIONS.items():
+        section = section_at(path) or UseSection
+        if contract.name in resolution.named:
+            record = resolution.candidates[contract.name][0]
+            sections[path] = _with_options(section, path, record, problems, merged)
+        elif contract.name not in resolution.candidates:
+            sections[path] = tolerant(section)
+    for path, contract in LIST_SECTIONS.items():
+        if contract.name in resolution.candidates:
+            lists[path] = [
+                _with_options(UseSection, f"{path}[{index}]", record, problems, merged)
+                for index, record in enumerate(resolution.candidates[contract.name])
+            ]
+        elif isinstance(entries := merged.get(path), list):
+            lists[path] = [tolerant(UseSection)] * len(entries)
+    return engine_model(sections, lists)
+
+
+def _with_options(
+    section: type[Section], path: str, record: ProviderRecord, problems: list[Problem], merged: Merged
+) -> type[Section]:
+    try:
+        with record.told("its options"):
+            return with_options(section, path, record)
+    except MissingExtra as error:
+        use = f"{path}.use"
+        problems.append(Problem(use, f"{record} cannot be used: {error}", merged.origin(use)))
+        return tolerant(section)
+
+
+def _input(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with every list entry as a section, and every section there, so that errors name full paths."""
+    out = dict(values)
+    out.setdefault("model", {})
+    for path in LIST_SECTIONS:
+        if isinstance(out.get(path), list):
+            out[path] = [{"use": one} if isinstance(one, str) else one for one in out[path]]
+    return out
+
+
+def _provides(values: Mapping[str, Any], record: ProviderRecord) -> frozenset[str]:
+    """What is declared, less what its options leave out; as declared where these are no good, which others report."""
+    declared = record.provides
+    if not declared or not record.provider.config:
+        return declared
+    try:
+        options = record.options_model().model_validate(_option_values(values, record))
+    except Exception:
+        return declared
+    with record.told("provides of its options"):
+        return declared & options.provides(declared)
+
+
+def _option_values(values: Mapping[str, Any], record: ProviderRecord) -> dict[str, Any]:
+    path = record.contract.config_path
+    if path in LIST_SECTIONS:
+        entries = values.get(path, [])
+        entry = next((one for one in entries if isinstance(one, Mapping) and one.get("use") == record.name), {})
+        return {key: value for key, value in entry.items() if key != "use"}
+    section: Any = values
+    for key in path.split("."):
+        section = section.get(key, {})
+    if section.get("use") != record.name:
+        return {}
+    return {key: value for key, value in section.items() if key not in core_keys(path)}
+
+
+__all__ = ["ConfigError", "PluginError", "ResolvedConfig", "compose"]

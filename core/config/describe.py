@@ -1,0 +1,145 @@
+"""Saying what a config is and what it could be: resolved values with their origin, the list of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from pegboard.core.config.compose import ResolvedConfig
+from pegboard.core.config.merge import Merged
+from pegboard.core.config.redact import redact
+from pegboard.core.config.sections import EngineConfig, UseSection
+from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
+from pegboard.core.config.sources import DEFAULT_PRESET, read_preset
+from pegboard.core.registry.records import ProviderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValue:
+    """One key of a resolved config. `origin` is who set it; `note` says more, such as who may serve `auto`."""
+
+    path: str
+    value: Any
+    origin: str
+    note: str = ""
+
+
+def show(resolved: ResolvedConfig) -> list[ShownValue]:
+    """Every key with its value (but for secrets) and where that came from, in the order of the sections."""
+    automatic = {
+        use_path(contract): ", ".join(one.name for one in resolved.candidates[contract.name])
+        for contract in USE_SECTIONS.values()
+        if contract.name not in resolved.named
+    }
+    out = []
+    for path, value in _leaves(redact(resolved.engine.model_dump(mode="json")), ""):
+        note = f"the first that fits of: {automatic[path]}" if path in automatic else ""
+        out.append(ShownValue(path, value, resolved.origins.get(path) or _list_origin(resolved, path), note))
+    return out
+
+
+def _list_origin(resolved: ResolvedConfig, path: str) -> str:
+    """An entry of a list cites the list; what nobody set is the default."""
+    return resolved.origins.get(path.partition("[")[0], "default") if "[" in path else "default"
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and (value or not path):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for index, child in enumerate(value):
+            yield from _leaves(child, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that a config may have. `required` keys have no default."""
+
+    path: str
+    type: str
+    default: str
+    meaning: str
+    required: bool = False
+
+
+def core_keys_of(model: type[BaseModel] = EngineConfig, path: str = "") -> Iterator[Key]:
+    """Every key of the core's own, sections in their order, with the default preset's values where it has any."""
+    preset = Merged([read_preset(DEFAULT_PRESET)])
+    for name, info in model.model_fields.items():
+        below = f"{path}.{name}" if path else name
+        child = section_at(below)
+        if child is not None:
+            yield from core_keys_of(child, below)
+            continue
+        key = _key(below, info)
+        value = preset.get(below)
+        yield key if value is None else replace(key, default=_written(value))
+
+
+def option_keys(record: ProviderRecord) -> Sequence[Key]:
+    """The options of one provider, by their place in the config."""
+    contract = record.contract
+    place = f"{contract.config_path}[]" if contract.config_path in LIST_SECTIONS else contract.config_path
+    return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
+
+
+def _key(path: str, info: Any) -> Key:
+    required = info.is_required()
+    default = "" if required else _written(info.get_default(call_default_factory=True))
+    return Key(
+        path, type_text(info.annotation, info.metadata), default, " ".join((info.description or "").split()), required
+    )
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list | frozenset | set):
+        return "[" + ", ".join(_written(one) for one in value) + "]"
+    return str(value)
+
+
+_PLAIN = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "",
+    Any: "any",
+}
+_BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+
+
+def type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """A type as an operator reads it: ``integer > 0``, ``string``, ``list of strings``, ``auto or cpu``."""
+    origin = getattr(annotation, "__origin__", None)
+    arguments = getattr(annotation, "__args__", ())
+    if hasattr(annotation, "__metadata__"):
+        return type_text(origin, (*annotation.__metadata__, *metadata))
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in arguments)
+    if arguments and origin in {tuple, list, set, frozenset}:
+        inner = arguments[0]
+        if isinstance(inner, type) and issubclass(inner, UseSection):
+            return "list of providers"
+        return f"list of {type_text(inner)}s"
+    if arguments and origin is dict:
+        return f"map of {type_text(arguments[0])} to {type_text(arguments[1])}"
+    if arguments:
+        return " or ".join(text for text in (type_text(one) for one in arguments) if text)
+    text = _PLAIN.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return f"{text}{_bounds(metadata)}"
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    flat = [part for one in metadata for part in (one.metadata if hasattr(one, "metadata") else [one])]
+    found = [f"{sign} {getattr(part, name)}" for part in flat for name, sign in _BOUNDS if hasattr(part, name)]
+    return f" {', '.join(found)}" if found else ""

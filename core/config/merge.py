@@ -1,0 +1,70 @@
+"""Merging layers into one tree, and remembering which layer set what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pegboard.core.config.shape import USE_SECTIONS, core_keys, is_section
+from pegboard.core.config.sources import Layer
+
+
+class Merged:
+    """The merged tree and, per dotted path of a value, the origin to cite."""
+
+    def __init__(self, layers: Iterable[Layer] = ()) -> None:
+        self.data: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        for layer in layers:
+            self._merge(self.data, layer.data, layer, "")
+
+    def get(self, path: str, default: Any = None) -> Any:
+        value: Any = self.data
+        for key in path.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                return default
+            value = value[key]
+        return value
+
+    def origin(self, path: str) -> str:
+        """Who set the value at `path`, or the nearest section or list around it, or the first key of the section that
+        it is; "" where nobody did.
+        """
+        around = path
+        while around:
+            if around in self.origins:
+                return self.origins[around]
+            around = around[: max(around.rfind("."), around.rfind("["), 0)]
+        return next((origin for known, origin in self.origins.items() if known.startswith(f"{path}.")), "")
+
+    def _merge(self, target: dict[str, Any], source: Mapping[str, Any], layer: Layer, path: str) -> None:
+        """Sections merge key by key, everything else is replaced. A new `use` drops the former provider's options."""
+        if path in USE_SECTIONS and "use" in source and source["use"] != target.get("use", source["use"]):
+            for key in [key for key in target if key not in core_keys(path)]:
+                self._drop(target, key, f"{path}.{key}")
+        for key, value in source.items():
+            child = f"{path}.{key}" if path else key
+            if value is None and is_section(child):
+                value = {}
+            if isinstance(value, Mapping):
+                if not isinstance(target.get(key), dict):
+                    self._drop(target, key, child)
+                    target[key] = {}
+                self._merge(target[key], value, layer, child)
+                if not value:
+                    self.origins.setdefault(child, layer.origin(child))
+            else:
+                self._drop(target, key, child)
+                target[key] = value
+                self._note(value, layer, child)
+
+    def _note(self, value: Any, layer: Layer, path: str) -> None:
+        self.origins[path] = layer.origin(path)
+        if isinstance(value, list):
+            for index in range(len(value)):
+                self.origins[f"{path}[{index}]"] = layer.origins.get(f"{path}[{index}]", self.origins[path])
+
+    def _drop(self, target: dict[str, Any], key: str, path: str) -> None:
+        target.pop(key, None)
+        for known in [one for one in self.origins if one == path or one.startswith((f"{path}.", f"{path}["))]:
+            del self.origins[known]

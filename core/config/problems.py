@@ -1,0 +1,117 @@
+"""From pydantic's errors to problems that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pegboard.core.config.merge import Merged
+from pegboard.core.config.redact import HIDDEN, is_secret
+from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
+from pegboard.core.interfaces.contracts import Contract
+from pegboard.core.interfaces.errors import PegboardError, Problem
+from pegboard.core.registry.names import did_you_mean
+from pegboard.core.registry.records import ProviderRecord
+from pegboard.core.registry.registry import Registry
+
+_SHOWN = 80
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], merged: Merged, registry: Registry) -> list[Problem]:
+    """One problem per error, in the config's order, each with the origin of the bad value."""
+    out = []
+    for one in error.errors(include_url=False):
+        path = dotted(one["loc"])
+        out.append(Problem(path, _message(one, path, model, merged, registry), merged.origin(path)))
+    return out
+
+
+def dotted(location: tuple[int | str, ...]) -> str:
+    """``("apis", 0, "use")`` as ``apis[0].use``."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _message(error: Any, path: str, model: type[BaseModel], merged: Merged, registry: Registry) -> str:
+    kind = error["type"]
+    if kind == "missing":
+        return _missing(path)
+    if kind == "extra_forbidden":
+        return _unknown_key(error["loc"], path, model, merged, registry)
+    if kind in {"model_type", "model_attributes_type", "dict_type"}:
+        given = HIDDEN if is_secret(path) else shown(error["input"])
+        return f"{given} must be a section: keys and values" + _use_hint(path, error["input"])
+    text = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if kind in {"value_error", "assertion_error"}:
+        return str(text)
+    given = HIDDEN if is_secret(path) else shown(error["input"])
+    return f"{given} is wrong: {text[:1].lower()}{text[1:]}"
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _use_hint(path: str, value: Any) -> str:
+    return f", such as {{use: {value}}}" if path in USE_SECTIONS and isinstance(value, str) else ""
+
+
+def _missing(path: str) -> str:
+    parent, _, key = path.rpartition(".")
+    section = section_at(parent)
+    field = section.model_fields.get(key) if section else None
+    text = (field.description or "") if field else ""
+    return f"is required. {text}".rstrip() if text else "is required"
+
+
+def _unknown_key(
+    location: tuple[int | str, ...], path: str, model: type[BaseModel], merged: Merged, registry: Registry
+) -> str:
+    """The nearest keys of the section, and the providers whose option this would be."""
+    *parents, key = location
+    section = _model_at(model, parents)
+    keys = sorted(section.model_fields) if section else []
+    base = dotted(tuple(parents))
+    contract = USE_SECTIONS.get(base) or LIST_SECTIONS.get(str(parents[0]) if parents else "")
+    hint = did_you_mean(str(key), keys)
+    parts = ["there is no such key", hint or f"keys here: {', '.join(keys)}"]
+    if contract:
+        parts.append(_option_of(str(key), contract, str(merged.get(f"{base}.use", "auto")), registry))
+    return "; ".join(part for part in parts if part).replace("?; ", "? ")
+
+
+def _option_of(key: str, contract: Contract, chosen: str, registry: Registry) -> str:
+    owners = [one for one in registry.providers(contract.name) if key in _options(one)]
+    if not owners:
+        return ""
+    names = " and ".join(str(one) for one in owners)
+    return f"it is an option of {names}, and {use_path(contract)} is {chosen!r}: name the provider to set its options"
+
+
+def _options(record: ProviderRecord) -> Mapping[str, Any]:
+    """Options by name; none where the model cannot be imported, since this only looks for a hint."""
+    if record.problem:
+        return {}
+    try:
+        return record.options_model().model_fields
+    except PegboardError:
+        return {}
+
+
+def _model_at(model: type[BaseModel], location: list[int | str]) -> type[BaseModel] | None:
+    current: Any = model
+    for part in location:
+        if isinstance(part, int):
+            entries = getattr(current, "__args__", ())
+            current = entries[part] if part < len(entries) else None
+        else:
+            info = current.model_fields.get(part) if hasattr(current, "model_fields") else None
+            current = info.annotation if info else None
+        if current is None:
+            return None
+    return current if isinstance(current, type) and issubclass(current, BaseModel) else None

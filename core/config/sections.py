@@ -1,0 +1,355 @@
+"""The core's own config: every section and key that is there whatever plugins are installed.
+
+A section with a `use` chooses a provider and takes that provider's options beside its own keys;
+`pegboard.core.config.compose` builds those wider models. What is set here is only the shape: names of plugins stand in
+the presets, which are data.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+
+AUTO = "auto"
+"""`use: auto` picks the highest ranked provider whose requirements are met and that supports model and device."""
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+MAX_KEY_LENGTH = 512
+Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
+"""What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
+ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
+NameList = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [] if value is None else [value]),
+]
+HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
+"""A name or an address, without a port."""
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about unknown keys, described by its docstrings."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True, protected_namespaces=()
+    )
+
+
+class UseSection(Section):
+    """A section that chooses one provider."""
+
+    use: str = AUTO
+    """Name of the provider, or `auto`."""
+
+
+class ModelSection(UseSection):
+    """The model, and the family of networks that runs it."""
+
+    use: str = AUTO
+    """The model family that builds and loads the network, or `auto`: the first that supports the architecture."""
+    path: str
+    """What to serve: a directory, a hub id, a GGUF file, or another reference that a model source understands."""
+    source: UseSection = UseSection()
+    """Where the model comes from; `auto` asks every model source whether it understands `path`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and KV; `auto` takes the checkpoint's own on a GPU, and on a CPU bfloat16 for 16-bit checkpoints
+    where the CPU computes with it (AMX, AVX-512 bf16), else float32."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where it runs: `cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU where there is one."""
+    context_length: PositiveInt | None = None
+    """Most tokens of prompt and output together; unset: what the model was made for."""
+    cache_dir: str | None = None
+    """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    hidden_states: bool = False
+    """Let requests ask for hidden states: they are large, and say much about a model."""
+    served_name: NameList = ()
+    """Name under which APIs offer the model, or several: answers have the first, requests may use any. Unset: the last
+    part of `path`."""
+
+
+class CorsSection(Section):
+    """Web pages of other origins that may use the server."""
+
+    allow_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+)$")], ...] = ()
+    """Origins whose pages may call, such as `https://chat.example.com`; `*` is all. Empty: browsers keep pages of other
+    origins from it. Cookies are never asked for: pages send a key as everybody does."""
+    max_age: Annotated[int, Field(ge=0)] = 600
+    """Seconds for which a browser may remember that it was allowed."""
+
+
+class TlsSection(Section):
+    """HTTPS instead of HTTP."""
+
+    cert_file: str | None = None
+    """The certificate, with the chain behind it, in PEM format; set, the server speaks HTTPS only."""
+    key_file: str | None = None
+    """Its private key, in PEM format; unset: it lies in `cert_file` as well."""
+    key_password_file: str | None = None
+    """File with the password of the private key, where that is encrypted."""
+    client_ca_file: str | None = None
+    """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
+
+
+class SessionsSection(Section):
+    """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
+
+    max_sessions: PositiveInt = 1024
+    """Most sessions that are open at once; one more is refused with 429."""
+    max_session_tokens: PositiveInt = 262_144
+    """Most tokens that one session keeps, of all its branches together; they take 4 bytes each."""
+    idle_timeout: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds without a turn after which a session is closed; a request may ask for less."""
+
+
+class BudgetSection(Section):
+    """What requests may cost beyond what is ordinary. It is reckoned from what they ask for, before any of it is built;
+    unset lengths of answers with log-probabilities or hidden states are cut to what is left."""
+
+    request_bytes: PositiveInt = 64 * 1024 * 1024
+    """Most memory that one HTTP request may take in the API process, for log-probabilities (320 bytes each), vectors,
+    prompts and answers; one that asks for more is answered with 400."""
+    total_bytes: PositiveInt = 192 * 1024 * 1024
+    """The same of all requests in progress; one more costly request is answered with 503."""
+    request_steps: PositiveInt = 4096
+    """Most steps per character of output that the stop strings (1 each) and stop expressions (1 per state, and 1 per 16
+    characters once) of one HTTP request may take, all its answers together; 16 per answer are free. More is answered
+    with 400."""
+    total_steps: PositiveInt = 8192
+    """The same of all requests in progress; one more costly request is answered with 503."""
+
+
+class ServerSection(Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 30000
+    """Port to listen on; 0 picks a free one."""
+    allowed_hosts: Annotated[tuple[HostName, ...], ONE_OR_SEVERAL] = ()
+    """Further names under which clients without a key may address the server (their Host header, without a port), such
+    as the public name of a proxy in front of it; `*` is any. A server with keys does not look at them."""
+    api_key: Annotated[KeyList, Field(repr=False)] = ()
+    """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
+    of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
+    api_key_file: str | None = None
+    """File with further API keys, one per line; with a name in front (`NAME: KEY`), which gates and logs may tell, or
+    else a key is called by its number."""
+    admin_key: Annotated[KeyList, Field(repr=False)] = ()
+    """One key or several for the routes of admins, and for all others. Without one, but with an API key, nobody may use
+    the routes of admins."""
+    admin_key_file: str | None = None
+    """File with further admin keys, one per line, with or without a name."""
+    cors: CorsSection = CorsSection()
+    """Web pages of other origins that may use the server."""
+    tls: TlsSection = TlsSection()
+    """HTTPS instead of HTTP."""
+    access_log: bool = False
+    """Log a line per HTTP request: its method, path, status and time, never its query, headers or body."""
+    shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds that running requests get to finish when the server is asked to stop."""
+    request_timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408. One that
+    reads nothing of its answer for as long is cut off."""
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    """Largest request body that is read, in bytes; a larger one is answered with 413. Routes that take no prompts read
+    1 MiB at most."""
+    max_body_values: PositiveInt = 1024 * 1024
+    """Most values in a request body: an item of a list counts one, a string four, a list, an object or a name in an
+    object eight. More are answered with 413, before they are parsed."""
+    max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
+    """Bytes that bodies larger than 64 KiB may hold together while they arrive and are made into requests. Without
+    room, more of a body is not read; after 10 s it is answered with 503."""
+    max_connections: PositiveInt = 4096
+    """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
+    503; health probes have places of their own."""
+    budget: BudgetSection = BudgetSection()
+    """What requests may cost beyond what is ordinary."""
+    sessions: SessionsSection = SessionsSection()
+    """Conversations whose tokens the server remembers."""
+    profile_dir: str | None = None
+    """Directory below which traces of `/start_profile` are written; unset: none are made."""
+
+    @model_validator(mode="after")
+    def _tls_needs_a_certificate(self) -> ServerSection:
+        tls = self.tls
+        named = [name for name in ("key_file", "key_password_file", "client_ca_file") if getattr(tls, name) is not None]
+        if named and tls.cert_file is None:
+            raise ValueError(f"server.tls.{named[0]} is set, but server.tls.cert_file is not")
+        return self
+
+
+class MemorySection(Section):
+    """KV memory."""
+
+    page_size: PositiveInt = 1
+    """Tokens per page: the unit in which KV memory is allocated, shared and evicted."""
+    max_total_tokens: PositiveInt | None = None
+    """Tokens that the KV pool holds; unset: what fits into the memory that the weights leave free."""
+    prepare_seconds: Annotated[float, Field(ge=0)] = 3.0
+    """How long a server's start may take to get the pool's memory from the system, where that is given only when it is
+    written to, as on a CPU; 0 leaves all of it to the first requests, which are slower then."""
+    pool: UseSection = UseSection()
+    """The buffers in which keys and values live."""
+    allocator: UseSection = UseSection()
+    """Who owns the pool's free pages."""
+
+
+class SchedulerSection(Section):
+    """What runs when."""
+
+    loop: Literal["normal", "overlap"] = "normal"
+    """`overlap`: plan and launch the next step while the device computes the one before; `normal`: one after the other.
+    The tokens are the same."""
+    policy: UseSection = UseSection()
+    """The order of the waiting queue, and who is retracted first."""
+    max_running_requests: PositiveInt = 256
+    """Most requests that run at once."""
+    max_queued_requests: PositiveInt | None = None
+    """Most requests that wait because all `max_running_requests` places are taken; one more is answered with 503, and
+    an HTTP request that has more by itself with 400. Unset: 2048 in a server, and no limit for an engine in your own
+    process."""
+    max_queued_tokens: PositiveInt | None = None
+    """Most prompt tokens that wait because KV memory does not hold them; a request with more is answered with 503, and
+    an HTTP request that has more by itself with 400. Unset: 16 times what KV memory holds in a server, and no limit for
+    an engine in your own process."""
+    chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
+    """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
+    max_prefill_tokens: PositiveInt = 16384
+    """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
+    prefill_first: bool = False
+    """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
+    split_prefill_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
+    with `mixed_chunk`."""
+    mixed_chunk: bool | None = None
+    """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: where the runner prefers
+    that, and `split_prefill_layers` is 0."""
+    new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Share of a running request's remaining output that admission reserves memory for, at the start."""
+    new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14
+    """Where that share decays to, as a fraction of `new_token_ratio`."""
+    new_token_ratio_decay_steps: PositiveInt = 600
+    """Decode steps over which it decays."""
+    retract_lookahead: Annotated[int, Field(ge=0)] = 20
+    """Decode steps that must be affordable after requests were retracted for want of memory."""
+    estimate_max_new_tokens: PositiveInt = 4096
+    """Longest output that admission reckons with, whatever a request asks for."""
+    conservativeness: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on the reserved share: above 1 admits less and retracts less often."""
+    watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds that one step may take before the scheduler counts as hung; it is restarted then. One that is stopped, or
+    hangs elsewhere, is noticed after a quarter more and two seconds."""
+    decode_log_interval: Annotated[int, Field(ge=0)] = 40
+    """Decode steps per log line about them; 0: none. Prefills get a line each."""
+    seed: int = 0
+    """Seed of everything random: policies, and requests that bring no seed of their own."""
+
+
+class GrammarSection(UseSection):
+    """Constrained decoding: outputs that follow a grammar."""
+
+    workers: PositiveInt = 2
+    """Most helper processes that compile grammars. They start with the first grammar."""
+    compile_timeout: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds that one grammar may take to compile; its request fails with 400 then."""
+    first_slice: Annotated[float, Field(gt=0)] = 1.0
+    """Seconds after which a grammar that is not compiled yet gives way to new ones that wait for a helper. It
+    starts again behind them, and then has all of `compile_timeout`."""
+    queue_timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds that a grammar may wait for a helper, the time before it gave way included; its request fails with 503
+    then."""
+    max_queued: PositiveInt = 256
+    """Most grammars that wait to be compiled; one more fails with 503, or the newest one of the API key that has more
+    of them waiting than the others."""
+    max_source_bytes: PositiveInt = 256 * 1024
+    """Longest grammar that is taken, in bytes."""
+    worker_memory_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Memory that compiling a grammar may take, beyond what a helper has anyway."""
+    cache_entries: PositiveInt = 256
+    """Most compiled grammars that are kept."""
+    cache_bytes: PositiveInt = 256 * 1024 * 1024
+    """Memory that kept grammars may take."""
+    step_seconds: Annotated[float, Field(gt=0)] = 0.01
+    """Computing time that following grammars may take between two steps, in seconds. A request that would take more
+    sits out some steps, until a thread beside the loop has done its work; the others go on."""
+    work_seconds: Annotated[float, Field(gt=0)] = 2.0
+    """Computing time that the running requests with one grammar (and one API key) may take to follow it, in seconds,
+    beyond what their tokens earn; they fail with 400 then."""
+    work_seconds_earned: Annotated[float, Field(ge=0)] = 0.01
+    """Computing time that each of their tokens earns, in seconds."""
+    jump_ahead: Annotated[int, Field(ge=0)] = 2
+    """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.
+    Requests that want logprobs or hidden states never skip a token."""
+
+
+class PluginsSection(Section):
+    """Installed plugins."""
+
+    disable: tuple[str, ...] = ()
+    """Plugins that are not even imported, by name."""
+
+
+class EngineConfig(Section):
+    """One engine's whole configuration."""
+
+    preset: str | None = None
+    """A named set of defaults that files, environment and options override."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """`json`: one object per line, with the figures of a line as fields of their own."""
+    log_requests: bool = False
+    """Log a line per finished request: its times, lengths and reason, never its text."""
+    model: ModelSection
+    """The model, and the family of networks that runs it."""
+    runner: UseSection = UseSection()
+    """What executes a batch: logits, processors, sampling."""
+    attention: UseSection = UseSection()
+    """The attention backend."""
+    memory: MemorySection = MemorySection()
+    """KV memory."""
+    prefix_cache: UseSection = UseSection()
+    """What is remembered of finished requests' prompts and outputs."""
+    scheduler: SchedulerSection = SchedulerSection()
+    """What runs when."""
+    gates: tuple[UseSection, ...] = ()
+    """What a request passes before it may wait for its turn, in this order: names, or `{use: name, option: value}`."""
+    logits_processors: tuple[UseSection, ...] = ()
+    """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
+    sampler: UseSection = UseSection()
+    """What turns logits into tokens."""
+    grammar: GrammarSection = GrammarSection()
+    """Constrained decoding: outputs that follow a grammar."""
+    pooler: UseSection = UseSection()
+    """What makes one vector of a prompt's hidden states, for embeddings."""
+    reasoning_parser: UseSection = UseSection()
+    """What tells a model's thinking from its answer; `auto` goes by the chat template."""
+    tool_parser: UseSection = UseSection()
+    """What finds tool calls in a model's answers; `auto` goes by the chat template."""
+    apis: tuple[UseSection, ...] = ()
+    """HTTP APIs to offer: names, or `{use: name, option: value}`."""
+    server: ServerSection = ServerSection()
+    """The HTTP server."""
+    plugins: PluginsSection = PluginsSection()
+    """Installed plugins."""
+
+    @model_validator(mode="after")
+    def _chunk_holds_a_page(self) -> EngineConfig:
+        chunk = self.scheduler.chunked_prefill_size
+        if chunk and chunk < self.memory.page_size:
+            raise ValueError(
+                f"scheduler.chunked_prefill_size {chunk} is less than memory.page_size {self.memory.page_size}: "
+                "a chunk must hold at least one page"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_share_a_step(self) -> EngineConfig:
+        if self.scheduler.mixed_chunk and self.scheduler.split_prefill_layers:
+            raise ValueError(
+                "scheduler.mixed_chunk and scheduler.split_prefill_layers exclude each other: decodes run either in a "
+                "prefill's batch or between its parts"
+            )
+        return self

@@ -1,0 +1,172 @@
+"""Choosing a provider where the config leaves it to the model and the device.
+
+selection = Selection(resolved)
+attention = selection.choose("attention", context).build(context)
+processors = [one.build(context) for one in selection.choose_all("logits_processor", context)]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.core.config.compose import ResolvedConfig
+from pegboard.core.config.requires import solve
+from pegboard.core.config.shape import use_path
+from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.core.interfaces.options import Options
+from pegboard.core.registry.records import MissingExtra, ProviderRecord
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen provider, imported, with its options and the capabilities that it has with them.
+
+    `reasons` says why others before it were passed over.
+    """
+
+    record: ProviderRecord
+    cls: type[Any]
+    options: Options
+    provides: frozenset[str] = frozenset()
+    automatic: bool = False
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    def build(self, context: object) -> Any:
+        """An instance, built from its options and the contract's context."""
+        with self.record.told("building it"):
+            return self.cls(self.options, context)
+
+    def __str__(self) -> str:
+        """A line for the log: ``attention: torch (pegboard 0.1.0), automatic; triton: no CUDA device``."""
+        how = ", automatic" if self.automatic else ""
+        return "; ".join((f"{self.record.provider.contract}: {self.record}{how}", *self.reasons))
+
+
+class Selection:
+    """The choices of one engine, made one after another while it is built.
+
+    A choice narrows what is left for the contracts that it requires something of.
+    """
+
+    def __init__(self, resolved: ResolvedConfig) -> None:
+        self.resolved = resolved
+        self.choices: dict[str, tuple[Choice, ...]] = {}
+        self._left = dict(resolved.candidates)
+        self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
+
+    def choose(self, contract: str, context: object) -> Choice:
+        """The best provider that supports `context`, the same one each time it is asked for again.
+
+        Candidates are imported and asked in rank order until one has no objection. Raises ConfigError where none is
+        left, with each one's objection, and PluginError where a plugin's own import fails.
+        """
+        if contract not in self.choices:
+            choice = self._pick(contract, context)
+            self.choices[contract] = (choice,)
+            log.info("%s", choice)
+        return self.choices[contract][0]
+
+    def choose_all(self, contract: str, context: object) -> tuple[Choice, ...]:
+        """Every provider of a list, in the config's order. Raises ConfigError where one does not support `context`."""
+        if contract not in self.choices:
+            chosen = []
+            for index, record in enumerate(self._left[contract]):
+                choice, objection = self._ask(record, context)
+                if choice is None:
+                    path = f"{CONTRACTS[contract].config_path}[{index}]"
+                    raise ConfigError(
+                        Problem(path, f"{record} cannot be used: {objection}", self.resolved.origins.get(path, ""))
+                    )
+                chosen.append(choice)
+            self.choices[contract] = tuple(chosen)
+        return self.choices[contract]
+
+    def summary(self) -> dict[str, str | list[str]]:
+        """The names chosen so far, by contract: a list where the contract takes several."""
+        return {
+            contract: [one.name for one in chosen]
+            if CONTRACTS[contract].cardinality is Cardinality.MANY
+            else chosen[0].name
+            for contract, chosen in self.choices.items()
+        }
+
+    def _pick(self, contract: str, context: object) -> Choice:
+        reasons = self._reasons.setdefault(contract, [])
+        for record in self._left[contract]:
+            narrowed = solve({**self._left, contract: (record,)}, self.resolved.registry, self.resolved.provides)
+            if narrowed.problems:
+                reasons.append(f"{record.name}: {narrowed.problems[0].message}")
+                continue
+            choice, objection = self._ask(record, context, tuple(reasons))
+            if choice is None:
+                reasons.append(f"{record.name}: {objection}")
+                continue
+            self._left = narrowed.candidates
+            for name, more in narrowed.reasons.items():
+                self._reasons.setdefault(name, []).extend(more)
+            return choice
+        raise ConfigError(self._nobody(contract, reasons))
+
+    def _ask(self, record: ProviderRecord, context: object, reasons: tuple[str, ...] = ()) -> tuple[Choice | None, str]:
+        try:
+            cls = record.load()
+        except MissingExtra as error:
+            return None, str(error)
+        options = self.resolved.options(record)
+        try:
+            with record.told("supports"):
+                objection = _objection(cls.supports(options, context))
+        except MissingExtra as error:
+            return None, str(error)
+        if objection is not None:
+            return None, objection
+        automatic = record.contract.name not in self.resolved.named
+        return Choice(record, cls, options, self.resolved.provides(record), automatic, reasons), ""
+
+    def _nobody(self, contract: str, reasons: Sequence[str]) -> Problem:
+        path = use_path(CONTRACTS[contract])
+        origin = self.resolved.origins.get(path, "")
+        if contract in self.resolved.named:
+            record = self.resolved.candidates[contract][0]
+            return Problem(path, f"{record} cannot be used: {reasons[-1].partition(': ')[2]}", origin)
+        return Problem(path, f"no provider of {contract} can be used: {'; '.join(reasons)}", origin)
+
+
+def _objection(answer: object) -> str | None:
+    """What `supports` answered, if that is an answer."""
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise TypeError(f"it answered {answer!r}, and not None or the reason why not")
+
+
+def select(
+    contract: str, candidates: Sequence[ProviderRecord], context: object
+) -> tuple[type[Any] | None, Mapping[str, str]]:
+    """The class of the first candidate without an objection to `context`, and the objections of those before it.
+
+    For callers without a config, such as the conformance kit; an engine uses `Selection`.
+    """
+    objections: dict[str, str] = {}
+    for record in candidates:
+        try:
+            cls = record.load()
+            options = record.options_model()()
+        except MissingExtra as error:
+            objections[record.name] = str(error)
+            continue
+        with record.told("supports"):
+            objection = _objection(cls.supports(options, context))
+        if objection is None:
+            return cls, objections
+        objections[record.name] = objection
+    return None, objections

@@ -1,0 +1,1 @@
+"""The engine: providers built into one scheduler, the model loaded, its memory sized; and `Engine`."""

@@ -1,0 +1,333 @@
+"""Engine: the whole pipeline in one process, for offline use and tests. Imports neither FastAPI nor ZeroMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, overload
+
+from pegboard.core.config.compose import ResolvedConfig, compose
+from pegboard.core.engine.threads import yield_when_waiting
+from pegboard.core.interfaces.client import (
+    Embedding,
+    EmbedRequest,
+    GenerateRequest,
+    Logprob,
+    ModelInfo,
+    OutputChunk,
+    failure,
+)
+from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    Accepted,
+    Rejected,
+    TokenizedBatch,
+    TokenizedRequest,
+    TokenOutput,
+)
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
+from pegboard.core.registry.blame import in_words
+
+if TYPE_CHECKING:
+    from pegboard.core.engine.build import BuiltScheduler
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.pipeline.scheduler import Scheduler
+
+RESTING_SECONDS = 0.002
+"""How long a step waits while all requests are held back by gates."""
+
+Prompt = str | list[int]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(slots=True)
+class GenerateOutput:
+    """One finished answer. `logprobs` has (logprob, token id, top list) per token where it was asked for."""
+
+    rid: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: dict[str, Any] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
+    input_logprobs: list[Logprob] | None = None
+    hidden_states: list[list[float]] | None = None
+
+    def add(self, chunk: OutputChunk) -> None:
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
+        self.num_retractions = chunk.num_retractions
+        if chunk.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + chunk.logprobs
+        if chunk.input_logprobs is not None:
+            self.input_logprobs = chunk.input_logprobs
+        if chunk.hidden_states is not None:
+            self.hidden_states = (self.hidden_states or []) + chunk.hidden_states
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+
+
+class Engine:
+    """One model, served in this process.
+
+    >>> with Engine.from_config({"model": {"path": "demo:smollm2-135m-instruct"}}) as engine:  # doctest: +SKIP
+    ...     print(engine.generate("The capital of France is").text)
+
+    Not thread-safe, but several streams may be read in turn. What fails on the way to the scheduler raises
+    InvalidRequest before anything runs. A request that fails later is answered all the same: its output's
+    `finish_reason` has the type ``abort``, with a `message`, an HTTP `status` and sometimes a `code`; others go on.
+    Where the scheduler itself raises, such as for a prefix cache that loses pages, the engine has stopped: what would
+    need it raises that error from then on.
+    """
+
+    def __init__(self, resolved: ResolvedConfig) -> None:
+        yield_when_waiting()
+        # Only now: torch comes with it, and OpenMP settles how threads wait when it is loaded.
+        from pegboard.core.engine.build import build_scheduler
+
+        # It offers no API, and plugins that act for one need not.
+        self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
+        self._built: BuiltScheduler | None = build_scheduler(self.resolved)
+        self._intake = Intake(self.info, self.tokenizer)
+        self._mail: dict[str, list[TokenOutput]] = {}
+        """Per request under way, what the scheduler said and its reader has not taken yet."""
+        self._stopped: Exception | None = None
+        """What the scheduler raised: who has which memory is not known any more."""
+        self._polled: dict[str, OutputState] = {}
+        """Of these `poll` is the reader."""
+        self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
+
+    @classmethod
+    def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:
+        """From a nested mapping, laid over config files if there are any. The environment counts as usual."""
+        return cls(compose(files, data=data, overrides=overrides))
+
+    @property
+    def built(self) -> BuiltScheduler:
+        """The parts, for tests and tools."""
+        if self._built is None:
+            raise PegboardError("this engine is closed")
+        return self._built
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        """For what is to run. Raises anew what has stopped the engine."""
+        if self._stopped is not None:
+            raise _again(self._stopped) from self._stopped
+        return self.built.scheduler
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.built.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.built.tokenizer
+
+    @overload
+    def generate(self, prompts: str, sampling: SamplingParams | None = None, **options: Any) -> GenerateOutput: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling = None, **options: Any
+    ) -> list[GenerateOutput]: ...
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
+    ) -> GenerateOutput | list[GenerateOutput]:
+        """Answers to all prompts (texts or lists of token ids), batched together; one answer for a single text.
+
+        `sampling` holds for all, or has one entry per prompt. `options` are further fields of GenerateRequest, such as
+        ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and nothing runs.
+        """
+        single = isinstance(prompts, str)
+        texts: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        requests = [
+            GenerateRequest(prompt=prompt, sampling=params, **options)
+            for prompt, params in zip(texts, _spread(sampling, len(texts)), strict=True)
+        ]
+        outputs = self.run(requests)
+        return outputs[0] if single else outputs
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[OutputChunk]:
+        """One answer as it comes. Closing the iterator early aborts the request."""
+        request = GenerateRequest(prompt=prompt, sampling=sampling or SamplingParams(), stream=True, **options)
+        prepared = self._submit([request])[0]
+        state = OutputState(prepared, self.tokenizer)
+        try:
+            while True:
+                for output in self._take(prepared.rid):
+                    yield state.push(output)
+                    if output.finish_reason is not None:
+                        return
+        finally:
+            self._forget([prepared.rid])
+
+    def run(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
+        """Answers in the order of the requests, which may differ in every field.
+
+        One that fails on the way has what it said so far, and a `finish_reason` that says why:
+        ``{"type": "abort", "message": ..., "status": 500}``. Raises InvalidRequest as `generate` does, and what the
+        scheduler raises, if it does: the engine has stopped then.
+        """
+        prepared = self._submit(requests)
+        outputs = [GenerateOutput(one.rid) for one in prepared]
+        try:
+            for one, output in zip(prepared, outputs, strict=True):
+                state = OutputState(one, self.tokenizer)
+                while not output.finish_reason:
+                    for part in self._take(one.rid):
+                        output.add(state.push(part))
+        finally:
+            self._forget([one.rid for one in prepared])
+        return outputs
+
+    def submit(self, request: GenerateRequest) -> str:
+        """Queue a request, whose output `poll` brings; its rid. Raises InvalidRequest as `generate` does.
+
+        For whoever has many requests, of which some are always under way, and wants each answer as it is finished.
+        """
+        prepared = self._submit([request])[0]
+        self._polled[prepared.rid] = OutputState(prepared, self.tokenizer)
+        return prepared.rid
+
+    def poll(self) -> list[OutputChunk]:
+        """What is new of the submitted requests, after one step of the scheduler at most; nothing, perhaps.
+
+        The chunk that has a `finish_reason` is a request's last one.
+        """
+        if (self._polled or self._stopped) and not any(self._mail[rid] for rid in self._polled):
+            self._step()
+        chunks: list[OutputChunk] = []
+        for rid, state in self._polled.items():
+            outputs, self._mail[rid] = self._mail[rid], []
+            chunks += (state.push(output) for output in outputs)
+        self.abort(*(chunk.rid for chunk in chunks if chunk.finish_reason is not None))
+        return chunks
+
+    def abort(self, *rids: str) -> None:
+        """Forget submitted requests, whether they have ended or not; `poll` brings nothing more of them."""
+        known = [rid for rid in rids if self._polled.pop(rid, None) is not None]
+        if known:
+            self._forget(known)
+
+    def embed(self, prompts: Sequence[Prompt], **options: Any) -> list[Embedding]:
+        """Embeddings of prompts (texts or lists of token ids), batched together. `options` are further fields of
+        EmbedRequest, such as ``dimensions=256``. Raises InvalidRequest as `generate` does.
+        """
+        requests = [EmbedRequest(prompt=prompt, **options) for prompt in prompts]
+        prepared = self._send([self._intake.prepare_embed(one) for one in requests])
+        found = []
+        try:
+            for request, one in zip(requests, prepared, strict=True):
+                last = self._take(one.rid)[-1]
+                if (error := failure(last.finish_reason)) is not None:
+                    raise error
+                found.append(finish_embedding(request, last))
+        finally:
+            self._forget([one.rid for one in prepared])
+        return found
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix."""
+        self._scheduler.memory.cache.reset()
+
+    def stats(self) -> dict[str, Any]:
+        """The scheduler's counters, queues and memory."""
+        return self.built.scheduler.info()
+
+    def close(self) -> None:
+        """Give back the model's memory. May be called twice."""
+        if self._built is not None:
+            self._built.hooks.call.shutdown()
+            self._built.close()
+            self._built = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
+        return self._send([self._intake.prepare(request) for request in requests])
+
+    def _send(self, prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
+        for one in prepared:
+            if one.rid in self._mail:
+                raise InvalidRequest(f"the request {one.rid!r} is still running", param="rid", code="duplicate_rid")
+        with self._watched() as scheduler:
+            replies = scheduler.receive([TokenizedBatch(requests=prepared)])
+        accepted = [reply.rid for reply in replies if isinstance(reply, Accepted)]
+        self._mail.update((rid, []) for rid in accepted)
+        for reply in replies:
+            if isinstance(reply, Rejected):
+                self._forget(accepted)
+                raise InvalidRequest(reply.message, param=reply.param, code=reply.code, status=reply.status)
+        return prepared
+
+    def _take(self, rid: str) -> list[TokenOutput]:
+        """What is new of a request; steps until there is something, and keeps what that says of others."""
+        while not self._mail[rid]:
+            self._step()
+        new, self._mail[rid] = self._mail[rid], []
+        return new
+
+    def _step(self) -> None:
+        with self._watched() as scheduler:
+            if scheduler.resting:
+                time.sleep(RESTING_SECONDS)
+            outputs = scheduler.step()
+        for output in outputs:
+            if output.rid in self._mail:
+                self._mail[output.rid].append(output)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[Scheduler]:
+        """The scheduler, whose first exception is its last: it takes no request's failure for its own."""
+        scheduler = self._scheduler
+        try:
+            yield scheduler
+        except Exception as error:
+            self._stopped = error
+            raise
+
+    def _forget(self, rids: Sequence[str]) -> None:
+        """Nobody reads these any more: abort those that have not ended."""
+        for rid in rids:
+            self._mail.pop(rid, None)
+        if self._built is None or self._stopped is not None:
+            return
+        with self._watched() as scheduler:
+            scheduler.receive([AbortRequest(rid=rid) for rid in rids])
+        if not self._mail:
+            # Nothing is left to run; the scheduler only says its last words.
+            self._step()
+
+
+def _again(error: Exception) -> Exception:
+    """An error of the same type, as far as its type can be built from a text: for later calls."""
+    text = f"the engine has stopped, and a new one is needed: {in_words(error)}"
+    try:
+        again = type(error)(text)
+    except Exception:
+        return PegboardError(text)
+    return again if text in str(again) else PegboardError(text)
+
+
+def _spread(sampling: Sampling, n: int) -> Sequence[SamplingParams]:
+    if sampling is None:
+        return [SamplingParams()] * n
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * n
+    if len(sampling) != n:
+        raise InvalidRequest(f"{n} prompts, but {len(sampling)} sampling params", param="sampling")
+    return sampling

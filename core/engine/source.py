@@ -1,0 +1,34 @@
+"""Finding the model: from a reference to a directory and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
+
+if TYPE_CHECKING:
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.select import Selection
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A local model directory and its tokenizer."""
+
+    directory: Path
+    tokenizer: Tokenizer
+
+
+def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedModel:
+    """Ask the sources in rank order; convert or fetch where that has not happened. Raises ModelError or ConfigError."""
+    from pegboard.core.toolkit.system.cache_dir import cache_path, default_cache_dir
+
+    model = resolved.engine.model
+    context = ModelSourceContext(
+        reference=model.path, cache_dir=cache_path(model.cache_dir) if model.cache_dir else default_cache_dir()
+    )
+    source = cast(ModelSource, selection.choose("model_source", context).build(context))
+    return PreparedModel(source.prepare(), source.tokenizer())

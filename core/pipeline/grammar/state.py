@@ -1,0 +1,216 @@
+"""Grammars: where each request is in its own, and the masks of the tokens that may come next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from pegboard.core.interfaces.batch import TokenMask
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import CompiledGrammar
+from pegboard.core.interfaces.req import ReqSlot
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.registry.blame import text_of
+from pegboard.core.server.logs import quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.grammar import Grammar, GrammarMatcher
+    from pegboard.core.interfaces.req import Req
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
+"""The capabilities of the contract that are kinds of grammars."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Account:
+    """Computing time of the matchers of one owner's requests with one grammar, for as long as there are any, and the
+    tokens that they went on by. Several answers to one prompt share it, and without keys so do strangers: `requests`
+    are those that are here now.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+
+
+class Prepared(CompiledGrammar):
+    """A compiled grammar with what is the same for all its outputs: `row` and `free` are how they may begin, as in
+    GrammarState. `worst` is the most computing time, in seconds, that going on by a token has taken so far; None where
+    no output has.
+    """
+
+    def __init__(self, compiled: CompiledGrammar, row: NDArray[np.int32], *, free: bool) -> None:
+        self._compiled = compiled
+        self.row = row
+        self.free = free
+        self.worst: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self._compiled.size_bytes + self.row.nbytes
+
+    def matcher(self) -> GrammarMatcher:
+        return self._compiled.matcher()
+
+
+@dataclass(slots=True)
+class GrammarState:
+    """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
+    `free` any may. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
+    its matcher took last, None before it has gone on by a token; `seconds` and `tokens` are its part of the account.
+    """
+
+    matcher: GrammarMatcher
+    row: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    account: Account
+    grammar: Prepared
+    free: bool = False
+    cost: float | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a request keeps its state: from the gate's opening until it ends."""
+
+    state: GrammarState | None = None
+
+
+_PLACE = ReqSlot(_Place)
+
+
+class Grammars:
+    """Puts requests at the beginning of their grammars. `vocab_size` is the width of the logits, `eos_ids` end an
+    output.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._words = -(-vocab_size // 32)
+        self._ends = _bits(eos_ids, self._words)
+        self._accounts: WeakValueDictionary[tuple[str, Grammar | None], Account] = WeakValueDictionary()
+
+    def prepare(self, compiled: CompiledGrammar) -> Prepared:
+        """Find out how outputs may begin: the same for all of them, and done once. May be called in any thread."""
+        row = np.zeros(self._words, np.int32)
+        free = not compiled.matcher().fill(row[None], 0)
+        return Prepared(compiled, row, free=free)
+
+    def begin(self, req: Req, compiled: CompiledGrammar) -> None:
+        """Raises what the backend's code raises."""
+        grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
+        account = self._accounts.setdefault((req.principal, req.sampling.grammar), Account())
+        state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
+        _allow_ends(req, state)
+        account.requests += 1
+        _PLACE.of(req).state = state
+
+    def forget(self, req: Req) -> None:
+        """Nothing is kept of the request any more."""
+        state = state_of(req)
+        if state is not None:
+            state.account.requests -= 1
+        _PLACE.clear(req)
+
+
+def state_of(req: Req) -> GrammarState | None:
+    """Where a request is in its grammar; None for one that has none."""
+    place = _PLACE.peek(req)
+    return None if place is None else place.state
+
+
+def advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
+    """Go on by a token that has been sampled. Why the request ends, if it does: the output is complete, whatever
+    `ignore_eos` and `min_new_tokens` say, or the backend's code failed.
+    """
+    try:
+        if not state.matcher.accept(token):
+            raise RuntimeError(f"the token {token} was sampled, which the grammar does not allow here")
+        return FinishReason(FinishType.STOP) if state.matcher.terminated else None
+    except BaseException as error:
+        return failure_of(req, error)
+
+
+def look_ahead(req: Req, state: GrammarState) -> FinishReason | None:
+    """Find out which tokens may come next; why the request ends, if none may or the backend's code fails."""
+    try:
+        state.free = not state.matcher.fill(state.row[None], 0)
+        _allow_ends(req, state)
+    except BaseException as error:
+        return failure_of(req, error)
+    return None
+
+
+def forced(req: Req, state: GrammarState) -> list[int]:
+    """Tokens that must come next. A backend that fails here only costs the short cut."""
+    if state.free:
+        return []
+    try:
+        return [int(token) for token in state.matcher.forced()]
+    except BaseException as error:
+        _let_through(error)
+        logger.error("the grammar of %s failed to say what it forces", quoted(req.name), exc_info=error)
+        return []
+
+
+def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
+    """What the grammars of `reqs` allow next; None where nobody has any."""
+    found = [(at, state) for at, req in enumerate(reqs) if (state := state_of(req)) is not None and not state.free]
+    if not found:
+        return None
+    rows = np.fromiter((at for at, _ in found), np.int64, len(found))
+    return TokenMask(rows, np.stack([state.row for _, state in found]))
+
+
+def failure_of(req: Req, error: BaseException) -> FinishReason:
+    """How a request ends in whose grammar the backend's code has raised. Libraries in Rust panic with what is no
+    Exception.
+    """
+    _let_through(error)
+    if isinstance(error, InvalidRequest):
+        status, code = error.status, error.code
+    else:
+        logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
+        status, code = 500, "grammar_failed"
+    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {text_of(error)}", status=status, code=code)
+
+
+def _let_through(error: BaseException) -> None:
+    """Raise what the program is to end by."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+
+
+def _allow_ends(req: Req, state: GrammarState) -> None:
+    """Put into the state's row what the request says about tokens that end it. Raises where nothing is allowed."""
+    row, ends, params = state.row, state.ends, req.sampling
+    if state.free:
+        if not params.ignore_eos:
+            return
+        state.free = False
+        row[:] = -1
+    if params.ignore_eos and (row & ~ends).any():
+        row &= ~ends
+    elif params.stop_token_ids and (row & ends).any():
+        # Whatever ends an output may come where the grammar lets it end.
+        row |= _bits(params.stop_token_ids, row.shape[0])
+    if not row.any():
+        raise RuntimeError("the grammar allows none of the model's tokens here")
+
+
+def _bits(tokens: Iterable[int], words: int) -> NDArray[np.int32]:
+    row = np.zeros(words, np.uint32)
+    for token in tokens:
+        if 0 <= token < words * 32:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    return row.view(np.int32)

@@ -1,0 +1,196 @@
+"""GrammarWork: how much computing time matchers take, of a step and of a request, and where the slow ones are run.
+
+Between two steps matchers have so many seconds together. A request whose matcher would take more than is left sits out:
+it is in no batch until a thread beside the loop has found out what may come next in its output. So an expensive grammar
+slows down itself. What a matcher takes is what it took last; the first time it is the most that its grammar has ever
+taken, and with a new grammar, of which nothing is known, the request sits out. One that takes long in the loop all the
+same, against its habit, is paid back: its owner's requests sit out for many times as long.
+
+What is measured is the computing time of a thread, which does not depend on who else is busy. But the loop also waits
+for the interpreter, which the thread beside it has meanwhile, and the others wait with it: the clock bounds that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.grammar.state import advance, failure_of, look_ahead, state_of
+from pegboard.core.registry.blame import in_words
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.grammar.state import GrammarState
+
+PAY_BACK = 20.0
+"""A matcher that took longer in the loop than a step has makes its owner's requests sit out for so many times as long:
+one owner's surprises stop the others for a twentieth of the time at most.
+"""
+WAIT_SHARE = 3.0
+"""By the clock, the matchers of a step may take so many times the computing time that they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """Seconds of computing time: of all matchers between two steps, and of an account, so many and more per token."""
+
+    step_seconds: float = 0.01
+    seconds: float = 2.0
+    token_seconds: float = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A request that sits out, with the token that its matcher has to go on by."""
+
+    req: Req
+    state: GrammarState
+    token: int
+    reason: FinishReason | None = None
+
+
+class GrammarWork:
+    """Keeps account of matchers' work, and does what is too much for a step in a thread of its own.
+
+    Everything but that thread's part is called by the loop. The matcher of a request that sits out is the thread's.
+    """
+
+    def __init__(self, limits: WorkLimits | None = None) -> None:
+        self._limits = limits or WorkLimits()
+        self._left = self._limits.step_seconds
+        self._wait_left = self._limits.step_seconds * WAIT_SHARE
+        self._debts: dict[str, float] = {}
+        """Until when the requests of these owners sit out."""
+        self._changed = threading.Condition()
+        self._waiting: list[_Turn] = []
+        self._done: list[_Turn] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def begin_step(self) -> None:
+        """The matchers of the next step have all of its time."""
+        self._left = self._limits.step_seconds
+        self._wait_left = self._left * WAIT_SHARE
+
+    def has_room(self, req: Req) -> bool:
+        """Whether the request's matcher may go on now, by what it is known to take. Otherwise it sits out."""
+        state = state_of(req)
+        if state is None:
+            return True
+        cost = state.grammar.worst if state.cost is None else state.cost
+        if cost is None or cost >= self._left or self._wait_left <= 0:
+            return False
+        return not (self._debts and self._in_debt(req.principal))
+
+    def now(self) -> tuple[float, float]:
+        """The computing time of this thread, and the clock."""
+        return time.thread_time(), time.monotonic()
+
+    def took(self, req: Req, since: tuple[float, float], tokens: int) -> FinishReason | None:
+        """The request's matcher has gone on by `tokens` since it was `since` (see `now`); why the request ends, if that
+        was too much.
+        """
+        state = state_of(req)
+        if state is None:
+            return None
+        computing, clock = self.now()
+        seconds = computing - since[0]
+        self._left -= seconds
+        self._wait_left -= clock - since[1]
+        over = seconds - self._limits.step_seconds
+        if over > 0:
+            self._debts[req.principal] = max(self._debts.get(req.principal, 0.0), clock) + PAY_BACK * over
+        return self._charge(req, state, seconds, tokens)
+
+    def sit_out(self, req: Req, token: int) -> None:
+        """Go on by the token in the thread; `take_done` tells when that is done."""
+        state = state_of(req)
+        assert state is not None
+        with self._changed:
+            self._waiting.append(_Turn(req, state, token))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="matchers", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def take_done(self) -> list[tuple[Req, FinishReason | None]]:
+        """Requests that need not sit out any more, and why they end, if they do. Some may have ended meanwhile."""
+        if not self._done:
+            return []
+        with self._changed:
+            done, self._done = self._done, []
+        return [(turn.req, turn.reason) for turn in done]
+
+    def close(self) -> None:
+        """Wait for the work under way, and do no more."""
+        with self._changed:
+            self._closed = True
+            self._waiting = []
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _in_debt(self, owner: str) -> bool:
+        now = time.monotonic()
+        self._debts = {one: until for one, until in self._debts.items() if until > now}
+        return owner in self._debts
+
+    def _charge(self, req: Req, state: GrammarState, seconds: float, tokens: int) -> FinishReason | None:
+        account, grammar = state.account, state.grammar
+        with self._changed:
+            state.cost = seconds
+            grammar.worst = max(seconds, grammar.worst or 0.0)
+            state.seconds += seconds
+            state.tokens += tokens
+            account.seconds += seconds
+            account.tokens += tokens
+        limits = self._limits
+        if account.seconds <= limits.seconds + account.tokens * limits.token_seconds:
+            return None
+        # Together they have had too much. Who has had no more than a fair share is not to blame for it.
+        if state.seconds <= limits.seconds / max(1, account.requests) + state.tokens * limits.token_seconds:
+            return None
+        text = (
+            f"finding out which tokens may come next has taken {state.seconds:.1f} s of computing time for "
+            f"{state.tokens} tokens (with the other answers that have this grammar, {account.seconds:.1f} s); "
+            "make it simpler"
+        )
+        return failure_of(req, InvalidRequest(text, code="grammar_too_complex"))
+
+    # ---- in the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (turn := self._next()) is not None:
+            since = time.thread_time()
+            try:
+                turn.reason = _go_on(turn)
+                charged = self._charge(turn.req, turn.state, time.thread_time() - since, 1)
+                turn.reason = turn.reason or charged
+            except BaseException as error:
+                # This thread must not end, whatever a library does: all who sit out wait for it.
+                turn.reason = failure_of(turn.req, RuntimeError(in_words(error)))
+            with self._changed:
+                self._done.append(turn)
+
+    def _next(self) -> _Turn | None:
+        """The request next whose account has taken least: cheap ones do not wait behind expensive ones."""
+        with self._changed:
+            while not self._closed:
+                self._waiting = [turn for turn in self._waiting if not turn.req.finished]
+                if self._waiting:
+                    turn = min(self._waiting, key=lambda one: one.state.account.seconds)
+                    self._waiting.remove(turn)
+                    return turn
+                self._changed.wait()
+            return None
+
+
+def _go_on(turn: _Turn) -> FinishReason | None:
+    reason = advance(turn.req, turn.state, turn.token)
+    if reason is None and turn.req.remaining_tokens == 0:
+        return FinishReason(FinishType.LENGTH)
+    return reason or look_ahead(turn.req, turn.state)

@@ -1,0 +1,190 @@
+"""A process that compiles grammars: ``python -m pegboard.core.pipeline.grammar.worker``, started by a GrammarPool.
+
+A grammar comes from whoever may send a request, and compiling one may crash, eat memory or never end. Here that costs a
+process that holds nothing. Messages are MessagePack with the length in front, on standard input and output; the process
+ends when its input does, and by itself when one grammar takes far longer than it may.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from pegboard.core.toolkit.grammars.grammar import parts_of
+from pegboard.core.toolkit.grammars.regex_length import check_length
+
+logger = logging.getLogger(__name__)
+
+TRIAL_STEPS = 24
+
+LENGTH = struct.Struct("<Q")
+
+
+class Start(msgspec.Struct):
+    """What a worker is to be. `factory` and `options_model` are lazy names; `memory` is how many bytes it may take
+    beyond what it has once it is ready.
+    """
+
+    factory: str
+    options_model: str
+    options: dict[str, Any]
+    directory: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    memory: int
+
+
+class Work(msgspec.Struct):
+    """A grammar, and the seconds after which it is certain that nobody waits for it any more."""
+
+    grammar: Grammar
+    seconds: float
+
+
+class Reply(msgspec.Struct):
+    """What came of it: bytes, or an error for users, with status 0 where the worker itself has failed."""
+
+    compiled: bytes = b""
+    error: str = ""
+    status: int = 0
+    code: str = ""
+    param: str = ""
+
+
+class Frames:
+    """Messages over two file descriptors, one at a time."""
+
+    def __init__(self, read: Callable[[int], bytes], write: Callable[[bytes], Any]) -> None:
+        self._read = read
+        self._write = write
+
+    def send(self, message: msgspec.Struct) -> None:
+        data = msgspec.msgpack.encode(message)
+        self._write(LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> bytes:
+        """The next message; b"" at the end."""
+        head = self._exactly(LENGTH.size)
+        return self._exactly(LENGTH.unpack(head)[0]) if head else b""
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._read(count - len(parts))
+            if not part:
+                return b""
+            parts += part
+        return bytes(parts)
+
+
+def make_backend(start: Start) -> GrammarBackend:
+    """The backend, from its lazy names and the prepared model's directory."""
+    from pegboard.core.registry.lazy import import_name
+    from pegboard.core.toolkit.text.tokenizer import Tokenizer
+
+    directory = Path(start.directory)
+    context = GrammarContext(
+        directory, Tokenizer.from_directory(directory), start.vocab_size, frozenset(start.eos_token_ids)
+    )
+    options = import_name(start.options_model).model_validate(start.options)
+    backend: GrammarBackend = import_name(start.factory)(options, context)
+    return backend
+
+
+def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
+    """The reply to one grammar, whatever happens short of a crash."""
+    try:
+        for part in parts_of(grammar):
+            if part.kind == "regex":
+                check_length(part.source, part.kind)
+        compiled = backend.compile(grammar)
+        try_out(backend, grammar, compiled)
+        return Reply(compiled=compiled)
+    except InvalidRequest as error:
+        return Reply(error=error.message, status=error.status, code=error.code, param=error.param or grammar.kind)
+    except MemoryError:
+        text = f"{grammar.kind}: compiling this grammar takes more memory than it may"
+        return Reply(error=text, status=400, code="grammar_too_large", param=grammar.kind)
+    except RecursionError:
+        text = f"{grammar.kind}: this grammar is nested too deeply"
+        return Reply(error=text, status=400, code="invalid_grammar", param=grammar.kind)
+    except Exception as error:
+        logger.exception("compiling a grammar failed")
+        text = f"{grammar.kind}: this grammar cannot be compiled: {type(error).__name__}: {error}"
+        return Reply(error=text, status=400, code="grammar_failed", param=grammar.kind)
+
+
+def try_out(backend: GrammarBackend, grammar: Grammar, compiled: bytes) -> None:
+    """Some steps into the grammar, as an output would go. What would hang or break the scheduler does so here."""
+    matcher = backend.load(grammar, compiled).matcher()
+    words = -(-backend.ctx.vocab_size // 32)
+    mask = np.zeros((1, words), np.int32)
+    for step in range(TRIAL_STEPS):
+        matcher.forced()
+        if matcher.terminated or not matcher.fill(mask, 0):
+            return
+        allowed = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))
+        allowed = allowed[~np.isin(allowed, list(backend.ctx.eos_token_ids))]
+        # Any choice will do, if only it is not the same kind of token each time.
+        if not allowed.shape[0] or not matcher.accept(int(allowed[step * 7919 % allowed.shape[0]])):
+            return
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent's affair
+    # Libraries that print must not print into the messages.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    frames = Frames(lambda count: os.read(0, min(count, 1 << 20)), lambda data: _write_all(out, data))
+    orders = frames.receive()
+    if not orders:
+        return 0
+    start = msgspec.msgpack.decode(orders, type=Start)
+    try:
+        backend = make_backend(start)
+    except Exception as error:
+        logger.exception("the grammar worker cannot start")
+        frames.send(Reply(error=f"{type(error).__name__}: {error}"))
+        return 1
+    _limit_memory(start.memory)
+    frames.send(Reply())
+    while data := frames.receive():
+        work = msgspec.msgpack.decode(data, type=Work)
+        # The default action ends the process even where a library never comes back to the interpreter.
+        signal.alarm(int(work.seconds) + 1)
+        reply = compile_safely(backend, work.grammar)
+        signal.alarm(0)
+        frames.send(reply)
+    return 0
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _limit_memory(more: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except OSError:
+        return  # not on Linux: no limit is better than a wrong one
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Text from tokens: incremental detokenisation, stop strings and stop expressions."""

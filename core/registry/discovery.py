@@ -1,0 +1,110 @@
+"""Finding plugins: entry points are read, disabled ones never imported, broken ones kept with their error."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
+from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP, Plugin
+from pegboard.core.registry.blame import describe
+from pegboard.core.registry.names import did_you_mean
+from pegboard.core.registry.records import Origin, check_plugin
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    plugin: Plugin
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPlugin:
+    """A plugin whose record cannot be read: what went wrong, and what to do about it."""
+
+    name: str
+    origin: Origin
+    error: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.origin}) is broken: {self.error}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that discovery saw. `conflicts` tell what was left out, and why."""
+
+    loaded: tuple[LoadedPlugin, ...]
+    broken: tuple[BrokenPlugin, ...]
+    disabled: tuple[tuple[str, Origin], ...]
+    conflicts: tuple[str, ...]
+
+
+def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | None = None) -> Found:
+    """Read the entry points of all installed distributions; built-ins first, then by name.
+
+    Raises ConfigError for a name in `disable` that nobody brings. `points` replaces the installed ones in tests.
+    """
+    found = [(point, _origin(point)) for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)]
+    found.sort(key=lambda pair: (not pair[1].builtin, pair[0].name, pair[1].distribution))
+    check_disabled(disable, {point.name for point, _ in found})
+    enabled = [(point, origin) for point, origin in found if point.name not in disable]
+    conflicts, clashing = _name_conflicts(enabled)
+    loaded: list[LoadedPlugin] = []
+    broken: list[BrokenPlugin] = []
+    for point, origin in enabled:
+        if point.name in clashing and not origin.builtin:
+            continue
+        try:
+            loaded.append(LoadedPlugin(check_plugin(point.load(), point.name), origin))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Also one that calls sys.exit: it ends itself and nothing else.
+            broken.append(_broken(point, origin, error))
+    disabled = tuple((point.name, origin) for point, origin in found if point.name in disable)
+    return Found(tuple(loaded), tuple(broken), disabled, conflicts)
+
+
+def _origin(point: EntryPoint) -> Origin:
+    if point.dist is None:
+        return Origin("unknown distribution", "?")
+    return Origin(point.dist.name.lower().replace("_", "-"), point.dist.version)
+
+
+def check_disabled(disable: Collection[str], known: Collection[str]) -> None:
+    problems = []
+    for name in disable:
+        if name in known:
+            continue
+        hint = did_you_mean(name, known)
+        message = f"no plugin {name!r} is installed; " + (f"{hint} " if hint else "")
+        problems.append(Problem("plugins.disable", f"{message}installed: {', '.join(sorted(known)) or 'none'}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _name_conflicts(enabled: Iterable[tuple[EntryPoint, Origin]]) -> tuple[tuple[str, ...], set[str]]:
+    owners: dict[str, list[Origin]] = {}
+    for point, origin in enabled:
+        owners.setdefault(point.name, []).append(origin)
+    conflicts = []
+    for name, origins in owners.items():
+        if len(origins) < 2:
+            continue
+        message = f"two plugins are called {name!r}: one of {origins[0]}, one of {origins[1]}"
+        if origins[0].builtin:
+            message += f"; a plugin may not shadow a built-in one, so {origins[1].distribution} must rename its own"
+        conflicts.append(f"{message}; uninstall one of the two distributions")
+    return tuple(conflicts), {name for name, origins in owners.items() if len(origins) > 1}
+
+
+def _broken(point: EntryPoint, origin: Origin, error: BaseException) -> BrokenPlugin:
+    text = str(error) if isinstance(error, PluginError) else describe(error, point.module)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"install {error.name.partition('.')[0]!r}, or reinstall {origin.distribution}"
+    else:
+        remedy = f"update or uninstall {origin.distribution}"
+    return BrokenPlugin(point.name, origin, text, f"{remedy}, or add {point.name!r} to plugins.disable")

@@ -1,0 +1,145 @@
+"""The registry: every plugin that is installed and enabled, and the providers that the config can name.
+
+Built once per process from the entry points (`Registry.discover`) or, in tests, from records (`Registry.of`). Reading
+it imports plugin records only; a provider's class and options are imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+
+from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.plugin import Plugin
+from pegboard.core.registry.discovery import BrokenPlugin, Found, LoadedPlugin, check_disabled, discover
+from pegboard.core.registry.lock import PluginLock
+from pegboard.core.registry.names import or_hint
+from pegboard.core.registry.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
+
+
+class Registry:
+    """Plugins in lock order, providers by contract and name.
+
+    `conflicts` (two plugins or two providers of one name) and `broken` plugins stop only configs that choose what they
+    are about. `use: auto` keeps to the built-in one of two providers, and takes neither of two others.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[LoadedPlugin],
+        *,
+        broken: Sequence[BrokenPlugin] = (),
+        disabled: Sequence[tuple[str, Origin]] = (),
+        conflicts: Sequence[str] = (),
+    ) -> None:
+        self.plugins = tuple(plugins)
+        self.broken = tuple(broken)
+        self.disabled = tuple(disabled)
+        self._providers: dict[str, dict[str, ProviderRecord]] = {name: {} for name in CONTRACTS}
+        self._stray: list[ProviderRecord] = []
+        self._clashes: dict[tuple[str, str], str] = {}
+        self.name_conflicts = tuple(conflicts)
+        """Plugins that were left out, because another one has their name."""
+        self.conflicts = (*conflicts, *self._index())
+        self.lock = PluginLock.of(self.plugins)
+
+    @classmethod
+    def discover(cls, disable: Collection[str] = ()) -> Registry:
+        """From the installed distributions. Raises ConfigError for an unknown name in `disable`."""
+        return cls.from_found(discover(disable))
+
+    @classmethod
+    def from_found(cls, found: Found) -> Registry:
+        return cls(found.loaded, broken=found.broken, disabled=found.disabled, conflicts=found.conflicts)
+
+    @classmethod
+    def of(cls, *plugins: Plugin, distribution: str = OWN_DISTRIBUTION, version: str = "0") -> Registry:
+        """A registry of exactly these records, which discovers nothing."""
+        origin = Origin(distribution, version)
+        return cls([LoadedPlugin(check_plugin(plugin, plugin.name), origin) for plugin in plugins])
+
+    def with_plugins(self, *plugins: Plugin, distribution: str, version: str = "0") -> Registry:
+        """This registry and these records besides, as if another distribution had brought them."""
+        more = Registry.of(*plugins, distribution=distribution, version=version)
+        return Registry([*self.plugins, *more.plugins], broken=self.broken, disabled=self.disabled)
+
+    def restricted(self, names: Iterable[str]) -> Registry:
+        """Only the plugins of these names, in this order: what a plugin lock asks for."""
+        by_name = {one.plugin.name: one for one in self.plugins}
+        kept = [by_name[name] for name in names if name in by_name]
+        return Registry(kept, broken=self.broken, disabled=self.disabled)
+
+    def without(self, names: Collection[str]) -> Registry:
+        """All but the plugins of these names. Raises ConfigError for a name that is not there."""
+        if not names:
+            return self
+        left_out = [(one.plugin.name, one.origin) for one in self.plugins if one.plugin.name in names]
+        known = {*(one.plugin.name for one in self.plugins), *(one.name for one in self.broken)}
+        check_disabled(names, known | {name for name, _ in self.disabled})
+        return Registry(
+            [one for one in self.plugins if one.plugin.name not in names],
+            broken=[one for one in self.broken if one.name not in names],
+            disabled=(*self.disabled, *left_out),
+        )
+
+    def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
+        """Every provider of a contract, usable or not: highest rank first, then by name."""
+        if contract not in self._providers:
+            raise PluginError(
+                f"there is no contract {contract!r}; {or_hint(contract, CONTRACTS)}known: {', '.join(CONTRACTS)}"
+            )
+        return tuple(sorted(self._providers[contract].values(), key=lambda one: (-one.provider.rank, one.name)))
+
+    @property
+    def contracts(self) -> tuple[str, ...]:
+        """The names of all contracts of this core."""
+        return tuple(self._providers)
+
+    def get(self, contract: str, name: str) -> ProviderRecord | None:
+        return self._providers.get(contract, {}).get(name)
+
+    def find(self, name: str) -> tuple[ProviderRecord, ...]:
+        """Every provider called `name`, whatever its contract."""
+        return tuple(by_name[name] for by_name in self._providers.values() if name in by_name)
+
+    @property
+    def stray(self) -> tuple[ProviderRecord, ...]:
+        """Providers of contracts that this core does not have."""
+        return tuple(self._stray)
+
+    def plugin(self, name: str) -> LoadedPlugin | None:
+        return next((one for one in self.plugins if one.plugin.name == name), None)
+
+    def clash(self, contract: str, name: str) -> str:
+        """Why a provider cannot be chosen by this name, which two have; "" where there is one at most."""
+        return self._clashes.get((contract, name), "")
+
+    def _index(self) -> list[str]:
+        conflicts = []
+        for loaded in self.plugins:
+            for provider in loaded.plugin.providers:
+                problem = provider_problem(loaded.plugin, provider, loaded.origin)
+                record = ProviderRecord(provider, loaded.plugin, loaded.origin, problem)
+                known = self._providers.get(provider.contract)
+                if known is None:
+                    self._stray.append(record)
+                elif provider.name in known:
+                    first = known[provider.name]
+                    text = self._clashes[provider.contract, provider.name] = _conflict(first, record)
+                    conflicts.append(text)
+                    if not first.origin.builtin:
+                        known[provider.name] = dataclasses.replace(first, problem=text)
+                else:
+                    known[provider.name] = record
+        return conflicts
+
+
+def _conflict(first: ProviderRecord, second: ProviderRecord) -> str:
+    text = (
+        f"two {first.provider.contract} providers are called {first.name!r}: one of plugin {first.plugin.name!r} "
+        f"({first.origin}), one of plugin {second.plugin.name!r} ({second.origin})"
+    )
+    if first.origin.builtin and not second.origin.builtin:
+        text += "; a plugin may not shadow a built-in one"
+    return f"{text}; add one of the two plugins to plugins.disable, or uninstall it"

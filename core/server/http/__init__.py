@@ -1,0 +1,1 @@
+"""The HTTP side of the server: connections, the protocol, and what every route shares (keys, limits, documents)."""

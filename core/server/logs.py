@@ -1,0 +1,114 @@
+"""Logging of the two processes: lines for people, or one JSON object per line for whoever collects them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from pegboard.core.config.redact import redact
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has; everything else was given as `extra`."""
+MAX_QUOTED = 128
+"""Most characters of a client's that a line quotes."""
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: `time` (UTC), `level`, `process`, `logger`, `message`, the fields of its `extra`,
+    and `exception` where there is one.
+
+    A field whose name says that it is a secret is hidden, as in `/server_info`. What JSON does not know is written as
+    text, and numbers it does not know as null: a line is always valid.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
+        line |= redact(extra)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack_info"] = record.stack_info
+        return _encode(line)
+
+
+class LimitedLog:
+    """Logs at most `most` lines in any `seconds`; a line after others that were left out says how many.
+
+    For what clients can cause as often as they like.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, *, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._seconds = seconds
+        self._clock = clock
+        self._times: deque[float] = deque(maxlen=most)
+        self._left_out = 0
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """As of a logger."""
+        now = self._clock()
+        if len(self._times) == self._times.maxlen and now - self._times[0] < self._seconds:
+            self._left_out += 1
+            return
+        self._times.append(now)
+        if self._left_out:
+            message, args = message + " (%d more of these were not logged)", (*args, self._left_out)
+            self._left_out = 0
+        self._logger.log(level, message, *args)
+
+
+def quoted(text: str) -> str:
+    """What a client chose, as it may stand in a line of the log: in quotes, on one line, and not endless."""
+    return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")
+
+
+def configure_logging(
+    process: str, level: str, log_format: Literal["text", "json"] = "text", stream: TextIO | None = None
+) -> None:
+    """Let the root logger of this process, `process` by name, write to `stream` (standard error by default).
+
+    A logger that was set up before is left alone.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter(process))
+    else:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _encode(line: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(line, enc_hook=str).decode()
+    except Exception:
+        # Keys that are no text, lone surrogates, or objects that cannot even be shown.
+        return msgspec.json.encode({name: _plain(value) for name, value in line.items()}).decode()
+
+
+def _plain(value: Any) -> str:
+    try:
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    except Exception:
+        return f"<{type(value).__name__}>"

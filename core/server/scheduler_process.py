@@ -1,0 +1,171 @@
+"""The scheduler process: ``python -m pegboard.core.server.scheduler_process``, started by the API process alone.
+
+Its orders come as one line of JSON on standard input (a config may hold secrets, and arguments are public). The pipe
+stays open as long as the API process lives: when it closes, so does this process. Signals of the terminal or of a
+service manager reach the whole group; they are the API process's affair, which drains first.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from pegboard.core.engine.threads import yield_when_waiting
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    FromScheduler,
+    Ready,
+    Shutdown,
+    StartFailed,
+    TokenOutput,
+    ToScheduler,
+)
+from pegboard.core.registry.lazy import import_name
+from pegboard.core.server.logs import configure_logging
+from pegboard.core.server.wire import SchedulerWire, remove_endpoint
+
+if TYPE_CHECKING:
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.engine.build import BuiltScheduler
+
+logger = logging.getLogger(__name__)
+
+BUILDER = "pegboard.core.engine.build:build_scheduler"
+
+
+RESTING_MS = 2
+"""How long the loop waits for messages while all requests are held back by gates, which are asked again then."""
+
+
+MAX_QUEUED_REQUESTS = 2048
+MAX_QUEUED_FILLS = 16
+"""What may wait in a server whose config does not say: requests, and tokens that fill KV memory so many times."""
+
+
+class Orders(msgspec.Struct):
+    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name."""
+
+    address: str
+    config: str
+    builder: str = BUILDER
+
+
+class Steppable(Protocol):
+    """What the loop asks of a scheduler."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def resting(self) -> bool: ...
+
+    def receive(self, messages: list[ToScheduler]) -> list[FromScheduler]: ...
+
+    def step(self) -> list[TokenOutput]: ...
+
+
+class Watchdog:
+    """Ends the process, with every thread's traceback, when one step takes longer than `timeout` seconds.
+
+    The timer is faulthandler's own thread, which fires even where a step holds the interpreter lock. It is set anew
+    only when a quarter of the time has passed, so a step costs a clock reading.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._set_at = float("-inf")
+
+    def step_begins(self) -> None:
+        now = time.monotonic()
+        if now - self._set_at > self._timeout / 4:
+            faulthandler.dump_traceback_later(self._timeout * 1.25, exit=True)
+            self._set_at = now
+
+    def rest(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._set_at = float("-inf")
+
+
+def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
+    """Messages in, one step, outputs out, until Shutdown comes. Sleeps in poll while there is nothing to do."""
+    wait: int | None = None
+    while True:
+        if wait != 0:
+            watchdog.rest()
+        messages = wire.receive(wait)
+        if any(isinstance(message, Shutdown) for message in messages):
+            return
+        watchdog.step_begins()
+        wire.send(scheduler.receive(messages))
+        outputs = scheduler.step()
+        if outputs:
+            for rid in wire.send_outputs(outputs):
+                logger.error("the output of %r fits into no message; the request was aborted", rid)
+                scheduler.receive([AbortRequest(rid=rid)])
+        wait = None if scheduler.idle else RESTING_MS if scheduler.resting else 0
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    threading.Thread(target=_die_with_parent, args=(orders.address,), name="parent-watch", daemon=True).start()
+    wire = SchedulerWire(orders.address)
+    try:
+        return _serve(orders, wire)
+    finally:
+        wire.close()
+
+
+def _serve(orders: Orders, wire: SchedulerWire) -> int:
+    try:
+        from pegboard.core.config.compose import ResolvedConfig
+
+        resolved = ResolvedConfig.from_json(orders.config)
+        configure_logging("scheduler", resolved.engine.log_level, resolved.engine.log_format)
+        yield_when_waiting()
+        builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
+        built = builder(resolved)
+        bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+        info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
+        built.prepare_memory(resolved.engine.memory.prepare_seconds)
+        built.hooks.call.engine_started(info=info, engine=built.view)
+    except PegboardError as error:
+        wire.send([StartFailed(message=str(error))])
+        return 1
+    except Exception as error:
+        logger.exception("the scheduler could not start")
+        wire.send([StartFailed(message=f"the scheduler could not start: {type(error).__name__}: {error}")])
+        return 1
+    gc.collect()
+    gc.freeze()
+    wire.send([Ready(info=asdict(info), directory=str(built.directory))])
+    run(wire, built.scheduler, Watchdog(resolved.engine.scheduler.watchdog_timeout))
+    built.hooks.call.shutdown()
+    built.close()
+    return 0
+
+
+def _die_with_parent(address: str) -> None:
+    # Not through sys.stdin: its lock would be held at the interpreter's end.
+    while os.read(0, 4096):
+        pass
+    # A process that was killed leaves its socket's directory behind.
+    remove_endpoint(address)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""`pegboard serve`: the API process. Starts the scheduler process, offers the APIs over HTTP, and drains at the end.
+
+Imports neither torch nor transformers. The scheduler process is a child that lives and dies with this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import ipaddress
+import json
+import logging
+import resource
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from pegboard.core.config.early import API_SIDE, import_chosen
+from pegboard.core.config.select import Selection
+from pegboard.core.engine.source import prepare_model
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
+from pegboard.core.interfaces.client import EngineClient, ModelInfo
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.output_parser import OutputParserContext
+from pegboard.core.pipeline.frontend.budget import BudgetLimits
+from pegboard.core.registry.hooks import Hooks
+from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.server.http.app import build_app, sample_request
+from pegboard.core.server.http.hosts import Hosts
+from pegboard.core.server.http.keys import Keys
+from pegboard.core.server.http.loading import BACKLOG, WaitingRoom
+from pegboard.core.server.http.memory import bound_kept_memory
+from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
+from pegboard.core.server.http.tls import tls_context
+from pegboard.core.server.logs import configure_logging
+from pegboard.core.server.scheduler_process import BUILDER
+from pegboard.core.server.sessions import Sessions
+from pegboard.core.server.stop_signals import StopSignals
+from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
+from pegboard.core.toolkit.chat import rendering
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.sections import ServerSection
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 10.0
+"""Seconds beyond all time-outs after which a process that was told to stop, and does not, ends hard."""
+
+OTHER_FILES = 256
+"""Open files that are no connections."""
+
+NamedRouters = list[tuple[str, ApiRouter]]
+
+
+def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
+    """Serve until SIGTERM or SIGINT; a second one does not wait for running requests.
+
+    Raises PegboardError where the port is taken, the model cannot be served, or the scheduler does not stay alive.
+    `builder` is the lazy name of what builds the scheduler in its process.
+    """
+    engine = resolved.engine
+    configure_logging("api", engine.log_level, engine.log_format)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    for conflict in resolved.registry.conflicts:
+        logger.warning("%s", conflict)
+    bound_kept_memory()
+    _allow_connections(engine.server.max_connections)
+    keys = Keys.of(engine.server)
+    tls = tls_context(engine.server.tls)
+    listener = listen(engine.server)
+    if (warning := exposure(engine.server, keys, listener)) is not None:
+        logger.warning(warning)
+    longest = engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
+    try:
+        with StopSignals(longest) as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_Server(resolved, listener, builder, keys, tls).run(signals))
+    finally:
+        listener.close()
+
+
+def _allow_connections(most: int) -> None:
+    """Every connection is an open file, and the usual soft limit, 1024, is there for programs older than this one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < needed:
+            logger.warning("server.max_connections is %d, but only %d files may be open (ulimit -Hn)", most, hard)
+
+
+def exposure(server: ServerSection, keys: Keys, listener: socket.socket) -> str | None:
+    """A warning where others than this machine can connect, and no key keeps them out."""
+    address = ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if (mapped or address).is_loopback or keys:
+        return None
+    return (
+        f"server.host is {server.host} and no key is set: whoever reaches this machine may use this server, and "
+        "administer it; set server.api_key_file and server.admin_key_file"
+    )
+
+
+def listen(server: ServerSection) -> socket.socket:
+    """A listening socket: a taken port is known before a model is loaded, also where two servers start at one time
+    (two that are bound and do not listen yet share a port). Raises PegboardError saying what to do.
+    """
+    where = f"{server.host}:{server.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise PegboardError(f"server.host: {server.host!r} is no address of this machine: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise PegboardError(f"server.host: {server.host!r} is no address of this machine") from None
+        other = max(1024, min(server.port + 1, 65535))
+        remedy = f"choose another port (--set server.port={other})"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"stop what uses it, or {remedy}"
+        raise PegboardError(f"cannot listen on {where}: {error.strerror}; {remedy}") from None
+    return listener
+
+
+class _Server:
+    """One run of the server."""
+
+    def __init__(
+        self, resolved: ResolvedConfig, listener: socket.socket, builder: str, keys: Keys, tls: ssl.SSLContext | None
+    ) -> None:
+        self._resolved = resolved
+        self._keys = keys
+        self._tls = tls
+        self._listener = listener
+        self._supervisor = Supervisor(resolved, builder=builder)
+        self._hooks = Hooks.load(resolved.registry)
+        # Those of the engine's side are imported by the scheduler process, before it loads the model.
+        import_chosen(resolved, API_SIDE)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self, signals: StopSignals) -> None:
+        signals.tell(asyncio.get_running_loop(), self._signalled)
+        self._hooks.call.configure(config=self._resolved.engine)
+        try:
+            most = self._resolved.engine.server.max_connections
+            async with WaitingRoom(self._listener, self._tls, most):
+                client = await self._start_engine()
+            if client is not None:
+                await self._serve(client)
+        finally:
+            await self._supervisor.stop()
+            self._hooks.call.shutdown()
+
+    def _signalled(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _start_engine(self) -> AsyncEngineClient | None:
+        """The client of a scheduler that is ready; None where the server was told to stop meanwhile."""
+        if not self._resolved.engine.apis:
+            logger.warning("apis is empty: this server will offer no API (try --set apis='[openai, native]')")
+        model = self._resolved.engine.model.path
+        _say(f"Loading {model} ...")
+        starting = asyncio.ensure_future(self._supervisor.start())
+        if not await _first(starting, self._stop):
+            return None
+        wire, ready = starting.result()
+        info = ModelInfo(**ready.info)
+        tokenizer = prepare_model(self._resolved, Selection(self._resolved)).tokenizer
+        budget = BudgetLimits(**self._resolved.engine.server.budget.model_dump())
+        client = AsyncEngineClient(info, tokenizer, self._resolved.engine.model_dump(mode="json"), limits=budget)
+        client.attach(wire, info)
+        return client
+
+    async def _serve(self, client: AsyncEngineClient) -> None:
+        settings = self._resolved.engine.server
+        hosts = Hosts.of(settings, self._listener)
+        app, routers = build_api(self._resolved, client, self._keys, hosts)
+        if client.tokenizer.has_chat_template:
+            rendering.warm_up()
+        self._hooks.call.register_routes(app=app)
+        server = HttpServer(
+            app,
+            self._listener,
+            max_connections=settings.max_connections,
+            request_timeout=settings.request_timeout,
+            tls=self._tls,
+        )
+        gc.collect()
+        gc.freeze()
+        serving = asyncio.ensure_future(server.serve())
+        watching = asyncio.ensure_future(self._supervisor.watch(client))
+        try:
+            await server.listening(serving)
+            self._announce(routers)
+            await _first(asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED), self._stop)
+            if not watching.done() and not serving.done():
+                await self._drain(client)
+        finally:
+            server.leave()
+            watching.cancel()
+            outcome = await asyncio.gather(serving, watching, return_exceptions=True)
+        for error in outcome:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _drain(self, client: AsyncEngineClient) -> None:
+        timeout = self._resolved.engine.server.shutdown_timeout
+        _say(f"Stopping: running requests have {timeout:g} s to finish")
+        draining = asyncio.ensure_future(client.drain(timeout))
+        if not await _first(draining, self._hurry):
+            await client.drain(0)
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._tls is None else "https"
+
+    def _announce(self, routers: NamedRouters) -> None:
+        host, port = self._listener.getsockname()[:2]
+        base = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+        _say(f"Ready on {base}")
+        sample = sample_request(routers)
+        if sample is not None:
+            path, body = sample
+            data = json.dumps(body).replace("'", "'\\''")
+            key = " -H 'authorization: Bearer KEY'" if self._keys else ""
+            _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json'{key} -d '{data}'")
+
+
+def build_api(
+    resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None, hosts: Hosts | None = None
+) -> tuple[FastAPI, NamedRouters]:
+    """The application with the config's APIs, in its order. `keys` are the config's, where they are read already;
+    `hosts` the names under which a server offers it, if one does.
+    """
+    keys = Keys.of(resolved.engine.server) if keys is None else keys
+    server = resolved.engine.server
+    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes, sessions=Sessions(server.sessions))
+    selection = Selection(resolved)
+    ctx = with_parsers(ctx, selection)
+    choices = selection.choose_all("api", ctx)
+    routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
+    told = {choice.name: choice.record.told("routes()") for choice in choices}
+    app = build_app(
+        routers,
+        told=told.get,
+        max_body_bytes=server.max_body_bytes,
+        max_body_values=server.max_body_values,
+        max_bodies_bytes=server.max_bodies_bytes,
+        keys=keys,
+        hosts=hosts,
+        cors=server.cors,
+        access_log=server.access_log,
+    )
+    return app, routers
+
+
+def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
+    """The context with the config's output parsers, which `auto` chooses by the model's chat template."""
+    info = ctx.client.info
+    templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
+    about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
+    tools, reasoning = selection.choose("tool_parser", about), selection.choose("reasoning_parser", about)
+    return replace(
+        ctx,
+        tool_parser=tools.build(about),
+        reasoning_parser=reasoning.build(about),
+        providers={**ctx.providers, "tool_parser": [tools.name], "reasoning_parser": [reasoning.name]},
+    )
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether to log this. A request that is cut off at the end is no bug with a traceback; uvicorn says how many are
+    in a line of its own.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+async def _first(work: Any, event: asyncio.Event) -> bool:
+    """Wait for `work` or `event`. True where the work ended (well or not); else it has been cancelled."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return True
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+    finally:
+        waiting.cancel()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

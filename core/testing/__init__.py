@@ -1,1 +1,0 @@
-"""The conformance kit: one suite per contract, and the pytest plugin that runs them."""

@@ -1,0 +1,1 @@
+"""For prefix caches and schedule policies: pages and radix trees."""

@@ -1,0 +1,1 @@
+"""For API plugins that chat: templates, rendering, tools and turns."""

@@ -1,0 +1,119 @@
+"""Renders chat templates in a helper process.
+
+It is started as ``python -P -m pegboard.core.toolkit.chat.render_process SECONDS BYTES``.
+
+A template is code that came with a model, and what it makes of a conversation may take any time and memory. Here it
+may: the kernel ends this process when one conversation took SECONDS of computing time, allocations beyond BYTES fail,
+and nobody but the request that asked is harmed. Frames come and go on the socket that is its standard input: a length,
+four bytes, and MessagePack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.core.toolkit.chat.chat_template import ChatTemplate
+
+MAX_TEMPLATES = 8
+"""Compiled templates that are kept."""
+
+
+class Rendered(msgspec.Struct):
+    """What became of a conversation: its text, or the error that refused it."""
+
+    text: str = ""
+    error: str = ""
+    param: str | None = None
+    code: str = ""
+
+
+def frame(data: bytes) -> bytes:
+    """A frame's bytes."""
+    return len(data).to_bytes(4, "little") + data
+
+
+def read_frame(receive: Callable[[int], bytes]) -> bytes | None:
+    """The next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
+    head = _read(receive, 4)
+    return None if head is None else _read(receive, int.from_bytes(head, "little"))
+
+
+def _read(receive: Callable[[int], bytes], size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        piece = receive(min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+class _Templates:
+    """The templates that were asked for last, compiled."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, ChatTemplate] = {}
+
+    def get(self, source: str) -> ChatTemplate:
+        template = self._compiled.pop(source, None) or ChatTemplate(source)
+        self._compiled[source] = template
+        if len(self._compiled) > MAX_TEMPLATES:
+            del self._compiled[next(iter(self._compiled))]
+        return template
+
+
+def _render(data: bytes, templates: _Templates) -> Rendered:
+    try:
+        prompt = msgspec.msgpack.decode(data, type=ChatPrompt)
+        return Rendered(text=prompt.render(templates.get(prompt.source)))
+    except InvalidRequest as error:
+        return Rendered(error=error.message, param=error.param, code=error.code)
+    except MemoryError:
+        return Rendered(error="the chat template needs too much memory for these messages", param="messages")
+    except Exception as error:
+        # Whatever a template can raise is its request's matter, and this process goes on.
+        why = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
+        return Rendered(error=why[:1000], param="messages")
+
+
+@contextlib.contextmanager
+def _timed(seconds: float) -> Iterator[None]:
+    # Computing time, so that a busy machine fails nobody; the signal's default action ends the process.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit(memory: int) -> None:
+    # No files, no dumps: nothing of a conversation is left behind.
+    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):
+            _, hard = resource.getrlimit(kind)
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (most, most))
+
+
+def main() -> None:
+    seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    _limit(memory)
+    templates = _Templates()
+    with socket.socket(fileno=0) as connection:
+        while (data := read_frame(connection.recv)) is not None:
+            with _timed(seconds):
+                answer = msgspec.msgpack.encode(_render(data, templates))
+            connection.sendall(frame(answer))
+
+
+if __name__ == "__main__":
+    main()

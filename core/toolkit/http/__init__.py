@@ -1,0 +1,1 @@
+"""For API plugins: request bodies, errors, answers as streams."""

@@ -1,0 +1,389 @@
+"""For API plugins: the fields of sampling that bodies share, and several requests that one HTTP request stands for
+(a batch, `n` answers), submitted and read together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sessions import SessionParams, SessionStore
+from pegboard.core.toolkit.http.bodies import RequestModel
+
+_LARGEST_SEED = 2**63 - 1
+
+MAX_REQUESTS = 1024
+"""Most engine requests that one HTTP request may stand for."""
+
+UNNAMED = ("", "unknown")
+"""What bodies have for `model` that name none, and mean what is served. SGLang's router writes the second where its own
+client left the field out.
+"""
+
+
+class SamplingFields(RequestModel):
+    """What APIs spell alike about sampling. A body adds how it calls the rest, and makes SamplingParams of it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    stop_regex: str | list[str] = []
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
+    """Logits processors of the config that this request wants, by name or as ``{"name": ..., "params": {...}}``."""
+    custom_params: dict[str, Any] = {}
+    """Parameters of the one processor that `custom_logit_processor` names; otherwise of several, by their names."""
+
+    def sampling_params(
+        self,
+        *,
+        max_new_tokens: int | None,
+        min_new_tokens: int,
+        prefix: str = "",
+        processor: Any = "",
+        **more: Any,
+    ) -> SamplingParams:
+        """The engine's parameters; `for_answer` makes those of several answers of them. `more` are further fields (a
+        grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in for
+        `custom_logit_processor` where a body has it elsewhere.
+        """
+        fields = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": _texts(self.stop),
+            "stop_regex": _texts(self.stop_regex),
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "no_stop_trim": self.no_stop_trim,
+            "skip_special_tokens": self.skip_special_tokens,
+            "spaces_between_special_tokens": self.spaces_between_special_tokens,
+            "logit_bias": _bias(self.logit_bias, prefix),
+            "seed": self.seed,
+            "extra": processors_of(processor or self.custom_logit_processor, self.custom_params, prefix),
+            **more,
+        }
+        return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+def for_answer(params: SamplingParams, answer: int) -> SamplingParams:
+    """Parameters for the answer of this number: with a seed, each has one of its own. All else is shared."""
+    seed = params.seed
+    if not answer or seed is None or not -_LARGEST_SEED - 1 <= seed <= _LARGEST_SEED:
+        return params
+    # After the largest seed comes the smallest one.
+    own = (seed + answer + _LARGEST_SEED + 1) % (2 * _LARGEST_SEED + 2) - _LARGEST_SEED - 1
+    return msgspec.structs.replace(params, seed=own)
+
+
+def processors_of(chosen: Any, params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The parameters of each logits processor that a body asks for, by processor name.
+
+    `chosen` is its `custom_logit_processor`: a name, ``{"name": ..., "params": {...}}``, or a list of these; `params`
+    its `custom_params`, for the one that is named, or by name for several. Raises InvalidRequest where it is neither,
+    or where parameters stand in two places or are for nobody.
+    """
+    field = f"{prefix}custom_logit_processor"
+    if not chosen:
+        return params
+    several = isinstance(chosen, list)
+    found: dict[str, Any] = {}
+    left = dict(params)
+    for one in chosen if several else [chosen]:
+        entry = {"name": one} if isinstance(one, str) else one
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not name or set(entry) - {"name", "params"}:
+            raise InvalidRequest(
+                f'{field} takes names of logits processors, or {{"name": ..., "params": {{...}}}}, and no code',
+                param=field,
+            )
+        if name in found:
+            raise InvalidRequest(f"{field} names {name[:64]!r} twice", param=field)
+        own = entry.get("params")
+        if own is None:
+            own = left.pop(name, {}) if several else left
+            left = left if several else {}
+        if not isinstance(own, dict):
+            raise InvalidRequest(f"{field}: the params of {name[:64]!r} must be an object", param=field)
+        found[name] = own
+    if left:
+        names = ", ".join(map(repr, left))[:128]
+        raise InvalidRequest(
+            f"{prefix}custom_params has {names}, but the processors that {field} names have their parameters, or are "
+            "others",
+            param=f"{prefix}custom_params",
+        )
+    return found
+
+
+def _texts(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def check_model(info: ModelInfo, name: str) -> None:
+    """Raise InvalidRequest (404) unless `name` is one of the served model's, or its path, or UNNAMED."""
+    if name not in UNNAMED and name != info.path and name not in info.names:
+        raise InvalidRequest(
+            f"the model {name[:256]!r} does not exist; this server has {', '.join(map(repr, info.names))}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """An error of the engine in the words of a body: fields have its names in `param` and in the message."""
+    message = error.message
+    for name, called in names.items():
+        if "_" in name:
+            # A name with an underscore is a field wherever it stands; `prompt` is a word too.
+            message = re.sub(rf"\b{name}\b", called, message)
+    param = names.get(error.param, error.param) if error.param else None
+    return InvalidRequest(message, param=param, code=error.code, status=error.status)
+
+
+def salt_of(cache_salt: str, extra_key: str) -> str:
+    """One salt of the two names that the field knows for it."""
+    return f"{cache_salt}\0{extra_key}" if extra_key else cache_salt
+
+
+def _bias(bias: dict[str, float], prefix: str) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise InvalidRequest("logit_bias maps token ids to numbers", param=f"{prefix}logit_bias") from None
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's output so far."""
+
+    rid: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[float, int, list[tuple[float, int]]]] = field(default_factory=list)
+    input_logprobs: list[Logprob] = field(default_factory=list)
+    hidden_states: list[list[float]] = field(default_factory=list)
+    finish_reason: dict[str, Any] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+    def add(self, chunk: OutputChunk, *, whole: bool = True) -> None:
+        """Take a chunk in; without `whole` only its text, tokens and counters, which stay small."""
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        if whole:
+            self.logprobs += chunk.logprobs or ()
+            self.input_logprobs += chunk.input_logprobs or ()
+            self.hidden_states += chunk.hidden_states or ()
+        self.finish_reason = chunk.finish_reason
+        self.prompt_tokens = chunk.prompt_tokens
+        self.completion_tokens = chunk.completion_tokens
+        self.cached_tokens = chunk.cached_tokens
+        self.num_retractions = chunk.num_retractions
+
+
+LARGE_ANSWERS = 4096
+"""Log-probabilities and numbers of hidden states from which on answers are written in a thread."""
+
+
+def are_large(answers: Iterable[Answer]) -> bool:
+    """Whether writing these answers takes so long that the event loop should not do it."""
+    entries = 0
+    for one in answers:
+        for found in (one.logprobs, one.input_logprobs):
+            entries += len(found) * (1 + len(found[-1][2])) if found else 0
+        entries += len(one.hidden_states) * len(one.hidden_states[0]) if one.hidden_states else 0
+    return entries > LARGE_ANSWERS
+
+
+class Answers:
+    """Accepted requests, read together. `aclose` aborts those that have not finished.
+
+    Without `whole`, the answers do not collect logprobs and hidden states: a stream sends them as they come.
+    """
+
+    def __init__(self, streams: Sequence[OutputStream], *, whole: bool = True) -> None:
+        self._streams = list(streams)
+        self._whole = whole
+        self.answers = [Answer(stream.rid) for stream in self._streams]
+        """What has been read so far, in the order of the requests."""
+        self._pumps: list[asyncio.Future[None]] = []
+        self._source = self._read()
+        self._begun: tuple[int, OutputChunk] | None = None
+        self._waking: asyncio.Handle | None = None
+
+    @classmethod
+    async def submit(
+        cls,
+        client: EngineClient,
+        requests: Sequence[GenerateRequest],
+        *,
+        sessions: SessionStore | None = None,
+        session: SessionParams | None = None,
+    ) -> Answers:
+        """Submit all at once; or one as the turn of a session that `session` names. Where one is refused the others are
+        aborted and its InvalidRequest is raised.
+
+        Whether a grammar is any good turns out after its request has been accepted. So that a stream can be refused
+        before it has begun, one with a grammar is waited for until its first output.
+        """
+        streams = client.submit_all(requests) if sessions is None else sessions.submit(client, session, requests)
+        answers = cls(await streams, whole=not any(one.stream for one in requests))
+        if any(one.stream and one.sampling.grammar is not None for one in requests):
+            await answers.begin()
+        return answers
+
+    async def begin(self) -> None:
+        """Wait for the first output. On any error, cancellation included, all is aborted."""
+        try:
+            self._begun = await anext(self._source, None)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def chunks(self) -> AsyncIterator[tuple[int, OutputChunk]]:
+        """(index of the request, what is new of it), as it comes; the matching `Answer` is up to date."""
+        async with contextlib.aclosing(self._source) as source:
+            if self._begun is not None:
+                yield self._begun
+            async for one in source:
+                yield one
+
+    @property
+    def live(self) -> bool:
+        """Whether `watch` and `take` may be used in place of `chunks`, which is lighter (see OutputStream)."""
+        return not self._pumps and all(stream.live for stream in self._streams)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """From now on, call `wake` in the event loop whenever there may be something to take: for what comes of several
+        requests at one time, once. It must not raise.
+        """
+        if len(self._streams) == 1:
+            self._streams[0].watch(wake)
+            return
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            self._waking = None
+            wake()
+
+        def soon() -> None:
+            if self._waking is None:
+                self._waking = loop.call_soon(run)
+
+        for stream in self._streams:
+            stream.watch(soon)
+
+    def take(self) -> Iterable[tuple[int, OutputChunk]]:
+        """As `chunks`, of what is there now."""
+        if len(self._streams) > 1 or self._begun is not None:
+            return self._take_all()
+        chunk = self._streams[0].take()
+        if chunk is None:
+            return ()
+        self.answers[0].add(chunk, whole=self._whole)
+        return ((0, chunk),)
+
+    def _take_all(self) -> Iterator[tuple[int, OutputChunk]]:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            yield begun
+        for index, stream in enumerate(self._streams):
+            chunk = stream.take()
+            if chunk is not None:
+                self.answers[index].add(chunk, whole=self._whole)
+                yield index, chunk
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers have ended well, and have been read to their ends."""
+        if len(self.answers) == 1:
+            return self._begun is None and self.answers[0].finish_reason is not None
+        return self._begun is None and all(one.finish_reason is not None for one in self.answers)
+
+    async def _read(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
+        if len(self._streams) == 1:
+            async for chunk in self._streams[0]:
+                self.answers[0].add(chunk, whole=self._whole)
+                yield 0, chunk
+            return
+        # One place per stream: a slow reader makes chunks larger, not more.
+        queue: asyncio.Queue[tuple[int, OutputChunk | Exception | None]] = asyncio.Queue(len(self._streams))
+        self._pumps = [asyncio.ensure_future(_pump(i, stream, queue)) for i, stream in enumerate(self._streams)]
+        unfinished = len(self._pumps)
+        try:
+            while unfinished:
+                index, item = await queue.get()
+                if item is None:
+                    unfinished -= 1
+                    continue
+                if isinstance(item, Exception):
+                    raise item
+                self.answers[index].add(item, whole=self._whole)
+                yield index, item
+        finally:
+            await self._stop_pumps()
+
+    async def collect(self) -> list[Answer]:
+        """All answers, when all have finished. On any error, cancellation included, the rest is aborted."""
+        try:
+            async for _ in self.chunks():
+                pass
+        finally:
+            await self.aclose()
+        return self.answers
+
+    async def aclose(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+        if self._waking is not None:
+            self._waking.cancel()
+        with contextlib.suppress(RuntimeError):
+            # That it is being read just now.
+            await self._source.aclose()
+        await self._stop_pumps()
+
+    async def _stop_pumps(self) -> None:
+        pumps, self._pumps = self._pumps, []
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int, stream: OutputStream, queue: asyncio.Queue[tuple[int, OutputChunk | Exception | None]]
+) -> None:
+    try:
+        async for chunk in stream:
+            await queue.put((index, chunk))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))

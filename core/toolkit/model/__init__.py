@@ -1,0 +1,1 @@
+"""For model families and runners: configs, weights, layers, rotary embeddings."""

@@ -1,0 +1,109 @@
+"""Rotary position embeddings as a model's config describes them. No torch: `rope.py` does the arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.model.model_config import flag, number, size
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+"""The rope types that `inverse_frequencies` knows, under transformers' names."""
+
+_PLACE = "config.json: rope parameters"
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "linear_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Parameters of one rotary embedding.
+
+    `dim` is the number of dimensions per head that turn, `theta` the base, `max_position` the model's limit (tokens).
+    `factor` scales linear, dynamic, llama3 and yarn; `original_max_position` is the context of the pretraining for
+    llama3 and yarn. `attention_factor` multiplies cos and sin; for yarn None means what its paper recommends. The rest
+    belongs to the type that it is named after.
+    """
+
+    dim: int
+    theta: float
+    max_position: int
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    llama3_low_freq_factor: float = 1.0
+    llama3_high_freq_factor: float = 4.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_mscale: float | None = None
+    yarn_mscale_all_dim: float | None = None
+    yarn_truncate: bool = True
+
+    @property
+    def attention_scaling(self) -> float:
+        """What cos and sin are multiplied with: 1 but for yarn (Peng et al. 2023, "attention temperature")."""
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.yarn_mscale and self.yarn_mscale_all_dim:
+            return _yarn_scale(self.factor, self.yarn_mscale) / _yarn_scale(self.factor, self.yarn_mscale_all_dim)
+        return _yarn_scale(self.factor, 1.0)
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeSpec:
+    """The rope of a config.json, from transformers 5's `rope_parameters` or the older `rope_scaling` and `rope_theta`.
+
+    Raises ModelError for a type that is not supported and for parameters that a type needs and the config lacks.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"{_PLACE} must be an object, found {given!r:.80}")
+    if _LAYER_TYPES & given.keys():
+        raise ModelError(f"rope parameters per layer type ({', '.join(sorted(given))}) are not supported")
+    rope_type = given.get("rope_type") or given.get("type") or "default"
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
+        raise ModelError(f"rope type {rope_type!r:.80} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    partial = number(given, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0), file=_PLACE)
+    if partial != 1.0:
+        raise ModelError(f"partial rotary embeddings (partial_rotary_factor {partial:g}) are not supported")
+    key = "original_max_position_embeddings"
+    original = next((size(where, key) for where in (config, given) if where.get(key)), None)
+    theta = number(given, "rope_theta", number(config, "rope_theta", 10000.0), file=_PLACE)
+    factor = _factor(given, rope_type, max_position, original)
+    llama3 = rope_type == "llama3"
+    return RopeSpec(
+        dim=head_dim,
+        theta=theta,
+        max_position=max_position,
+        rope_type=rope_type,
+        factor=factor,
+        original_max_position=original or max_position,
+        attention_factor=_optional(given, "attention_factor"),
+        llama3_low_freq_factor=number(given, "low_freq_factor", None if llama3 else 1.0, file=_PLACE),
+        llama3_high_freq_factor=number(given, "high_freq_factor", None if llama3 else 4.0, file=_PLACE),
+        yarn_beta_fast=_optional(given, "beta_fast") or 32.0,
+        yarn_beta_slow=_optional(given, "beta_slow") or 1.0,
+        yarn_mscale=_optional(given, "mscale"),
+        yarn_mscale_all_dim=_optional(given, "mscale_all_dim"),
+        yarn_truncate=flag(given, "truncate", True, file=_PLACE),
+    )
+
+
+def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, original: int | None) -> float:
+    if rope_type == "default":
+        return 1.0
+    if rope_type == "yarn" and given.get("factor") is None and original:
+        return max_position / original
+    return number(given, "factor", file=_PLACE)
+
+
+def _optional(given: Mapping[str, Any], key: str) -> float | None:
+    return None if given.get(key) is None else number(given, key, file=_PLACE)

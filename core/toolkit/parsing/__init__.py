@@ -1,0 +1,1 @@
+"""For output parsers: text and JSON as they arrive, piece by piece."""

@@ -1,0 +1,143 @@
+"""For tool parsers: the base of streams that read calls, and calls that are JSON objects with a name and arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from pegboard.core.toolkit.parsing.json_stream import as_object, nobody, read_string, read_value
+from pegboard.core.toolkit.parsing.text_stream import Broken, Reading, TextStream
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ARGUMENTS = ("arguments", "parameters")
+_ASIDES = ("id", "type")
+
+
+class CallStream(TextStream):
+    """A stream that reads calls of these functions, or of any where there are none."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
+        self.names = frozenset(str(one["name"]) for one in tools)
+
+    def start(self, name: str) -> None:
+        """A call begins, and what was read of it so far is told. Raises Broken where there is no such function."""
+        self.check(name)
+        self.source.stop_record()
+        self.sink.start(name)
+
+    def check(self, name: str) -> None:
+        """Raise Broken where there is no function of this name."""
+        if name not in self.names and (self.names or not _NAME.fullmatch(name)):
+            raise Broken
+
+    def leave_out_marker(self) -> None:
+        """The marker that was just read stands for nothing, and neither does the white space before it."""
+        self.source.stop_record()
+        self.sink.drop_space()
+
+    def attempt(self, reading: Generator[None, None, None], end: str = "") -> Reading[bool]:
+        """Read what may turn out to be no call; True where there was one.
+
+        What does not fit becomes content, or, where it is in the middle of a call that has been told of, everything as
+        far as `end` ("": the end of the text) its arguments; `end` is not read.
+        """
+        before = self.sink.calls
+        try:
+            yield from reading
+            self.source.stop_record()
+        except Broken:
+            if self.sink.in_call:
+                found = yield from self.until(self.sink.arguments, *filter(None, [end]))
+                self.source.put_back(found)
+                self.source.stop_record()
+                self.sink.end()
+            else:
+                self.give_back()
+        return self.sink.calls > before
+
+    def read_object(self, name: str) -> Reading[None]:
+        """A call's arguments, which are a JSON object that is told as it comes."""
+        if (yield from self.source.peek()) != "{":
+            raise Broken
+        self.start(name)
+        yield from read_value(self.source, self.sink.arguments)
+        self.sink.end()
+
+    def tell_whole(self, name: str, arguments: str) -> None:
+        """A call that is there all at once."""
+        self.start(name)
+        self.sink.arguments(arguments)
+        self.sink.end()
+
+    def read_call(self, *, strict: bool = False) -> Reading[None]:
+        """A call such as ``{"name": "f", "arguments": {"a": 1}}``. `strict` takes no other keys, for text that is only
+        by its keys known to be a call. Arguments that come before the name are told with it.
+        """
+        source = self.source
+        name, arguments, told = "", "", False
+        yield from source.expect("{")
+        while True:
+            yield from source.skip_space()
+            key = yield from read_string(source)
+            yield from source.skip_space()
+            yield from source.expect(":")
+            yield from source.skip_space()
+            if key == "name" and not name:
+                name = yield from read_string(source)
+                self.check(name)
+                if arguments:
+                    self.tell_whole(name, arguments)
+                    told = True
+            elif key in _ARGUMENTS and not (arguments or told):
+                if name and (yield from source.peek()) == "{":
+                    yield from self.read_object(name)
+                    told = True
+                else:
+                    arguments = yield from self._read_arguments()
+                    if name:
+                        self.tell_whole(name, arguments)
+                        told = True
+            elif strict and key not in _ASIDES:
+                raise Broken
+            else:
+                yield from read_value(source, nobody)
+            yield from source.skip_space()
+            if (yield from source.peek()) != ",":
+                break
+            source.take(1)
+        if (yield from source.peek()) != "}" or (strict and not (told or arguments)):
+            raise Broken
+        self.check(name)
+        source.take(1)
+        if not told:
+            self.tell_whole(name, arguments or "{}")
+
+    def _read_arguments(self) -> Reading[str]:
+        """Arguments that cannot be told yet, or stand there in a form of their own: as a string, or as null."""
+        pieces: list[str] = []
+        char = yield from self.source.peek()
+        if char == '"':
+            return as_object((yield from read_string(self.source)) or "{}")
+        yield from read_value(self.source, pieces.append)
+        text = "".join(pieces)
+        if char != "{" and text != "null":
+            raise Broken
+        return text if char == "{" else "{}"
+
+    def read_calls(self) -> Reading[None]:
+        """A list of calls, ``[{...}, {...}]``."""
+        source = self.source
+        yield from source.expect("[")
+        while True:
+            yield from source.skip_space()
+            yield from self.read_call()
+            source.start_record()
+            yield from source.skip_space()
+            char = yield from source.peek()
+            if char not in (",", "]"):
+                raise Broken
+            source.take(1)
+            if char == "]":
+                return

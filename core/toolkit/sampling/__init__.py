@@ -1,0 +1,1 @@
+"""For samplers and logits processors: noise, masks, logprobs."""

@@ -1,0 +1,1 @@
+"""Processes, environments and folders of this machine."""

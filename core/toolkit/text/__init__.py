@@ -1,0 +1,1 @@
+"""Tokenizers, and the bytes and text of tokens."""

@@ -1,0 +1,27 @@
+"""GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.plugins.model_sources.base import DirectorySource
+
+
+class GGUFSource(DirectorySource):
+    """`model.path` names a .gguf file; it is converted once into the cache folder."""
+
+    @classmethod
+    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
+        """None for a reference that ends in .gguf, whether the file exists or not."""
+        return None if ctx.reference.lower().endswith(".gguf") else f"{ctx.reference!r} does not end in .gguf"
+
+    def locate(self) -> Path:
+        from pegboard.plugins.model_sources.gguf.convert import convert_gguf
+
+        file = Path(self.ctx.reference).expanduser()
+        if not file.is_file():
+            raise ModelError(f"model.path: no such GGUF file: {file}")
+        return convert_gguf(file, self.ctx.cache_dir)

@@ -1,0 +1,122 @@
+"""The core's own sections: defaults, bounds, descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pegboard.core.config.docs import builtin_registry, render
+from pegboard.core.config.sections import EngineConfig, Section, UseSection
+from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at
+from pegboard.core.interfaces.contracts import CONTRACTS
+
+ROOT = Path(__file__).parents[3]
+
+RELIED_ON = (
+    "model.path",
+    "model.dtype",
+    "model.use",
+    "runner.use",
+    "apis",
+    "server.host",
+    "server.port",
+    "prefix_cache.use",
+    "attention.use",
+    "memory.page_size",
+    "memory.max_total_tokens",
+    "scheduler.policy.use",
+    "scheduler.max_running_requests",
+    "scheduler.chunked_prefill_size",
+    "plugins.disable",
+)
+
+
+def sections(model: type[Section] = EngineConfig, path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    yield path, model
+    for key in model.model_fields:
+        below = f"{path}.{key}" if path else key
+        if (child := section_at(below)) is not None:
+            yield from sections(child, below)
+
+
+def test_every_key_is_described() -> None:
+    bare = [
+        f"{path}.{key}" for path, one in sections() for key, info in one.model_fields.items() if not info.description
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", RELIED_ON)
+def test_keys_that_scripts_rely_on(path: str) -> None:
+    parent, _, key = path.rpartition(".")
+    section = section_at(parent)
+    assert section is not None
+    assert key in section.model_fields
+
+
+def test_every_contract_has_its_place() -> None:
+    assert {one.name for one in (*USE_SECTIONS.values(), *LIST_SECTIONS.values())} == set(CONTRACTS)
+    for path in USE_SECTIONS:
+        section = section_at(path)
+        assert section is not None, path
+        assert issubclass(section, UseSection), path
+    for path in LIST_SECTIONS:
+        assert path in EngineConfig.model_fields
+
+
+def test_a_config_is_frozen_all_the_way_down() -> None:
+    config = EngineConfig.model_validate({"model": {"path": "x"}})
+    with pytest.raises(ValidationError, match="frozen"):
+        config.server.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"server": {"port": 70000}},
+        {"server": {"port": "http"}},
+        {"memory": {"page_size": 0}},
+        {"scheduler": {"new_token_ratio": 1.5}},
+        {"scheduler": {"prefill_first": "perhaps"}},
+        {"model": {"path": "x", "device": "gpu"}},
+        {"model": {"path": "x", "dtype": "int4"}},
+        {"log_level": "loud"},
+        {"unknown": 1},
+    ],
+)
+def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        EngineConfig.model_validate({"model": {"path": "x"}, **values})
+
+
+def test_decodes_share_a_step_in_one_way() -> None:
+    with pytest.raises(ValidationError, match="exclude each other"):
+        EngineConfig(model={"path": "m"}, scheduler={"mixed_chunk": True, "split_prefill_layers": 2})
+
+
+def test_a_chunk_holds_at_least_a_page() -> None:
+    base = {"model": {"path": "x"}, "memory": {"page_size": 16}}
+    with pytest.raises(ValidationError, match="a chunk must hold at least one page"):
+        EngineConfig.model_validate({**base, "scheduler": {"chunked_prefill_size": 8}})
+    assert EngineConfig.model_validate({**base, "scheduler": {"chunked_prefill_size": 0}})
+
+
+def test_docs_config_md_is_current() -> None:
+    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    assert text == render(builtin_registry()), "run: make docs"
+
+
+def test_the_docs_list_every_key_and_provider() -> None:
+    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    for path, one in sections():
+        for key in one.model_fields:
+            below = f"{path}.{key}" if path else key
+            assert section_at(below) or f"| `{below}` |" in text, below
+    registry = builtin_registry()
+    for contract in registry.contracts:
+        for record in registry.providers(contract):
+            assert f"**`{record.name}`**" in text

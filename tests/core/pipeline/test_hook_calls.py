@@ -1,0 +1,273 @@
+"""Every hook is called when its specification says: by a real engine on a tiny model, and by a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.batch import ScheduleBatch
+from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
+from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch
+from pegboard.core.interfaces.plugin import Plugin
+from pegboard.core.interfaces.req import NO_ROW, Req
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.registry.hooks import Hooks
+from pegboard.core.registry.registry import Registry
+
+
+@dataclass
+class Event:
+    """One call. `facts` is what was true at that time, because requests and batches change afterwards."""
+
+    hook: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+EVENTS: list[Event] = []
+
+
+class Recorder:
+    """Implements every hook of the scheduler's process and writes down each call."""
+
+    @hookimpl
+    def configure(self, config: Any) -> None:
+        EVENTS.append(Event("configure", {"config": config}))
+
+    @hookimpl
+    def engine_started(self, info: Any) -> None:
+        EVENTS.append(Event("engine_started", {"info": info}))
+
+    @hookimpl
+    def idle(self) -> None:
+        EVENTS.append(Event("idle"))
+
+    @hookimpl
+    def shutdown(self) -> None:
+        EVENTS.append(Event("shutdown"))
+
+    @hookimpl
+    def batch_scheduled(self, batch: ScheduleBatch) -> None:
+        facts = {
+            "reqs": [req.rid for req in batch.reqs],
+            "tokens": batch.num_tokens,
+            "room": all(req.kv.allocated_len >= n for req, n in zip(batch.reqs, batch.seq_lens, strict=True)),
+            "output_lens": {req.rid: req.output_len for req in batch.reqs},
+        }
+        EVENTS.append(Event("batch_scheduled", facts))
+
+    @hookimpl
+    def before_forward(self, batch: ForwardBatch) -> None:
+        EVENTS.append(Event("before_forward", {"batch": batch, "tokens": batch.input_ids.shape[0]}))
+
+    @hookimpl
+    def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        EVENTS.append(Event("after_forward", {"batch": batch, "sampled": output.next_token_ids.shape[0]}))
+
+    @hookimpl
+    def batch_committed(self, batch: ScheduleBatch) -> None:
+        facts = {
+            "output_lens": {req.rid: req.output_len for req in batch.reqs},
+            "finished": {req.rid for req in batch.reqs if req.finished},
+        }
+        EVENTS.append(Event("batch_committed", facts))
+
+    @hookimpl
+    def requests_finished(self, reqs: Sequence[Req]) -> None:
+        held = all(req.kv.row != NO_ROW and req.kv.allocated_len > 0 for req in reqs)
+        EVENTS.append(Event("requests_finished", {"reqs": [req.rid for req in reqs], "held": held}))
+
+
+class Refusing:
+    @hookimpl
+    def configure(self, config: Any) -> None:
+        EVENTS.append(Event("configure"))
+        raise ConfigError("server.port: not on a Sunday")
+
+
+class First:
+    @hookimpl
+    def batch_scheduled(self) -> None:
+        EVENTS.append(Event("first"))
+
+
+class Second:
+    @hookimpl
+    def batch_scheduled(self) -> None:
+        EVENTS.append(Event("second"))
+
+
+class AllOfThem:
+    """For hooks that a process of this repository calls elsewhere, or not yet."""
+
+    @hookimpl
+    def register_metrics(self, registry: Any) -> None:
+        EVENTS.append(Event("register_metrics", {"registry": registry}))
+
+    @hookimpl
+    def register_routes(self, app: Any) -> None:
+        EVENTS.append(Event("register_routes", {"app": app}))
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    EVENTS.clear()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoints"), "llama", num_hidden_layers=1)
+
+
+def start(checkpoint: Path, *hooks: type, **data: Any) -> Engine:
+    """An engine with one more plugin per hook class, in this order."""
+    plugins = [Plugin(f"recorder{n}", "1", hooks=(f"{__name__}:{one.__name__}",)) for n, one in enumerate(hooks)]
+    registry = Registry.discover().with_plugins(*plugins, distribution="test-hooks")
+    config = {
+        "model": {"path": str(checkpoint), "dtype": "float32"},
+        "attention": {"use": "torch"},
+        "memory": {"max_total_tokens": 1024},
+        **data,
+    }
+    return Engine(compose(data=config, env={}, registry=registry))
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    with start(checkpoint, Recorder) as engine:
+        yield engine
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_new_tokens=count, ignore_eos=True)
+
+
+def calls(*names: str) -> list[Event]:
+    return [event for event in EVENTS if event.hook in names]
+
+
+def step_calls() -> list[str]:
+    return [event.hook for event in calls(*STEP_HOOKS)]
+
+
+class TestLifeCycle:
+    def test_configure_comes_first_and_once(self, engine: Engine) -> None:
+        assert [event.hook for event in EVENTS] == ["configure", "engine_started"]
+        config = EVENTS[0].facts["config"]
+        assert config is engine.resolved.engine
+        assert config.apis == (), "nothing is counted for a page that is not there"
+        with pytest.raises(ValueError, match="frozen"):
+            config.server.port = 1
+
+    def test_configure_can_stop_the_start(self, checkpoint: Path) -> None:
+        with pytest.raises(ConfigError, match="not on a Sunday"):
+            start(checkpoint, Refusing, Recorder)
+        assert "engine_started" not in [event.hook for event in EVENTS]
+
+    def test_engine_started_with_the_model_loaded(self, engine: Engine) -> None:
+        (event,) = calls("engine_started")
+        assert isinstance(event.facts["info"], ModelInfo)
+        assert event.facts["info"].architecture == "LlamaForCausalLM"
+        assert not calls("batch_scheduled"), "no request has run yet"
+
+    def test_idle_each_time_the_work_runs_out(self, engine: Engine) -> None:
+        for round_ in (1, 2):
+            engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+            assert EVENTS[-1].hook == "idle"
+            for _ in range(3):
+                engine.built.scheduler.step()
+            assert len(calls("idle")) == round_, "an engine that stays idle does not say so again"
+
+    def test_shutdown_once(self, checkpoint: Path) -> None:
+        engine = start(checkpoint, Recorder)
+        engine.close()
+        engine.close()
+        assert len(calls("shutdown")) == 1
+        assert EVENTS[-1].hook == "shutdown"
+
+    @pytest.mark.parametrize(("hook", "argument"), [("register_metrics", "registry"), ("register_routes", "app")])
+    def test_register_metrics_and_register_routes_reach_every_plugin(self, hook: str, argument: str) -> None:
+        """Who calls them: the API process (below) and, once there are any, whoever keeps metrics."""
+        plugins = [Plugin(f"all{n}", "1", hooks=(f"{__name__}:AllOfThem",)) for n in range(2)]
+        getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**{argument: "it"})
+        assert [(event.hook, event.facts) for event in EVENTS] == [(hook, {argument: "it"})] * 2
+
+
+class TestSteps:
+    def test_each_step_calls_each_hook_once_in_order(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5]], greedy(4))
+        step = ["batch_scheduled", "before_forward", "after_forward", "batch_committed"]
+        assert step_calls() == step * 4 + ["requests_finished"]
+
+    def test_chunks_are_steps(self, checkpoint: Path) -> None:
+        with start(checkpoint, Recorder, scheduler={"chunked_prefill_size": 16}) as engine:
+            engine.generate([list(range(3, 43))], greedy(1))
+        assert [event.facts["tokens"] for event in calls("batch_scheduled")] == [16, 16, 8]
+        assert step_calls().count("batch_committed") == 3
+
+    def test_batch_scheduled_when_memory_is_allocated(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        scheduled = calls("batch_scheduled")
+        assert all(event.facts["room"] for event in scheduled)
+        assert [len(event.facts["reqs"]) for event in scheduled] == [2, 2, 2]
+
+    def test_before_forward_and_after_forward_see_one_batch(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        before, after = calls("before_forward"), calls("after_forward")
+        assert [event.facts["tokens"] for event in before] == [5, 2, 2]
+        assert [event.facts["sampled"] for event in after] == [2, 2, 2]
+        assert all(b.facts["batch"] is a.facts["batch"] for b, a in zip(before, after, strict=True))
+        assert isinstance(before[0].facts["batch"], ForwardBatch)
+
+    def test_batch_committed_when_tokens_are_appended(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7]], [greedy(2), greedy(3)])
+        scheduled, committed = calls("batch_scheduled"), calls("batch_committed")
+        for before, after in zip(scheduled, committed, strict=True):
+            grown = {rid: length + 1 for rid, length in before.facts["output_lens"].items()}
+            assert after.facts["output_lens"] == grown
+        assert [len(event.facts["finished"]) for event in committed] == [0, 1, 1]
+
+    def test_requests_finished_with_all_of_a_step_while_they_hold_memory(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7], [8, 9]], [greedy(2), greedy(2), greedy(4)])
+        finished = calls("requests_finished")
+        assert [len(event.facts["reqs"]) for event in finished] == [2, 1]
+        assert all(event.facts["held"] for event in finished)
+        for event, later in pairwise(EVENTS):
+            if later.hook == "requests_finished":
+                assert event.hook == "batch_committed"
+                assert set(later.facts["reqs"]) == event.facts["finished"]
+
+    def test_requests_finished_for_an_aborted_one(self, engine: Engine) -> None:
+        scheduler = engine.built.scheduler
+        request = engine._intake.prepare(GenerateRequest(prompt=[3, 4, 5], sampling=greedy(50)))
+        scheduler.receive([TokenizedBatch(requests=[request])])
+        scheduler.step()
+        scheduler.receive([AbortRequest(rid=request.rid)])
+        while not scheduler.idle:
+            scheduler.step()
+        (event,) = calls("requests_finished")
+        assert event.facts == {"reqs": [request.rid], "held": True}
+
+    def test_a_failed_forward_commits_nothing(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("the model is out")
+
+        monkeypatch.setattr(type(engine.built.runner), "execute", fail)
+        engine.generate([[3, 4, 5]], greedy(4))
+        assert step_calls() == ["batch_scheduled", "before_forward", "requests_finished"]
+
+    @pytest.mark.parametrize("order", [(First, Second), (Second, First)])
+    def test_plugins_are_called_in_their_order(self, checkpoint: Path, order: tuple[type, ...]) -> None:
+        with start(checkpoint, *order) as engine:
+            engine.generate([[3, 4, 5]], greedy(1))
+        assert [event.hook for event in EVENTS] == [one.__name__.lower() for one in order]

@@ -1,0 +1,170 @@
+"""The three rules that hold the house up."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.registry.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+CORE = sorted((ROOT / "core").rglob("*.py"))
+PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if path.parent.name != "plugins")
+ALLOWED = ("interfaces", "toolkit")
+
+PLAIN_WORDS = {
+    "block": "GGUF's name of a decoder layer",
+    "gguf": "the library, and the ending of its files",
+    "logit_bias": "a sampling parameter",
+    "mean": "a statistic of the lab",
+    "min_new_tokens": "a sampling parameter",
+    "mistral": "a type of models, in their configs and in GGUF files",
+    "native": "a protocol of servers that `pegboard bench` measures",
+    "none": "an empty list, in a message",
+    "openai": "a protocol of servers that `pegboard bench` measures",
+    "priority": "a request's field",
+    "qwen3": "a type of models, in their configs and in GGUF files",
+    "random": "a workload of the lab",
+    "torch": "the library",
+    "transformers": "the library",
+    "triton": "the library",
+}
+"""Provider names that are words of the field too, and what the core means by them. It may write these and no others."""
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Each file is read by several rules, and no test changes a tree."""
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of everything that a file imports, wherever in it."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write absolute ones, so that this test can read them"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Every string of a file that is no docstring."""
+    tree = parse(path)
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+            yield node.lineno, node.value
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def plugin_names() -> frozenset[str]:
+    return frozenset(
+        point.name for point in entry_points(group="pegboard") if point.dist and point.dist.name == "pegboard"
+    )
+
+
+@cache
+def provider_names() -> frozenset[str]:
+    return frozenset(
+        provider.name for one in Registry.discover().plugins if one.origin.builtin for provider in one.plugin.providers
+    )
+
+
+class TestFirstRule:
+    """The core knows no plugin."""
+
+    @pytest.mark.parametrize("path", CORE, ids=relative)
+    def test_core_imports_no_plugin(self, path: Path) -> None:
+        assert not [name for name in imports(path) if name.startswith("pegboard.plugins")]
+
+    @pytest.mark.parametrize("path", CORE, ids=relative)
+    def test_no_plugin_is_named_in_core(self, path: Path) -> None:
+        names = plugin_names()
+        assert not [(line, text) for line, text in strings(path) if text in names or "pegboard.plugins." in text]
+
+    @pytest.mark.parametrize("path", CORE, ids=relative)
+    def test_no_provider_is_named_in_core(self, path: Path) -> None:
+        names = provider_names() - PLAIN_WORDS.keys()
+        assert not [(line, text) for line, text in strings(path) if text in names]
+
+    def test_no_excuse_is_stale(self) -> None:
+        written = {text for path in CORE for _, text in strings(path)}
+        assert not [word for word in PLAIN_WORDS if word not in written or word not in provider_names()]
+
+    def test_it_finds_what_it_looks_for(self, tmp_path: Path) -> None:
+        path = tmp_path / "bad.py"
+        path.write_text('"""cache_radix"""\nfrom pegboard.plugins import cache_radix\nx = "cache_radix"\ny = "lpm"\n')
+        assert list(imports(path)) == ["pegboard.plugins.cache_radix"]
+        assert list(strings(path)) == [(3, "cache_radix"), (4, "lpm")]
+        assert "cache_radix" in plugin_names()
+        assert "lpm" in provider_names() - PLAIN_WORDS.keys()
+
+
+class TestSecondRule:
+    """A plugin sees the interfaces and the toolkit, and nothing of another plugin."""
+
+    @pytest.mark.parametrize("path", PLUGINS, ids=relative)
+    def test_imports(self, path: Path) -> None:
+        own = f"pegboard.plugins.{path.relative_to(ROOT / 'plugins').parts[0]}"
+        allowed = (own, *(f"pegboard.core.{part}" for part in ALLOWED))
+        ours = [name for name in imports(path) if name == "pegboard" or name.startswith("pegboard.")]
+        assert not [name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)]
+
+    def test_the_toolkit_and_the_interfaces_see_no_more_than_each_other(self) -> None:
+        bad = []
+        for path in CORE:
+            part = path.relative_to(ROOT / "core").parts[0]
+            allowed = {"interfaces": ("interfaces",), "toolkit": ALLOWED}.get(part)
+            if allowed is None:
+                continue
+            for name in imports(path):
+                if name.startswith("pegboard.") and not any(name.startswith(f"pegboard.core.{one}") for one in allowed):
+                    bad.append((relative(path), name))
+        assert not bad
+
+
+class TestThirdRule:
+    """Contracts, records and the command line are light. The command line's own test is in test_cli.py."""
+
+    @staticmethod
+    def loaded_by(code: str) -> str:
+        heavy = ["torch", "transformers"]
+        code += f"\nimport sys; sys.exit(str([name for name in {heavy} if name in sys.modules]))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+        return done.stderr.strip()
+
+    def test_interfaces_import_neither_torch_nor_transformers(self) -> None:
+        code = "import pegboard.core.interfaces as all\nfor name in all.__all__: getattr(all, name)"
+        assert self.loaded_by(code) == "[]"
+
+    def test_neither_do_plugin_records(self) -> None:
+        assert (
+            self.loaded_by("from pegboard.core.registry.registry import Registry\nassert Registry.discover().plugins")
+            == "[]"
+        )
+
+    def test_neither_do_options_and_config(self) -> None:
+        code = (
+            "from pegboard.core.registry.registry import Registry\n"
+            "from pegboard.core.config.schema import schema\n"
+            "schema(Registry.discover())"
+        )
+        assert self.loaded_by(code) == "[]"
+
+    def test_records_hold_nothing_but_the_record(self) -> None:
+        """A record module is imported whenever plugins are listed: it imports the record format and no more."""
+        for name in plugin_names():
+            found = set(imports(ROOT / "plugins" / name / "__init__.py"))
+            assert {one.rpartition(".")[0] for one in found} <= {"pegboard.core.interfaces.plugin"}, name

@@ -1,0 +1,1 @@
+"""Applications around the engine: benchmarks, the policy lab, chat and batch generation."""

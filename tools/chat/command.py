@@ -1,0 +1,140 @@
+"""``pegboard chat``: talk to a model, in this process or on a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pegboard.core.cli.config import Files, Overrides
+from pegboard.core.cli.output import quiet_logging, spinner
+from pegboard.core.interfaces.errors import PegboardError
+
+if TYPE_CHECKING:
+    from pegboard.tools.chat.backends import Speaker
+    from pegboard.tools.chat.terminal import Terminal
+
+STOPPED = 130
+"""Exit code where Ctrl-C ended it, as shells have it."""
+
+
+def chat(
+    files: Files = None,
+    overrides: Overrides = None,
+    url: Annotated[
+        str, typer.Option(help="Talk to a running server with OpenAI's API, such as http://127.0.0.1:30000.")
+    ] = "",
+    api_key: Annotated[
+        str, typer.Option(help="The server's API key.", envvar="PEGBOARD_API_KEY", show_default=False)
+    ] = "",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key in its first line.", show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help="Which of the server's models; the first one otherwise.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer; otherwise until the context is full.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--setting", metavar="NAME=VALUE", help="As /set: top_p, stop, seed, ...")
+    ] = None,
+    load: Annotated[Path | None, typer.Option(help="Go on with a conversation that /save has written.")] = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep what is typed for the arrow keys of later chats.")
+    ] = True,
+) -> None:
+    """Talk to a model: in this process on a config, or on a server with --url.
+
+    /help inside lists the commands. With a pipe every line of the input is a message, and only answers are printed.
+    """
+    from pegboard.tools.chat.session import COMMANDS, Session, parse_setting
+
+    given = {"temperature": temperature} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+    chosen = {name: parse_setting(name, str(value)) for name, value in given.items()}
+    for text in settings or ():
+        name, _, value = text.partition("=")
+        chosen[name] = parse_setting(name, value)
+    if url and (files or overrides):
+        raise PegboardError("--url talks to a server, which has a config of its own; leave config files and --set out")
+    if not url and (api_key_file or model):
+        raise PegboardError(f"{'--model' if model else '--api-key-file'} goes with --url")
+    code = 0
+    try:
+        speaker = _server(url, _key(api_key, api_key_file), model) if url else _engine(files, overrides)
+        with contextlib.closing(speaker), contextlib.closing(_terminal(list(COMMANDS), keep=history)) as terminal:
+            session = Session(speaker, terminal, system=system, settings=chosen)
+            if load is not None:
+                session.load(str(load))
+            _talk(session.handle, terminal, f"{speaker.name}{f' at {url}' if url else ''}")
+            code = 1 if session.failed and not terminal.interactive else 0
+    except KeyboardInterrupt:
+        code = STOPPED
+    raise typer.Exit(code)
+
+
+def _talk(handle: Callable[[str], bool], terminal: Terminal, whom: str) -> None:
+    """Until there is nothing more to say. Ctrl-C does not end a chat on a terminal."""
+    if terminal.interactive:
+        terminal.note(f"{whom} - /help lists the commands, Ctrl-D ends")
+    going = True
+    while going:
+        try:
+            going = handle(terminal.read())
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if not terminal.interactive:
+                raise
+            terminal.note("(Ctrl-D or /quit ends the chat)")
+
+
+def _terminal(commands: list[str], *, keep: bool) -> Terminal:
+    from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+    from pegboard.tools.chat.terminal import Terminal
+
+    history = default_cache_dir() / "chat_history" if keep else None
+    return Terminal(history=history, commands=[f"/{name}" for name in (*commands, "quit")])
+
+
+def _key(key: str, file: Path | None) -> str:
+    if file is None:
+        return key.strip()
+    try:
+        lines = file.read_text("utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise PegboardError(f"--api-key-file: {file} cannot be read: {error}") from None
+    return lines[0].strip()
+
+
+def _server(url: str, key: str, model: str) -> Speaker:
+    from pegboard.tools.chat.backends import ServerSpeaker
+    from pegboard.tools.chat.server_client import ServerClient
+
+    client = ServerClient(url, key)
+    models = client.models(wait=lambda: spinner(f"{client.url} is loading its model ..."))
+    if model and model not in models:
+        raise PegboardError(f"--model: {client.url} has no {model!r}; it has {', '.join(models) or 'none'}")
+    if not models:
+        raise PegboardError(f"{client.url} has no model")
+    return ServerSpeaker(client, model or models[0])
+
+
+def _engine(files: list[Path] | None, overrides: list[str] | None) -> Speaker:
+    from pegboard.core.config.compose import compose
+    from pegboard.tools.chat.backends import EngineSpeaker
+
+    resolved = compose(files or (), overrides=overrides or ())
+    quiet_logging(resolved.engine.log_level)
+    with spinner(f"Loading {resolved.engine.model.path} ..."):
+        from pegboard.core.engine.engine import Engine
+
+        engine = Engine(resolved)
+        try:
+            return EngineSpeaker(engine)
+        except BaseException:
+            engine.close()
+            raise

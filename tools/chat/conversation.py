@@ -1,0 +1,85 @@
+"""Conversations with an engine in this process: prompts by the model's chat template, answers apart from thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from pegboard.core.config.select import Selection
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
+from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.core.toolkit.chat.chat_template import ChatTemplates
+from pegboard.core.toolkit.chat.tool_calls import ChatStream, skip_special_tokens
+
+if TYPE_CHECKING:
+    from pegboard.core.engine.engine import Engine
+    from pegboard.core.interfaces.sampling import SamplingParams
+
+Message = Mapping[str, Any]
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form, with text for content. Raises ValueError saying what is wrong with which."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages must be a list of objects with role and content, and not empty")
+    return [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
+
+
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{where} must be an object with a role")
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
+            raise ValueError(f"{where}.content may have parts of type text only")
+        content = "\n".join(one["text"] for one in content)
+    if not isinstance(content, str) and not (content is None and message["role"] == "assistant"):
+        raise ValueError(f"{where}.content must be text")
+    return {**message, "content": content}
+
+
+class Interlocutor:
+    """How one engine's model is talked to. Raises PegboardError where it has no chat template."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._tokenizer = engine.tokenizer
+        if not self._tokenizer.has_chat_template:
+            raise PegboardError(
+                f"{engine.info.served_name} has no chat template, so it cannot be talked to; `pegboard generate` "
+                "goes on with raw text"
+            )
+        self._templates = ChatTemplates(self._tokenizer.chat_templates)
+        about = OutputParserContext(
+            chat_template="\n".join(self._tokenizer.chat_templates.values()),
+            architecture=engine.info.architecture,
+            model=engine.info.path,
+        )
+        chosen = Selection(engine.resolved).choose("reasoning_parser", about).build(about)
+        self._parser = cast("OutputParser | None", chosen)
+        self._skip_special = skip_special_tokens(None, None, self._parser)
+
+    def prompt(self, messages: Sequence[Message], hints: Mapping[str, Any] | None = None) -> str:
+        """The text that asks for the next message; it is complete, without special tokens to be added. `hints` reach a
+        template that reads them. Raises InvalidRequest where the template refuses.
+        """
+        template = self._templates.select()
+        asked = ChatPrompt(
+            source=template.source,
+            messages=list(messages),
+            tokens=dict(self._tokenizer.named_tokens),
+            hints=dict(hints or {}),
+        )
+        return asked.render(template)
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with which thoughts can be told from the rest: their marks may be special tokens."""
+        return params if self._skip_special else msgspec.structs.replace(params, skip_special_tokens=False)
+
+    def reader(self, prompt: str, params: SamplingParams) -> ChatStream:
+        """Reads one answer to a prompt: its text goes in, content and thoughts come out."""
+        # A grammar of the whole answer leaves no room for thoughts.
+        constrained = params.grammar is not None and params.grammar.kind != "structural_tag"
+        return ChatStream(reasoning_parser=self._parser, prompt=prompt, constrained=constrained)

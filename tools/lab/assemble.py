@@ -1,0 +1,85 @@
+"""A scheduler as the config describes it, around a modelled device. No model is read and nothing of torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pegboard.core.config.compose import ResolvedConfig, compose
+from pegboard.core.config.select import Selection
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
+from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
+from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.pipeline.step import BatchResult
+
+DEFAULT_TOKENS = 200_000
+"""KV memory where `memory.max_total_tokens` is unset: there is no device whose memory could say."""
+DEFAULT_CONTEXT = 32_768
+DEFAULT_CHUNK = 2048
+NO_MODEL: Mapping[str, Any] = {"model": {"path": "lab"}}
+EOS = 2
+
+
+def resolve(files: Sequence[str | Path], overrides: Sequence[str]) -> ResolvedConfig:
+    """The config of a server, or of a part of one: the model is not read, so none need be named."""
+    return compose(files, overrides=overrides, data=dict(NO_MODEL))
+
+
+def assemble(
+    resolved: ResolvedConfig,
+    execute: Callable[[ModelWorkerBatch], BatchResult],
+    clock: Clock,
+    hooks: StepHooks,
+    vocab_size: int,
+) -> Scheduler:
+    """Raises ConfigError where the config asks for what the lab cannot do."""
+    config = resolved.engine
+    if config.scheduler.loop == "overlap":
+        raise ConfigError(
+            "scheduler.loop: the lab runs one step after the other; use 'normal', with a cost model whose overhead is "
+            "what the overlap loop leaves of it"
+        )
+    selection, page_size = Selection(resolved), config.memory.page_size
+    pages = (config.memory.max_total_tokens or DEFAULT_TOKENS) // page_size
+    allocator_ctx = TokenAllocatorContext(pages, page_size)
+    allocator = cast(TokenAllocator, selection.choose("token_allocator", allocator_ctx).build(allocator_ctx))
+    cache_ctx = PrefixCacheContext(allocator, page_size)
+    cache = cast(PrefixCache, selection.choose("prefix_cache", cache_ctx).build(cache_ctx))
+    policy_ctx = SchedulePolicyContext(cache, config.scheduler.seed, clock)
+    policy = cast(SchedulePolicy, selection.choose("schedule_policy", policy_ctx).build(policy_ctx))
+    gate_ctx = AdmissionGateContext(clock)
+    gates = [
+        (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
+        for choice in selection.choose_all("admission_gate", gate_ctx)
+    ]
+    context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
+    rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
+    memory = MemoryManager(rows, allocator, cache)
+    chunk = config.scheduler.chunked_prefill_size
+    return Scheduler(
+        config.scheduler,
+        memory,
+        policy,
+        BatchBuilder(memory, (), vocab_size),
+        ResultStage(None, {EOS}),
+        execute,
+        chunk_size=None if chunk == 0 else chunk or max(DEFAULT_CHUNK, page_size),
+        max_context_len=context,
+        eos_ids=frozenset({EOS}),
+        hooks=hooks,
+        clock=clock,
+        gates=GateKeeper(gates, clock) if gates else None,
+    )

@@ -1,0 +1,263 @@
+"""Running a workload: arrivals into the scheduler, batches to the modelled device, and a record of every request."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.step import BatchResult
+from pegboard.core.toolkit.cache.radix_tree import RadixTree
+from pegboard.tools.lab.assemble import EOS, assemble
+from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.req import Req
+    from pegboard.tools.lab.cost import CostModel
+
+Progress = Callable[[int], None]
+
+BUCKETS = np.geomspace(1e-5, 1e3, 400)
+"""Edges of the histogram that inter-token times are kept in, in seconds: 2% wide."""
+TIMELINE_EVERY = 25
+REST = 0.002
+"""Virtual seconds that pass while all requests are held back by gates."""
+
+
+class VirtualClock:
+    """Seconds since the run began. Only the device and empty queues move it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one request. Times in virtual seconds; a rejected or failed one has `finished` 0."""
+
+    group: str
+    priority: int
+    arrived: float
+    prompt_len: int
+    output_len: int = 0
+    cached: int = 0
+    retractions: int = 0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run. `timeline` has rows (time, running, waiting, used tokens, cached tokens)."""
+
+    label: str
+    records: list[Record]
+    duration: float
+    wall: float
+    prefill_steps: int
+    decode_steps: int
+    retractions: int
+    preemptions: int
+    computed_tokens: int
+    cached_tokens: int
+    optimal_cached: int | None
+    policy: dict[str, float]
+    intervals: NDArray[np.int64]
+    timeline: NDArray[np.float64]
+    total_tokens: int
+    rejected: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+
+
+class ModelledDevice:
+    """Takes the time that the cost model says, and answers with tokens; an output ends where the workload has it end.
+
+    A request's number travels as its seed, the one thing of a request that reaches a device untouched.
+    """
+
+    def __init__(self, cost: CostModel, clock: VirtualClock, seed: int) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._random = np.random.default_rng(seed)
+        self.ends: list[int] = []
+        """The length of each request's output, by its number."""
+
+    def __call__(self, work: ModelWorkerBatch) -> BatchResult:
+        self._clock.now += self._cost.seconds(work)
+        sampling = work.sampling
+        if sampling is None:
+            return BatchResult(np.empty(0, np.int64))
+        tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, sampling.seeds.shape)
+        ends = np.fromiter((self.ends[number] for number in sampling.seeds.tolist()), np.int64, len(tokens))
+        tokens[sampling.steps + 1 >= ends] = EOS
+        return BatchResult(tokens)
+
+
+class Simulation:
+    """One workload under one config."""
+
+    def __init__(
+        self, label: str, resolved: ResolvedConfig, workload: Workload, cost: CostModel, *, optimal: bool = True
+    ) -> None:
+        self.label = label
+        self.clock = VirtualClock()
+        self.device = ModelledDevice(cost, self.clock, seed=resolved.engine.scheduler.seed)
+        hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
+        self.scheduler = assemble(resolved, self.device, self.clock, hooks, VOCAB)
+        self._asks = workload.arrivals()
+        self._next = next(self._asks, None)
+        self._later: list[tuple[float, int, Ask]] = []
+        self._order = itertools.count()
+        self._open: dict[str, tuple[Ask, Record]] = {}
+        self._records: list[Record] = []
+        self._rejected = 0
+        self._intervals = np.zeros(len(BUCKETS) + 1, np.int64)
+        self._timeline: list[tuple[float, int, int, int, int]] = []
+        self._steps = 0
+        # What an infinite cache would find if everything came one by one: no order can find more.
+        self._ideal: RadixTree[None] | None = RadixTree(make_root=lambda: None) if optimal else None
+        self._ideal_cached = 0
+
+    def run(self, progress: Progress = lambda done: None) -> Outcome:
+        """To the end of the workload. `progress` hears how many requests have ended, now and then."""
+        began = time.perf_counter()
+        while self._submit_due():
+            if self.scheduler.resting:
+                self.clock.now += REST
+            self.scheduler.step()
+            if self._steps % 200 == 0:
+                progress(len(self._records) - len(self._open))
+        progress(len(self._records))
+        return self._outcome(time.perf_counter() - began)
+
+    # ---- arrivals -------------------------------------------------------------------------------------------------
+
+    def _submit_due(self) -> bool:
+        """Send what has arrived; with nothing to do go on to the next arrival. False when all is over."""
+        if self.scheduler.idle:
+            at = self._soonest()
+            if at is None:
+                return False
+            self.clock.now = max(self.clock.now, at)
+        due = self._due()
+        if due:
+            self._send(due)
+        return True
+
+    def _soonest(self) -> float | None:
+        times = [ask.at for ask in (self._next,) if ask is not None]
+        if self._later:
+            times.append(self._later[0][0])
+        return min(times, default=None)
+
+    def _due(self) -> list[Ask]:
+        now, due = self.clock.now, []
+        while self._next is not None and self._next.at <= now:
+            due.append(self._next)
+            self._next = next(self._asks, None)
+        while self._later and self._later[0][0] <= now:
+            due.append(heapq.heappop(self._later)[2])
+        return due
+
+    def _send(self, due: Sequence[Ask]) -> None:
+        messages = []
+        for ask in due:
+            number, prompt = len(self.device.ends), ask.prompt()
+            self.device.ends.append(ask.output_len)
+            rid = str(number)
+            record = Record(ask.group, ask.priority, ask.at, len(prompt))
+            self._records.append(record)
+            self._open[rid] = (ask, record)
+            room = self.scheduler.max_context_len - len(prompt)
+            params = SamplingParams(max_new_tokens=max(0, min(ask.limit, room)), temperature=0.0, seed=number)
+            packed = prompt.astype("<i4").tobytes()
+            messages.append(TokenizedRequest(rid=rid, prompt=packed, sampling=params, priority=ask.priority))
+        for reply in self.scheduler.receive([TokenizedBatch(requests=messages)]):
+            if isinstance(reply, Rejected):
+                self._rejected += 1
+                del self._open[reply.rid]
+
+    # ---- what the scheduler tells ---------------------------------------------------------------------------------
+
+    def _committed(self, batch: ScheduleBatch) -> None:
+        self._steps += 1
+        if batch.intervals is not None and batch.forward_mode is not ForwardMode.EXTEND:
+            known = batch.intervals[batch.intervals > 0]
+            np.add.at(self._intervals, np.searchsorted(BUCKETS, known), 1)
+        if self._steps % TIMELINE_EVERY == 0:
+            scheduler, memory = self.scheduler, self.scheduler.memory
+            used = memory.held_tokens + memory.cache.locked_tokens
+            self._timeline.append(
+                (self.clock.now, len(scheduler.running), len(scheduler.waiting), used, memory.cache.cached_tokens)
+            )
+
+    def _finished(self, reqs: Sequence[Req]) -> None:
+        for req in reqs:
+            ask, record = self._open.pop(req.rid)
+            times = req.timing
+            record.output_len, record.cached = req.output_len, req.output.cached_tokens
+            record.retractions = req.output.num_retractions
+            record.scheduled, record.first_token, record.finished = (
+                times.first_scheduled, times.first_token, times.finished,
+            )  # fmt: skip
+            if ask.then is None and self._ideal is None:
+                continue
+            whole = req.tokens.view().copy()
+            if self._ideal is not None:
+                self._ideal_cached += self._seen_before(whole, req.input_len)
+            if ask.then is not None:
+                for more in ask.then(self.clock.now, whole):
+                    heapq.heappush(self._later, (more.at, next(self._order), more))
+
+    def _seen_before(self, whole: NDArray[np.int64], prompt_len: int) -> int:
+        """Tokens of a prompt that an infinite cache has seen. Each new token is new to whoever comes first, so the sum
+        does not depend on the order.
+        """
+        assert self._ideal is not None
+        path = self._ideal.find(whole, "")
+        # One token is always computed, and the last one of an answer never is.
+        found = min(path.length, prompt_len - 1)
+        if path.length < len(whole) - 1:
+            self._ideal.extend(path, whole[:-1], None)
+        return found
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _outcome(self, wall: float) -> Outcome:
+        counters, scheduler = self.scheduler.counters, self.scheduler
+        return Outcome(
+            label=self.label,
+            records=self._records,
+            duration=self.clock.now,
+            wall=wall,
+            prefill_steps=counters.prefill_steps,
+            decode_steps=counters.decode_steps,
+            retractions=counters.retractions,
+            preemptions=counters.preemptions,
+            computed_tokens=counters.prompt_tokens,
+            cached_tokens=sum(record.cached for record in self._records),
+            optimal_cached=None if self._ideal is None else self._ideal_cached,
+            policy=dict(scheduler.policy.stats()),
+            intervals=self._intervals,
+            timeline=np.array(self._timeline or np.empty((0, 5)), np.float64).reshape(-1, 5),
+            total_tokens=scheduler.memory.total_tokens,
+            rejected=self._rejected,
+            info={"book_errors": counters.book_errors},
+        )

@@ -35,10 +35,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
-    for name in re.findall(
-        r"`((?:core|plugins|conformance|tools|pegboard|tests|docs|benchmarks|examples)/[\w/.-]*\.\w+)`",
-        page.read_text("utf-8"),
-    ):
+    folders = "core|plugins|conformance|tools|pegboard|tests|docs|benchmarks|examples"
+    for name in re.findall(rf"`((?:{folders})/[\w/.-]*\.\w+)`", page.read_text("utf-8")):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 

@@ -20,21 +20,10 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if path.paren
 ALLOWED = ("interfaces", "toolkit")
 
 PLAIN_WORDS = {
-    "block": "GGUF's name of a decoder layer",
-    "gguf": "the library, and the ending of its files",
     "logit_bias": "a sampling parameter",
-    "mean": "a statistic of the lab",
     "min_new_tokens": "a sampling parameter",
-    "mistral": "a type of models, in their configs and in GGUF files",
-    "native": "a protocol of servers that `pegboard bench` measures",
     "none": "an empty list, in a message",
-    "openai": "a protocol of servers that `pegboard bench` measures",
     "priority": "a request's field",
-    "qwen3": "a type of models, in their configs and in GGUF files",
-    "random": "a workload of the lab",
-    "torch": "the library",
-    "transformers": "the library",
-    "triton": "the library",
 }
 """Provider names that are words of the field too, and what the core means by them. It may write these and no others."""
 

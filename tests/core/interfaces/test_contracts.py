@@ -140,7 +140,7 @@ class TestHooks:
 
     @pytest.mark.parametrize("name", HOOK_NAMES)
     def test_every_hook_has_a_test(self, name: str) -> None:
-        tree = ast.parse((TESTS / "core" / "test_hook_calls.py").read_text())
+        tree = ast.parse((TESTS / "core" / "pipeline" / "test_hook_calls.py").read_text())
         tests = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         assert any(test.startswith("test_") and name in test for test in tests), f"no test is named after {name}"
 

@@ -102,7 +102,7 @@ def test_bugs_are_errors_that_browsers_can_read() -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name.endswith("front")]
+    return [record for record in caplog.records if record.name.endswith("middleware")]
 
 
 def test_a_line_per_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -317,7 +317,7 @@ def test_a_slow_conversation_is_cut_off_when_the_pool_closes() -> None:
 @pytest.mark.parametrize("source", ["x", ENDLESS], ids=["at rest", "at work"])
 def test_helpers_end_with_a_server_that_is_killed(source: str) -> None:
     code = (
-        "import time; from pegboard.core.toolkit import rendering; "
+        "import time; from pegboard.core.toolkit.chat import rendering; "
         "from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt; "
         f"pool = rendering.RenderPool(helpers=1, seconds=1); pool.submit(ChatPrompt(source={source!r}, messages=[]))\n"
         "while not pool._helpers: time.sleep(0.01)\n"

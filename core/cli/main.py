@@ -9,16 +9,14 @@ import typer
 
 from pegboard.core import __version__
 from pegboard.core.cli import config, plugins
+from pegboard.core.cli.commands import OpenGroup
 from pegboard.core.cli.config import Files, Overrides
 from pegboard.core.cli.output import write
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
-from pegboard.tools.batch import command as generate
-from pegboard.tools.bench import command as bench
-from pegboard.tools.chat import command as chat
-from pegboard.tools.lab import command as simulate
 
 app = typer.Typer(
     name="pegboard",
+    cls=OpenGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -65,11 +63,6 @@ def serve(files: Files = None, overrides: Overrides = None) -> None:
     start(resolved)
 
 
-# In the order of the help.
-app.command()(chat.chat)
-app.command()(generate.generate)
-app.command()(simulate.simulate)
-app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(plugins.app, name="plugins")
 

@@ -1,29 +1,25 @@
-"""``pegboard plugins list|show|check|matrix|new``."""
+"""``pegboard plugins list|show|new``; `check` and `matrix` come from the conformance kit."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pegboard.core.cli.output import check_writable, write, write_json, write_table
+from pegboard.core.cli.commands import PluginsGroup
 from pegboard.core.cli.output import files as named_files
+from pegboard.core.cli.output import write, write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.core.registry.records import ProviderRecord
     from pegboard.core.registry.registry import Registry
 
-app = typer.Typer(no_args_is_help=True, help="Look at installed plugins, check them, start a new one.")
+app = typer.Typer(
+    cls=PluginsGroup, no_args_is_help=True, help="Look at installed plugins, check them, start a new one."
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-REPORT = Path("reports/conformance.json")
-_ROW = {"contract", "provider", "distribution", "distribution_version", "class", "capabilities", "verdict", "counts"}
-"""What a report says of each provider."""
 
 
 @app.command("list")
@@ -64,7 +60,7 @@ def show(
     from pegboard.core.registry.registry import Registry
 
     found = []
-    for record in _find(Registry.discover(), name):
+    for record in find_records(Registry.discover(), name):
         keys = option_keys(record) if not record.problem else ()
         options = [{"path": k.path, "type": k.type, "default": k.default, "meaning": k.meaning} for k in keys]
         found.append({**_plain(record), "options": options})
@@ -82,90 +78,6 @@ def show(
         for option in one["options"]:
             write(f"  {option['path']}: {option['type']}, default {option['default'] or 'none'}. {option['meaning']}")
         write()
-
-
-@app.command()
-def check(
-    names: Annotated[list[str], typer.Argument(help="Plugins, providers, or contract/provider.")],
-    as_json: Json = False,
-    report: Annotated[Path | None, typer.Option(help="Write the conformance report to this file as JSON.")] = None,
-) -> None:
-    """Run the conformance tests of each provider: those that its record names, or else its contract's suite.
-
-    Exit code 1: a test failed, or none passed. 8: nothing failed, but most tests that apply were skipped.
-    """
-    from pegboard.conformance.check import HARDLY_TESTED, run
-    from pegboard.core.interfaces.errors import PluginError
-    from pegboard.core.registry.registry import Registry
-
-    if report:
-        with named_files("--report"):
-            report.parent.mkdir(parents=True, exist_ok=True)
-        check_writable(report, "--report")
-    registry = Registry.discover()
-    records = {record: None for name in names for record in _find(registry, name)}
-    runnable = [record for record in records if record.contract.suite]
-    if not runnable:
-        raise PluginError(f"no conformance suite yet for {', '.join(one.provider.contract for one in records)}")
-    worst = 0
-    merged: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, record in enumerate(runnable):
-            part = Path(folder) / f"{number}.json"
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                code = run(record.provider.contract, record.name, report=part)
-            if code and worst in (0, HARDLY_TESTED):
-                worst = code
-            if part.exists():
-                _merge_report(merged, json.loads(part.read_text("utf-8")))
-    if report:
-        report.write_text(json.dumps(merged, indent=2) + "\n", "utf-8")
-    if as_json:
-        write_json(merged)
-    for record in records:
-        if record not in runnable:
-            typer.echo(f"{record.provider.contract}/{record.name}: its contract has no conformance suite yet", err=True)
-    raise typer.Exit(worst)
-
-
-@app.command()
-def matrix(
-    reports: Annotated[list[Path] | None, typer.Argument(help="Reports written with --conformance-report.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show which provider passed which suite, from conformance reports."""
-    from pegboard.core.interfaces.errors import PegboardError
-
-    merged: dict[str, Any] = {}
-    for path in reports or [REPORT]:
-        try:
-            _merge_report(merged, json.loads(path.read_text("utf-8")))
-        except FileNotFoundError:
-            raise PegboardError(
-                f"there is no report {path}; write one with: pytest --conformance-report={path}, "
-                f"or: pegboard plugins check NAME --report {path}"
-            ) from None
-        except OSError as error:
-            raise PegboardError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise PegboardError(f"{path} is no conformance report: {error}") from None
-    if as_json:
-        write_json(merged)
-        return
-    rows = [
-        (
-            one["contract"],
-            one["provider"],
-            f"{one['distribution']} {one['distribution_version']}".strip() or one["class"],
-            ", ".join(one["capabilities"]),
-            one["verdict"],
-            ", ".join(f"{count} {outcome}" for outcome, count in one["counts"].items()),
-        )
-        for one in merged.get("providers", ())
-    ]
-    write_table(("contract", "provider", "from", "capabilities", "verdict", "tests"), rows)
-    for broken in merged.get("errors", ()):
-        write(f"! {broken['class']} cannot be run: {broken['message']}")
 
 
 @app.command()
@@ -217,7 +129,7 @@ def _list_templates(as_json: bool) -> None:
     write(f"\nWithout a template: {', '.join(others)}. {start_instead('a contract')}.")
 
 
-def _find(registry: Registry, name: str) -> list[ProviderRecord]:
+def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
     """What `name` means: contract/provider, a provider of any contract, or all providers of a plugin."""
     from pegboard.core.interfaces.errors import PluginError
     from pegboard.core.registry.names import did_you_mean
@@ -276,15 +188,3 @@ def _plain_plugin(loaded: Any) -> dict[str, Any]:
         "summary": plugin.summary,
         "hooks": list(plugin.hooks),
     }
-
-
-def _merge_report(merged: dict[str, Any], report: Any) -> None:
-    """Reports of several runs as one; the environment is the last one's. Raises ValueError for what is no report."""
-    providers = report.get("providers") if isinstance(report, dict) else None
-    if not isinstance(providers, list) or not all(isinstance(one, dict) and one.keys() >= _ROW for one in providers):
-        raise ValueError("it has no list of providers with their verdicts")
-    for key, value in report.items():
-        if isinstance(value, list):
-            merged.setdefault(key, []).extend(value)
-        else:
-            merged[key] = value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.registry.blame import in_words
-from pegboard.core.server.logs import quoted
+from pegboard.core.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGate

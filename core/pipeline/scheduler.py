@@ -34,7 +34,7 @@ from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
 from pegboard.core.registry.blame import in_words, text_of
-from pegboard.core.server.logs import quoted
+from pegboard.core.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import SchedulerSection

@@ -43,7 +43,7 @@ from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embeddin
 from pegboard.core.pipeline.frontend.stops import compiled_stops
 from pegboard.core.server.asker import ASKER
 from pegboard.core.server.body_room import engine_has
-from pegboard.core.server.logs import quoted
+from pegboard.core.toolkit.system.log_lines import quoted
 from pegboard.core.toolkit.text.encoding import check_length, encode_all, encode_each
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; everything else was given as `extra`."""
-MAX_QUOTED = 128
-"""Most characters of a client's that a line quotes."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,39 +45,6 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             line["stack_info"] = record.stack_info
         return _encode(line)
-
-
-class LimitedLog:
-    """Logs at most `most` lines in any `seconds`; a line after others that were left out says how many.
-
-    For what clients can cause as often as they like.
-    """
-
-    def __init__(
-        self, logger: logging.Logger, *, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._logger = logger
-        self._seconds = seconds
-        self._clock = clock
-        self._times: deque[float] = deque(maxlen=most)
-        self._left_out = 0
-
-    def log(self, level: int, message: str, *args: object) -> None:
-        """As of a logger."""
-        now = self._clock()
-        if len(self._times) == self._times.maxlen and now - self._times[0] < self._seconds:
-            self._left_out += 1
-            return
-        self._times.append(now)
-        if self._left_out:
-            message, args = message + " (%d more of these were not logged)", (*args, self._left_out)
-            self._left_out = 0
-        self._logger.log(level, message, *args)
-
-
-def quoted(text: str) -> str:
-    """What a client chose, as it may stand in a line of the log: in quotes, on one line, and not endless."""
-    return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")
 
 
 def configure_logging(

@@ -15,8 +15,8 @@ from pegboard.conformance.admission_gate import AdmissionGateContract, gated_req
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, Verdict
 from pegboard.core.interfaces.req import Req
-from pegboard.plugins.gate_drill.gate import DrillGate
-from pegboard.plugins.gate_drill.options import DrillGateOptions
+from pegboard_drills.gate import DrillGate
+from pegboard_drills.options import DrillGateOptions
 
 
 class GateSuite(AdmissionGateContract):

@@ -12,8 +12,8 @@ from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.plugins.gate_drill.gate import DrillGate
-from pegboard.plugins.gate_drill.options import DrillGateOptions
+from pegboard_drills.gate import DrillGate
+from pegboard_drills.options import DrillGateOptions
 from tests.core.pipeline.harness import Harness, oracle
 
 

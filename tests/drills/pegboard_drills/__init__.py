@@ -10,8 +10,8 @@ plugin = Plugin(
         Provider(
             contract="admission_gate",
             name="drill",
-            factory="pegboard.plugins.gate_drill.gate:DrillGate",
-            config="pegboard.plugins.gate_drill.options:DrillGateOptions",
+            factory="pegboard_drills.gate:DrillGate",
+            config="pegboard_drills.options:DrillGateOptions",
             provides=frozenset({"holds"}),
             summary="delays, fails, holds or forgets requests, by its options and by what a request asks for",
         ),

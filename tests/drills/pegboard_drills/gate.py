@@ -11,7 +11,7 @@ from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, Admissi
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
-    from pegboard.plugins.gate_drill.options import DrillGateOptions
+    from pegboard_drills.options import DrillGateOptions
 
 
 class DrillGate(AdmissionGate):

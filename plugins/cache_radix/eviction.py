@@ -26,6 +26,11 @@ class VictimHeap:
 
     So a node whose key or standing changed is put right at once, in O(log n), and finding a victim is never the moment
     when all uses since the last one are made up for.
+
+    heapq with lazy deletion would be shorter, and makes uses cheaper on average. But the search for a victim then pops
+    one outdated item per use since the last search, and compaction rebuilds the heap within one match. With 12,500
+    entries, each used once, the next eviction of 4096 tokens took 23 ms instead of 0.8 ms, and the slowest match 66 ms
+    instead of 8 ms. All running requests wait for a scheduler that stands still that long.
     """
 
     def __init__(self, key: Callable[[Entry], int]) -> None:

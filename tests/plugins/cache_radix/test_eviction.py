@@ -179,6 +179,36 @@ def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
     assert looks == 0
 
 
+class CountedKey(int):
+    """A key that counts how often keys are compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedKey.comparisons += 1
+        return int(self) < int(other)
+
+    def __le__(self, other: int) -> bool:
+        CountedKey.comparisons += 1
+        return int(self) <= int(other)
+
+
+def test_finding_a_victim_does_not_make_up_for_uses() -> None:
+    """Lazy deletion would: it drops an outdated item per use before it finds the first victim."""
+    leaves = 4096
+    heap = VictimHeap(lambda entry: CountedKey(entry.last_access))
+    root: Node = Node(None, 0, no_entry().pages, no_entry())
+    nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(leaves)]
+    for turn in range(2):
+        for node in nodes:
+            node.data.last_access += turn * leaves
+            heap.update(node)
+    CountedKey.comparisons = 0
+    assert heap.pop() is nodes[0]
+    # Two per level of the heap on the way down.
+    assert 0 < CountedKey.comparisons <= 2 * leaves.bit_length()
+
+
 def test_the_heap_agrees_with_a_sorted_list() -> None:
     random = np.random.default_rng(0)
     heap = VictimHeap(lambda entry: entry.last_access)

@@ -108,8 +108,13 @@ def _parameters(path: str, schema: Any) -> dict[str, Any]:
 
 
 def check_schema(schema: Any, path: str) -> None:
-    """Raise InvalidRequest, with the path below `path`, for what is no JSON schema: keywords of the wrong type, and
-    schemas nested too deeply. Keywords that nobody knows pass.
+    """Raise InvalidRequest, with the path below `path`, for an invalid JSON schema: keywords of the wrong type, and
+    schemas nested too deeply. Unknown keywords pass.
+
+    By hand, because `jsonschema.Draft202012Validator.check_schema` needs 0.2 ms per subschema, where this needs 3 us:
+    the half megabyte that tools may have holds 40,000 of them, and eight seconds on the server's event loop stop it for
+    all clients. It also refuses earlier drafts, which clients send (a list in `items`, a boolean in
+    `exclusiveMinimum`), lets an empty `enum` pass, and takes most of a second to import.
     """
     left: list[tuple[Any, str, int]] = [(schema, path, 1)]
     while left:

@@ -8,8 +8,9 @@ import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.reasoning_parser import ReasoningParserContract
-from pegboard.core.interfaces.output_parser import Content, ParserStream, Reasoning
+from pegboard.core.interfaces.output_parser import Content, Reasoning
 from pegboard.plugins.parsers_reasoning.parsers import ThinkParser
+from tests.mutants.streams import Around, around
 
 
 class ThinkSuite(ReasoningParserContract):
@@ -18,30 +19,6 @@ class ThinkSuite(ReasoningParserContract):
     param = "deepseek_r1"
     chat_template = "<think>{{ content.split('</think>')[-1] }}"
     begin, end = "<think>", "</think>"
-
-
-class Around(ParserStream):
-    """A stream around another one."""
-
-    def __init__(self, inner: ParserStream) -> None:
-        self.inner = inner
-
-    def feed(self, text):
-        return self.inner.feed(text)
-
-    def finish(self):
-        return self.inner.finish()
-
-
-def around(stream: type[Around]) -> type[ThinkParser]:
-    """A parser that has this stream around its own."""
-
-    class Wrapped(ThinkParser):
-        def stream(self, tools=(), *, prompt=""):
-            return stream(super().stream(tools, prompt=prompt))
-
-    Wrapped.__name__ = stream.__name__
-    return Wrapped
 
 
 class LosesTheEnd(Around):
@@ -132,13 +109,13 @@ def mutant(factory: type, caught_by: str) -> Mutant:
 
 
 MUTANTS = [
-    mutant(around(LosesTheEnd), "test_a_thought_without_an_end_is_a_thought"),
-    mutant(around(ThinksAtTheEnd), "test_thoughts_are_told_as_they_come"),
-    mutant(around(ThinksBehindTheAnswer), "test_a_thought_is_told_from_the_answer"),
-    mutant(around(NeedsWholeMarkers), "test_how_the_text_is_cut_does_not_matter"),
-    mutant(around(TellsItAgain), "test_a_thought_is_told_from_the_answer"),
-    mutant(around(TellsEmptyThoughts), "test_no_thought_is_none"),
-    mutant(around(LooksAtEverythingAgain), "test_the_work_is_in_proportion"),
+    mutant(around(LosesTheEnd, ThinkParser), "test_a_thought_without_an_end_is_a_thought"),
+    mutant(around(ThinksAtTheEnd, ThinkParser), "test_thoughts_are_told_as_they_come"),
+    mutant(around(ThinksBehindTheAnswer, ThinkParser), "test_a_thought_is_told_from_the_answer"),
+    mutant(around(NeedsWholeMarkers, ThinkParser), "test_how_the_text_is_cut_does_not_matter"),
+    mutant(around(TellsItAgain, ThinkParser), "test_a_thought_is_told_from_the_answer"),
+    mutant(around(TellsEmptyThoughts, ThinkParser), "test_no_thought_is_none"),
+    mutant(around(LooksAtEverythingAgain, ThinkParser), "test_the_work_is_in_proportion"),
     mutant(IgnoresThePrompt, "test_a_thought_is_told_from_the_answer"),
     mutant(BelievesTheUser, "test_an_answer_without_a_thought_is_content"),
     mutant(BelievesTheUser, "test_a_closed_thought_in_the_prompt_is_over"),

@@ -10,11 +10,12 @@ import pytest
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.output_parser import Content, ParserStream, ToolCallArguments, ToolCallStart
+from pegboard.core.interfaces.output_parser import Content, ToolCallArguments, ToolCallStart
 from pegboard.plugins.parsers_plain.parser import PlainParser
 from pegboard.plugins.parsers_tools.grammars import Around as Form
 from pegboard.plugins.parsers_tools.grammars import tagged
 from pegboard.plugins.parsers_tools.json_formats import HermesParser
+from tests.mutants.streams import Around, around
 
 pytestmark = pytest.mark.full
 
@@ -23,30 +24,6 @@ class HermesSuite(ToolParserContract):
     """The suite as an author of such a parser would have it."""
 
     chat_template = "{% if tools %}<tool_call>{% endif %}"
-
-
-class Around(ParserStream):
-    """A stream around another one."""
-
-    def __init__(self, inner: ParserStream) -> None:
-        self.inner = inner
-
-    def feed(self, text):
-        return self.inner.feed(text)
-
-    def finish(self):
-        return self.inner.finish()
-
-
-def around(stream: type[Around]) -> type[HermesParser]:
-    """A parser that has this stream around its own."""
-
-    class Wrapped(HermesParser):
-        def stream(self, tools=(), *, prompt=""):
-            return stream(super().stream(tools, prompt=prompt))
-
-    Wrapped.__name__ = stream.__name__
-    return Wrapped
 
 
 class LosesTheEnd(Around):
@@ -266,12 +243,9 @@ class SilentSuite(HermesSuite):
 
 
 def silent(stream: type[Around]) -> type[SilentHermes]:
-    class Wrapped(SilentHermes):
-        def stream(self, tools=(), *, prompt=""):
-            return stream(super().stream(tools, prompt=prompt))
-
-    Wrapped.__name__ = f"Silent{stream.__name__}"
-    return Wrapped
+    wrapped = around(stream, SilentHermes)
+    wrapped.__name__ = f"Silent{stream.__name__}"
+    return wrapped
 
 
 class SilentCallsAnybody(SilentHermes):
@@ -291,18 +265,18 @@ def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
 
 
 MUTANTS = [
-    mutant(around(LosesTheEnd), "test_what_looks_like_a_call_is_content"),
-    mutant(around(LosesTheEnd), "test_nothing_is_lost"),
-    mutant(around(TrimsPieces), "test_text_without_calls_is_content"),
-    mutant(around(WaitsForLines), "test_text_without_calls_is_content"),
-    mutant(around(TellsArgumentsAtTheEnd), "test_arguments_are_told_as_they_come"),
-    mutant(around(TellsContentAtTheEnd), "test_content_is_told_as_it_comes"),
-    mutant(around(NeedsWholeMarkers), "test_how_the_text_is_cut_does_not_matter"),
-    mutant(around(NeedsWholeMarkers), "test_calls_are_read"),
-    mutant(around(LooksAtEverythingAgain), "test_the_work_is_in_proportion"),
-    mutant(around(TellsEmptyText), "test_nothing_comes_of_nothing"),
-    mutant(around(CountsFromOne), "test_calls_are_read"),
-    mutant(around(EscapesTwice), "test_text_around_calls_is_content"),
+    mutant(around(LosesTheEnd, HermesParser), "test_what_looks_like_a_call_is_content"),
+    mutant(around(LosesTheEnd, HermesParser), "test_nothing_is_lost"),
+    mutant(around(TrimsPieces, HermesParser), "test_text_without_calls_is_content"),
+    mutant(around(WaitsForLines, HermesParser), "test_text_without_calls_is_content"),
+    mutant(around(TellsArgumentsAtTheEnd, HermesParser), "test_arguments_are_told_as_they_come"),
+    mutant(around(TellsContentAtTheEnd, HermesParser), "test_content_is_told_as_it_comes"),
+    mutant(around(NeedsWholeMarkers, HermesParser), "test_how_the_text_is_cut_does_not_matter"),
+    mutant(around(NeedsWholeMarkers, HermesParser), "test_calls_are_read"),
+    mutant(around(LooksAtEverythingAgain, HermesParser), "test_the_work_is_in_proportion"),
+    mutant(around(TellsEmptyText, HermesParser), "test_nothing_comes_of_nothing"),
+    mutant(around(CountsFromOne, HermesParser), "test_calls_are_read"),
+    mutant(around(EscapesTwice, HermesParser), "test_text_around_calls_is_content"),
     mutant(CallsAnybody, "test_a_function_that_nobody_offered_is_not_called"),
     mutant(CallsNobodyWithoutTools, "test_without_tools_every_function_will_do"),
     mutant(OneStreamForAll, "test_streams_know_nothing_of_each_other"),

@@ -12,6 +12,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -379,6 +380,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     gone: threading.Event
     models: Any = {"data": [{"id": "a-model"}, {"id": "another"}]}
 
+    plain = False
+    """Whether characters stand in the events as they are."""
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base class has it
         pass
 
@@ -400,7 +404,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        data = b": hello\n\n" + b"".join(f"data: {json.dumps(one)}\n\n".encode() for one in self.events)
+        data = b": hello\n\n" + b"".join(
+            f"data: {json.dumps(one, ensure_ascii=not self.plain)}\n\n".encode() for one in self.events
+        )
         data += b"data: [DONE]\n\n"
         try:
             for at in range(0, len(data), 7):
@@ -448,6 +454,43 @@ class TestServer:
         path, body = handler.seen[0]
         assert path == "/v1/chat/completions"
         assert (body["model"], body["stream"], body["temperature"]) == ("a-model", True, 0.0)
+
+    def test_a_line_ends_at_a_line_feed_and_nowhere_else(self, server: tuple[str, type[Handler]]) -> None:
+        url, handler = server
+        handler.plain = True
+        handler.events = [{"choices": [{"delta": {"content": "a\u2028b\x85c"}}]}]
+        assert ask(url)[0] == [Piece("a\u2028b\x85c")]
+
+    def test_something_that_speaks_neither(self) -> None:
+        """It hangs up at once, as servers of other protocols do."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+
+            def hang_up() -> None:
+                for _ in range(2):
+                    connection, _ = listening.accept()
+                    connection.recv(65536)
+                    connection.close()
+
+            thread = threading.Thread(target=hang_up, daemon=True)
+            thread.start()
+            with pytest.raises(PegboardError, match=r"does not speak HTTP; is it https://\?"):
+                ask(f"http://127.0.0.1:{port}")
+            with pytest.raises(PegboardError, match=r"does not speak HTTPS; is it http://\?"):
+                ask(f"https://127.0.0.1:{port}")
+            thread.join()
+
+    def test_a_host_without_an_address(self) -> None:
+        with pytest.raises(PegboardError, match=r"no-such-host.invalid cannot be reached: \w+"):
+            ask("http://no-such-host.invalid")
+
+    def test_a_server_that_does_not_take_the_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def never(*_: Any, **__: Any) -> None:
+            raise TimeoutError("timed out")
+
+        monkeypatch.setattr("socket.create_connection", never)
+        with pytest.raises(PegboardError, match=r"does not answer within 10 s"):
+            ask("http://127.0.0.1:9")
 
     def test_a_key_is_sent_and_its_lack_explained(self, server: tuple[str, type[Handler]]) -> None:
         url, handler = server

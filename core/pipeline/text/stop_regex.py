@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
+
+from pegboard.core.toolkit.re_internals import constants, matcher_of, parse
 
 MAX_STATES = 1024
 """Most states of all patterns together: what one character costs at worst, since each has at most one thread."""
@@ -30,15 +31,15 @@ _REMEMBERED = 1024
 _CHAR, _SPLIT, _JUMP, _AT, _MATCH = range(5)
 
 _REFUSED = {
-    _constants.ASSERT: "look-around",
-    _constants.ASSERT_NOT: "look-around",
-    _constants.FAILURE: "look-around",
-    _constants.GROUPREF: "back references",
-    _constants.GROUPREF_EXISTS: "conditions",
-    _constants.ATOMIC_GROUP: "atomic groups",
-    _constants.POSSESSIVE_REPEAT: "possessive repeats",
+    constants.ASSERT: "look-around",
+    constants.ASSERT_NOT: "look-around",
+    constants.FAILURE: "look-around",
+    constants.GROUPREF: "back references",
+    constants.GROUPREF_EXISTS: "conditions",
+    constants.ATOMIC_GROUP: "atomic groups",
+    constants.POSSESSIVE_REPEAT: "possessive repeats",
 }
-_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
+_REPEATS = (constants.MAX_REPEAT, constants.MIN_REPEAT)
 _TYPES = re.ASCII | re.LOCALE | re.UNICODE
 
 
@@ -55,17 +56,17 @@ def _is_ascii_word(char: str) -> bool:
 
 
 _CATEGORIES: dict[tuple[Any, bool], Callable[[str], bool]] = {
-    (_constants.CATEGORY_DIGIT, False): str.isdecimal,
-    (_constants.CATEGORY_SPACE, False): str.isspace,
-    (_constants.CATEGORY_WORD, False): _is_word,
-    (_constants.CATEGORY_DIGIT, True): "0123456789".__contains__,
-    (_constants.CATEGORY_SPACE, True): " \t\n\r\f\v".__contains__,
-    (_constants.CATEGORY_WORD, True): _is_ascii_word,
+    (constants.CATEGORY_DIGIT, False): str.isdecimal,
+    (constants.CATEGORY_SPACE, False): str.isspace,
+    (constants.CATEGORY_WORD, False): _is_word,
+    (constants.CATEGORY_DIGIT, True): "0123456789".__contains__,
+    (constants.CATEGORY_SPACE, True): " \t\n\r\f\v".__contains__,
+    (constants.CATEGORY_WORD, True): _is_ascii_word,
 }
 _OPPOSITES = {
-    _constants.CATEGORY_NOT_DIGIT: _constants.CATEGORY_DIGIT,
-    _constants.CATEGORY_NOT_SPACE: _constants.CATEGORY_SPACE,
-    _constants.CATEGORY_NOT_WORD: _constants.CATEGORY_WORD,
+    constants.CATEGORY_NOT_DIGIT: constants.CATEGORY_DIGIT,
+    constants.CATEGORY_NOT_SPACE: constants.CATEGORY_SPACE,
+    constants.CATEGORY_NOT_WORD: constants.CATEGORY_WORD,
 }
 
 
@@ -118,7 +119,7 @@ class Program:
 
     def _add_pattern(self, number: int, pattern: str) -> None:
         try:
-            parsed = _parser.parse(pattern, 0)
+            parsed = parse(pattern)
         except (re.error, OverflowError, RecursionError, Warning) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise StopRegexError(f"{_shown(pattern)} is no regular expression: {reason}") from None
@@ -144,14 +145,14 @@ class Program:
 
     def _sequence(self, items: Iterable[tuple[Any, Any]], flags: int) -> None:
         for op, av in items:
-            if op is _constants.SUBPATTERN:
+            if op is constants.SUBPATTERN:
                 _, add, remove, inner = av
                 self._sequence(inner, _combined(flags, add, remove))
-            elif op is _constants.BRANCH:
+            elif op is constants.BRANCH:
                 self._branch(av[1], flags)
             elif op in _REPEATS:
                 self._repeat(av, flags)
-            elif op is _constants.AT:
+            elif op is constants.AT:
                 self._emit(_AT, _condition(av, flags))
             else:
                 # A class within a repeat comes again and again: it is the same object, and costly to spell out.
@@ -178,7 +179,7 @@ class Program:
             return
         for _ in range(least):
             self._sequence(inner, flags)
-        if most is _constants.MAXREPEAT:
+        if most is constants.MAXREPEAT:
             split = self._emit(_SPLIT, None)
             self._sequence(inner, flags)
             self._emit(_JUMP, split)
@@ -196,8 +197,8 @@ class Program:
         key = (str(op), repr(av), flags)
         number = self._numbers.get(key)
         if number is None:
-            if op is _constants.IN and flags & re.IGNORECASE:
-                self._folded += sum(one[1] - one[0] + 1 for kind, one in av if kind is _constants.RANGE)
+            if op is constants.IN and flags & re.IGNORECASE:
+                self._folded += sum(one[1] - one[0] + 1 for kind, one in av if kind is constants.RANGE)
             if self._folded > MAX_FOLDED:
                 raise StopRegexError(f"its ranges are too wide to ignore case; they may hold {MAX_FOLDED} characters")
             number = self._numbers[key] = len(self._tests)
@@ -322,14 +323,14 @@ def _size(items: Iterable[tuple[Any, Any]], depth: int) -> int:
     for op, av in items:
         if op in _REFUSED:
             raise StopRegexError(f"{_REFUSED[op]} cannot be used in a stop_regex")
-        if op is _constants.SUBPATTERN:
+        if op is constants.SUBPATTERN:
             size += _size(av[3], depth + 1)
-        elif op is _constants.BRANCH:
+        elif op is constants.BRANCH:
             size += sum(_size(branch, depth + 1) for branch in av[1]) + 2 * (len(av[1]) - 1)
         elif op in _REPEATS:
             least, most, inner = av
             one = _size(inner, depth + 1)
-            optional = one + 2 if most is _constants.MAXREPEAT else (most - least) * (one + 1)
+            optional = one + 2 if most is constants.MAXREPEAT else (most - least) * (one + 1)
             size += least * one + optional if one else 0
         else:
             size += 1
@@ -339,29 +340,29 @@ def _size(items: Iterable[tuple[Any, Any]], depth: int) -> int:
 def _may_be_empty(items: Iterable[tuple[Any, Any]]) -> bool:
     """Whether a match may have no character, wherever its conditions hold."""
     for op, av in items:
-        if op is _constants.SUBPATTERN:
+        if op is constants.SUBPATTERN:
             empty = _may_be_empty(av[3])
-        elif op is _constants.BRANCH:
+        elif op is constants.BRANCH:
             empty = any(_may_be_empty(branch) for branch in av[1])
         elif op in _REPEATS:
             empty = av[0] == 0 or _may_be_empty(av[2])
         else:
-            empty = op is _constants.AT
+            empty = op is constants.AT
         if not empty:
             return False
     return True
 
 
 def _condition(av: Any, flags: int) -> _At:
-    if av is _constants.AT_BEGINNING_STRING or (av is _constants.AT_BEGINNING and not flags & re.MULTILINE):
+    if av is constants.AT_BEGINNING_STRING or (av is constants.AT_BEGINNING and not flags & re.MULTILINE):
         return _AT_START
-    if av is _constants.AT_BEGINNING:
+    if av is constants.AT_BEGINNING:
         return _AT_LINE_START
-    if av is _constants.AT_END and flags & re.MULTILINE:
+    if av is constants.AT_END and flags & re.MULTILINE:
         return _AT_LINE_END
-    if av in (_constants.AT_BOUNDARY, _constants.AT_NON_BOUNDARY):
+    if av in (constants.AT_BOUNDARY, constants.AT_NON_BOUNDARY):
         word = _is_ascii_word if flags & re.ASCII else _is_word
-        return _boundary(word, av is _constants.AT_BOUNDARY)
+        return _boundary(word, av is constants.AT_BOUNDARY)
     raise StopRegexError(
         "the end of the text is not known while it is being written; with (?m) a $ stands for the end of a line"
     )
@@ -369,28 +370,28 @@ def _condition(av: Any, flags: int) -> _At:
 
 def _make_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
     """Whether one character matches one element of a pattern."""
-    if op is _constants.ANY:
+    if op is constants.ANY:
         return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
     if flags & re.IGNORECASE:
         return _folded_test(op, av, flags)
-    if op is _constants.LITERAL:
+    if op is constants.LITERAL:
         return chr(av).__eq__
-    if op is _constants.NOT_LITERAL:
+    if op is constants.NOT_LITERAL:
         return chr(av).__ne__
-    if op is _constants.IN:
+    if op is constants.IN:
         return _class_test(av, bool(flags & re.ASCII))
     raise StopRegexError(f"{str(op).lower()} cannot be used in a stop_regex")
 
 
 def _class_test(members: Sequence[tuple[Any, Any]], ascii_only: bool) -> Callable[[str], bool]:
     """A class such as [^a-z\\d]."""
-    negated = members[0][0] is _constants.NEGATE
-    literals = frozenset(chr(av) for op, av in members if op is _constants.LITERAL)
-    ranges = [(chr(av[0]), chr(av[1])) for op, av in members if op is _constants.RANGE]
+    negated = members[0][0] is constants.NEGATE
+    literals = frozenset(chr(av) for op, av in members if op is constants.LITERAL)
+    ranges = [(chr(av[0]), chr(av[1])) for op, av in members if op is constants.RANGE]
     categories = [
         (_CATEGORIES[_OPPOSITES.get(av, av), ascii_only], av not in _OPPOSITES)
         for op, av in members
-        if op is _constants.CATEGORY
+        if op is constants.CATEGORY
     ]
 
     def test(char: str) -> bool:
@@ -406,7 +407,5 @@ def _class_test(members: Sequence[tuple[Any, Any]], ascii_only: bool) -> Callabl
 
 def _folded_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
     """Case is ignored as `re` does it, by a pattern of this one element."""
-    state = _parser.State()
-    state.flags = flags
-    matches = _compiler.compile(_parser.SubPattern(state, [(op, av)])).fullmatch
+    matches = matcher_of(op, av, flags)
     return lambda char: matches(char) is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
@@ -25,24 +25,25 @@ MAX_SMALL_MEMBERS = 1024
 """Most of these that a body may have."""
 
 
-class _Unpacker(Protocol):
+class _Decompressor(Protocol):
+    """What zlib's and zstd's decompressors have in common: one member of gzip, or one frame of zstd."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _Unpacker:
     """One member of gzip, or one frame of zstd."""
 
-    eof: bool
-    unused_data: bytes
-    max_window: int
-    """Most bytes of what it has unpacked that it keeps in memory, to refer to."""
-
-    def unpack(self, data: bytes) -> bytes:
-        """At most PIECE bytes more; what is left of `data` is kept for the next call."""
-        ...
-
-
-class _Gzip:
-    max_window = 2**15
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
+    def __init__(self, inner: _Decompressor, max_window: int) -> None:
+        self._inner = inner
+        self.max_window = max_window
+        """Most bytes of what it has unpacked that it keeps in memory, to refer to."""
 
     @property
     def eof(self) -> bool:
@@ -53,30 +54,24 @@ class _Gzip:
         return self._inner.unused_data
 
     def unpack(self, data: bytes) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, PIECE)
+        """Return at most PIECE bytes more; what is left of `data` is kept for the next call."""
+        # zlib hands back what it has not read, zstd keeps it.
+        left: bytes = getattr(self._inner, "unconsumed_tail", b"")
+        return self._inner.decompress(left + data, PIECE)
 
 
-class _Zstd:
-    max_window = 2**MAX_WINDOW_LOG
-
-    def __init__(self) -> None:
-        from backports import zstd
-
-        self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def unpack(self, data: bytes) -> bytes:
-        return self._inner.decompress(data, PIECE)
+def _gzip() -> _Unpacker:
+    return _Unpacker(zlib.decompressobj(wbits=31), 2**15)
 
 
-_KINDS: Mapping[bytes, Callable[[], Any]] = {b"gzip": _Gzip, b"x-gzip": _Gzip, b"zstd": _Zstd}
+def _zstd() -> _Unpacker:
+    from backports import zstd
+
+    options = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+    return _Unpacker(zstd.ZstdDecompressor(options=options), 2**MAX_WINDOW_LOG)
+
+
+_KINDS: Mapping[bytes, Callable[[], _Unpacker]] = {b"gzip": _gzip, b"x-gzip": _gzip, b"zstd": _zstd}
 
 
 def encoding_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:

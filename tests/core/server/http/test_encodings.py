@@ -168,15 +168,13 @@ class Watched(Server):
         self.open: weakref.WeakSet[Any] = weakref.WeakSet()
         self.left: list[tuple[int, int]] = []
         self.held: list[int] = []
-        for kind in (encodings._Gzip, encodings._Zstd):
-            monkeypatch.setattr(kind, "__init__", self.watched(kind.__init__))
+        make = encodings._Unpacker.__init__
 
-    def watched(self, make: Any) -> Any:
-        def made(member: Any) -> None:
-            make(member)
+        def made(member: Any, *arguments: Any) -> None:
+            make(member, *arguments)
             self.open.add(member)
 
-        return made
+        monkeypatch.setattr(encodings._Unpacker, "__init__", made)
 
     def between(self) -> None:
         self.held.append(self.limit._budget.held)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,10 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
+from pegboard.core.toolkit.grammar_backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
-from pegboard.plugins.grammar_llguidance.translate import explain, refused, translate
+from pegboard.plugins.grammar_llguidance.translate import explain, translate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class LLGuidanceBackend(GrammarBackend):
 
     def __init__(self, options: LLGuidanceOptions, ctx: GrammarContext) -> None:
         super().__init__(options, ctx)
-        self._tokenizer = _tokenizer(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        self._tokenizer = _TOKENIZERS.of(ctx)
         # Character-level grammars take more steps per token than the default allows: see `lark_of`. They are also those
         # whose rules users write themselves, ambiguous ones too.
         self._limits = LLParserLimits(step_max_items=250_000, verbose_errors=False)
@@ -51,13 +51,7 @@ class LLGuidanceBackend(GrammarBackend):
 
     @classmethod
     def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
-        if not ctx.eos_token_ids:
-            return "the model has no token that ends an answer"
-        try:
-            _tokenizer(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
-        except Exception as error:  # the library raises plain ones
-            return f"llguidance cannot read the model's tokenizer: {error}"
-        return None
+        return _TOKENIZERS.problem(ctx)
 
     def compile(self, grammar: Grammar) -> bytes:
         if grammar.kind == "any_of":
@@ -94,11 +88,13 @@ class LLGuidanceBackend(GrammarBackend):
 _LIMIT = re.compile(r"Too many items|Current row has \d+ items|(?i:fuel|too many states)")
 
 
-@lru_cache(maxsize=1)
 def _tokenizer(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:
-    """llguidance's view of the model's tokenizer; the last one is kept, since `supports` needs it first."""
+    """llguidance's view of the model's tokenizer."""
     tokenizer = Tokenizer.from_directory(directory)
     return LLTokenizer(tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=list(eos))
+
+
+_TOKENIZERS = TokenizerViews("llguidance", _tokenizer)
 
 
 class _Compiled(CompiledGrammar):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, regex_to_lark
 
-from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.grammars import gbnf
 from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
@@ -174,7 +173,3 @@ def _quoted(text: str) -> str:
 def explain(error: str) -> str:
     """An error of llguidance without what is meant for its developers."""
     return error.partition("\n<")[0].strip()
-
-
-def refused(grammar: Grammar, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{grammar.kind}: {why}", param=grammar.kind, code="invalid_grammar")

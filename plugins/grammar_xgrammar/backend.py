@@ -6,21 +6,21 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xgrammar
 
-from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import (
     CompiledGrammar,
     Grammar,
     GrammarBackend,
     GrammarContext,
+    GrammarKind,
     GrammarMatcher,
 )
+from pegboard.core.toolkit.grammar_backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars import gbnf
 from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
 from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
@@ -40,18 +40,12 @@ class XGrammarBackend(GrammarBackend):
 
     def __init__(self, options: XGrammarOptions, ctx: GrammarContext) -> None:
         super().__init__(options, ctx)
-        self._info, self._tokenizer = _tokenizer_info(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        self._info, self._tokenizer = _TOKENIZERS.of(ctx)
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     @classmethod
     def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
-        if not ctx.eos_token_ids:
-            return "the model has no token that ends an answer"
-        try:
-            _tokenizer_info(ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
-        except Exception as error:  # the library raises plain ones
-            return f"xgrammar cannot read the model's tokenizer: {error}"
-        return None
+        return _TOKENIZERS.problem(ctx)
 
     def compile(self, grammar: Grammar) -> bytes:
         parts = []
@@ -133,11 +127,10 @@ class XGrammarBackend(GrammarBackend):
         return {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
 
 
-@lru_cache(maxsize=1)
 def _tokenizer_info(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> tuple[Any, Tokenizer]:
-    """xgrammar's view of the model's tokenizer; the last one is kept, since `supports` needs it first.
+    """xgrammar's view of the model's tokenizer, and the tokenizer.
 
-    Special tokens have no text here, or a JSON string could hold one that ends the answer for whoever reads it.
+    Special tokens have no text here, or a JSON string could hold one that ends the answer for its reader.
     """
     tokenizer = Tokenizer.from_directory(directory)
     metadata = xgrammar.TokenizerInfo._detect_metadata_from_hf(tokenizer.to_json())
@@ -153,6 +146,9 @@ def _tokenizer_info(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> t
         add_prefix_space=metadata["add_prefix_space"],
     )
     return info, tokenizer
+
+
+_TOKENIZERS = TokenizerViews("xgrammar", _tokenizer_info)
 
 
 class _Compiled(CompiledGrammar):
@@ -221,15 +217,14 @@ class _Matcher(GrammarMatcher):
 
 
 @contextlib.contextmanager
-def _refusing(kind: str) -> Iterator[None]:
+def _refusing(kind: GrammarKind) -> Iterator[None]:
     """Errors of the library, as those of a grammar of this kind."""
     try:
         yield
     except NotEnforced as error:
-        text = f"{kind}: {error} by this server's grammar backend (xgrammar)"
-        raise InvalidRequest(text, param=kind, code="invalid_grammar") from None
+        raise refused(kind, f"{error} by this server's grammar backend (xgrammar)") from None
     except (ValueError, RuntimeError, RecursionError) as error:
-        raise InvalidRequest(f"{kind}: {_explained(error)}", param=kind, code="invalid_grammar") from None
+        raise refused(kind, _explained(error)) from None
 
 
 def _explained(error: Exception) -> str:

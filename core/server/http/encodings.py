@@ -67,8 +67,8 @@ def _gzip() -> _Unpacker:
 def _zstd() -> _Unpacker:
     from backports import zstd
 
-    options = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
-    return _Unpacker(zstd.ZstdDecompressor(options=options), 2**MAX_WINDOW_LOG)
+    inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+    return _Unpacker(inner, 2**MAX_WINDOW_LOG)
 
 
 _KINDS: Mapping[bytes, Callable[[], _Unpacker]] = {b"gzip": _gzip, b"x-gzip": _gzip, b"zstd": _zstd}

@@ -10,6 +10,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,20 +31,25 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """transformers' mask functions: (batch, head, query position, key position) -> whether the key is seen."""
 
 
+@dataclass(slots=True)
+class AttentionCall:
+    """One call of an attention function, as transformers makes it."""
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    """[1, heads, tokens, head_dim]; `key` and `value` likewise, with their own heads."""
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    arguments: Mapping[str, Any]
+
+
 class Handler(abc.ABC):
-    """Who answers the attention calls of the forward pass that runs in this context."""
+    """Answers the attention calls of the forward pass that runs in this context."""
 
     @abc.abstractmethod
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        arguments: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Attention output [1, tokens, heads, v_head_dim] of query, key and value [1, heads, tokens, head_dim]."""
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attention output [1, tokens, heads, v_head_dim]."""
 
 
 class PagedAttention(Handler):
@@ -55,17 +61,14 @@ class PagedAttention(Handler):
         self.batch = batch
         self.layers = layers
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        arguments: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         out = self.batch.attn_backend.forward(
-            _packed(query), _packed(key), _packed(value), self.layers[module], self.batch, sinks=arguments.get("s_aux")
+            _packed(call.query),
+            _packed(call.key),
+            _packed(call.value),
+            self.layers[call.module],
+            self.batch,
+            sinks=call.arguments.get("s_aux"),
         )
         return out.unsqueeze(0)
 
@@ -97,7 +100,7 @@ def _attention(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """The signature that transformers calls; the second result stands for attention weights."""
-    return _HANDLER.get().attend(module, query, key, value, attention_mask, arguments), None
+    return _HANDLER.get().attend(AttentionCall(module, query, key, value, attention_mask, arguments)), None
 
 
 _MASKS: ContextVar[dict[int, tuple[torch.Tensor, MaskFunction]]] = ContextVar("pegboard_transformers_masks")

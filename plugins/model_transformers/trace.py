@@ -52,30 +52,12 @@ class Trace:
 
 
 @dataclass(slots=True)
-class _Call:
-    module: torch.nn.Module
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    arguments: Mapping[str, Any]
-
-
-@dataclass(slots=True)
 class _Recorder(bridge.Handler):
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[bridge.AttentionCall] = field(default_factory=list)
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        arguments: Mapping[str, Any],
-    ) -> torch.Tensor:
-        self.calls.append(_Call(module, query, key, value, mask, arguments))
-        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+    def attend(self, call: bridge.AttentionCall) -> torch.Tensor:
+        self.calls.append(call)
+        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
 
 
 def trace(hf_config: Mapping[str, Any], max_context_len: int) -> Trace:
@@ -271,7 +253,7 @@ def _body(callees: list[_Callee]) -> _Callee:
 
 def _layer(
     index: int,
-    call: _Call,
+    call: bridge.AttentionCall,
     name: str,
     masks: Mapping[int, tuple[torch.Tensor, bridge.MaskFunction]],
     max_context_len: int,
@@ -302,7 +284,7 @@ def _layer(
 
 
 def _window(
-    call: _Call,
+    call: bridge.AttentionCall,
     name: str,
     masks: Mapping[int, tuple[torch.Tensor, bridge.MaskFunction]],
     max_context_len: int,

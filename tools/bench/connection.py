@@ -2,7 +2,7 @@
 
 One asyncio protocol per connection, llhttp (httptools) for the framing, no coroutine and no queue between the socket
 and the reader of the answer: an event's bytes are looked at where they arrive, with the time at which they did. That is
-about 15 us per event, which no general client comes near to; where a person reads, `commands.server_client` uses httpx.
+about 15 us of processor time per event, where aiohttp takes 28 and httpx 100 (docs/bench.md).
 """
 
 from __future__ import annotations

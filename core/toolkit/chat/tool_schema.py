@@ -114,7 +114,7 @@ def check_schema(schema: Any, path: str) -> None:
     By hand, because `jsonschema.Draft202012Validator.check_schema` needs 0.2 ms per subschema, where this needs 3 us:
     the half megabyte that tools may have holds 40,000 of them, and eight seconds on the server's event loop stop it for
     all clients. It also refuses earlier drafts, which clients send (a list in `items`, a boolean in
-    `exclusiveMinimum`), lets an empty `enum` pass, and takes most of a second to import.
+    `exclusiveMinimum`), lets an empty `enum` pass, and takes 1.3 s to import with its optional formats.
     """
     left: list[tuple[Any, str, int]] = [(schema, path, 1)]
     while left:

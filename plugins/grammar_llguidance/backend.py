@@ -18,7 +18,7 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
-from pegboard.core.toolkit.grammar_backend import TokenizerViews, refused
+from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.translate import explain, translate

@@ -20,8 +20,8 @@ from pegboard.core.interfaces.grammar import (
     GrammarKind,
     GrammarMatcher,
 )
-from pegboard.core.toolkit.grammar_backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars import gbnf
+from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
 from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
 from pegboard.core.toolkit.text.tokenizer import Tokenizer

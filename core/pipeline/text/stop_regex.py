@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pegboard.core.toolkit.re_internals import constants, matcher_of, parse
+from pegboard.core.pipeline.text.re_internals import constants, matcher_of, parse
 
 MAX_STATES = 1024
 """Most states of all patterns together: what one character costs at worst, since each has at most one thread."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.grammar import Grammar, GrammarContext
-from pegboard.core.toolkit.grammar_backend import TokenizerViews, refused
+from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
 
 TOKENIZER: Any = None
 MODEL = GrammarContext(directory=Path("model"), tokenizer=TOKENIZER, vocab_size=10, eos_token_ids=frozenset({7, 3}))

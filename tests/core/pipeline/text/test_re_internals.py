@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.toolkit.re_internals import constants, matcher_of, parse
+from pegboard.core.pipeline.text.re_internals import constants, matcher_of, parse
 
 c = constants
 

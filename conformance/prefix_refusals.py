@@ -140,6 +140,25 @@ class RefusalTests(PrefixSuite):
             _refused(books, ValueError, f"to insert slots {what}", books.cache.insert, key_of(tokens), given)
 
     @capability("reuse")
+    @pages
+    def test_slots_outside_of_the_pool_are_refused(self, page_size: int) -> None:
+        """Page 0 is the allocator's own, and beyond the last page there is no KV."""
+        books = self.books(page_size, num_pages=16)
+        run = np.arange(page_size, dtype=np.int64)
+        for what, page in (("of page 0", 0), ("beyond the last page", 17), ("that are negative", -1)):
+            why = f"to insert slots {what}"
+            _refused(books, ValueError, why, books.cache.insert, key_of(range(page_size)), page * page_size + run)
+
+    @capability("reuse")
+    def test_a_handle_of_something_else_is_refused(self) -> None:
+        """Taken without an error, it would leave a request's pages unlocked."""
+        books = self.books()
+        books.insert([1, 2])
+        for name, call in (("lock", books.cache.lock), ("unlock", books.cache.unlock)):
+            _refused(books, Exception, f"to {name} an object that is not a handle of this cache", call, object())
+        assert len(books.match([1, 2])) == 2
+
+    @capability("reuse")
     def test_what_extended_a_path_may_be_overwritten(self) -> None:
         """The arrays of `extend` are the caller's buffers too."""
         books = self.books()

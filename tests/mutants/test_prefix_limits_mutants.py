@@ -183,6 +183,29 @@ class TakesAnySlots(TextbookCache):
         return super().insert(key, np.concatenate((straight, slots[whole:])))
 
 
+class TakesPagesOutsideThePool(TextbookCache):
+    def refuse_outside(self, pages):
+        pass
+
+
+class TakesPageZero(TextbookCache):
+    def refuse_outside(self, pages):
+        if any(not 0 <= page <= self.allocator.num_pages for page in pages):
+            raise ValueError("no such page")
+
+
+class LocksAnything(TextbookCache):
+    def lock(self, handle):
+        if hasattr(handle, "path"):
+            super().lock(handle)
+
+
+class UnlocksAnything(TextbookCache):
+    def unlock(self, handle):
+        if hasattr(handle, "path"):
+            super().unlock(handle)
+
+
 class ResetsTheAllocator(TextbookCache):
     def reset(self):
         super().reset()
@@ -293,6 +316,8 @@ TWINS = "test_no_two_sequences_are_taken_for_one"
 COST = "test_eviction_does_not_look_at_everything_for_each_page"
 GROWS = "test_what_is_evicted_leaves_nothing_behind"
 STALE = "test_what_was_evicted_cannot_be_locked"
+OUTSIDE = "test_slots_outside_of_the_pool_are_refused"
+FOREIGN = "test_a_handle_of_something_else_is_refused"
 CAUGHT = [
     (BySum, TWINS, "pages come in another order"),
     (ByXor, TWINS, "another order"),
@@ -326,6 +351,10 @@ CAUGHT = [
     (LooksAtNewPagesOnly, "test_a_page_in_two_places_is_refused", "which would free them as duplicates"),
     (RefusesTooLate, "test_a_page_in_two_places_is_refused", "changed the cache before that"),
     (TakesAnySlots, "test_slots_that_fill_no_pages_are_refused", "to insert slots that begin within a page"),
+    (TakesPagesOutsideThePool, OUTSIDE, "to insert slots of page 0 must raise ValueError, and is accepted"),
+    (TakesPageZero, OUTSIDE, "to insert slots of page 0 must raise ValueError, and is accepted"),
+    (LocksAnything, FOREIGN, "to lock an object that is not a handle of this cache must raise"),
+    (UnlocksAnything, FOREIGN, "to unlock an object that is not a handle of this cache must raise"),
     (ResetsTheAllocator, "test_reset_leaves_the_callers_pages_alone", "in use, but were freed"),
     (ResetsBitByBit, "test_a_refused_reset_changes_nothing", "freed pages before that"),
     (ResetsWhatItCan, "test_a_refused_reset_changes_nothing", "must raise RuntimeError, and is accepted"),

@@ -71,11 +71,16 @@ class TextbookCache(PrefixCache):
         if any(page in self.owned and page not in own for page in pages):
             raise ValueError("a page is cached for other tokens")
 
+    def refuse_outside(self, pages):
+        if any(not 0 < page <= self.allocator.num_pages for page in pages):
+            raise ValueError("no such page")
+
     def insert(self, key, slots, *, priority=0):
         if slots.shape != (len(key),):
             raise ValueError("lengths differ")
         taken = len(key) // self.page_size * self.page_size
         pages = pages_of(slots[:taken], self.page_size).tolist()
+        self.refuse_outside(pages)
         path = self.find(key)
         self.refuse(path, pages)
         free = [page for have, page in zip(path, pages, strict=False) if have.page != page]

@@ -10,6 +10,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -119,34 +120,28 @@ class ApiRouterContract(AnswerTests):
         "body", [b"", b"{", b'{"a": }', b"[1, 2]", b'"text"', b"null", b"\xff\xfe\x00", b"[" * 5000]
     )
     def test_malformed_bodies_are_refused(self, body: bytes) -> None:
-        for sample in self.samples():
-            done = asyncio.run(_try(self, sample, body))
+        bodies = [(sample, body) for sample in self.samples()]
+        for sample, done in asyncio.run(_answers(self, bodies)):
             assert done.status == 400, (sample.path, done.status, done.body)
             assert isinstance(done.json(), dict)
 
     def test_wrong_types_are_refused_by_name(self) -> None:
-        for sample in self.samples():
-            for field, value in sample.body.items():
-                wrong = "text" if isinstance(value, dict) else {"an": "object"}
-                done = asyncio.run(_try(self, sample, sample.encode(**{field: wrong})))
-                assert done.status == 400, (sample.path, field, done.body)
-                assert field in json.dumps(done.json()), f"the answer does not name {field!r}: {done.body!r}"
+        tried = [(sample, field, value) for sample in self.samples() for field, value in sample.body.items()]
+        wrong = ["text" if isinstance(value, dict) else {"an": "object"} for _, _, value in tried]
+        bodies = [(one, one.encode(**{field: value})) for (one, field, _), value in zip(tried, wrong, strict=True)]
+        for (sample, done), (_, field, _) in zip(asyncio.run(_answers(self, bodies)), tried, strict=True):
+            assert done.status == 400, (sample.path, field, done.body)
+            assert field in json.dumps(done.json()), f"the answer does not name {field!r}: {done.body!r}"
 
     @pytest.mark.parametrize("value", ODD.values(), ids=ODD.keys())
     def test_odd_values_are_no_bugs(self, value: bytes) -> None:
         """Refused or, where a field takes anything, served. Deep nesting above all: whoever walks through what a client
         sent in recursion must not be surprised."""
-
-        async def scene(sample: Sample) -> list[tuple[str, int | None]]:
-            app = self.make_app(FakeEngineClient())
-            fields = [*sample.fields, *sample.body]
-            answers = [(name, await call(app, "POST", sample.path, sample.with_raw(name, value))) for name in fields]
-            return [(name, done.status) for name, done in answers]
-
-        for sample in self.samples():
-            for field, status in asyncio.run(scene(sample)):
-                assert status is not None
-                assert status < 500, f"{sample.path}: {status} for {field} = {value[:40]!r}..."
+        tried = [(sample, name) for sample in self.samples() for name in (*sample.fields, *sample.body)]
+        bodies = [(sample, sample.with_raw(name, value)) for sample, name in tried]
+        for (sample, done), (_, field) in zip(asyncio.run(_answers(self, bodies)), tried, strict=True):
+            assert done.status is not None
+            assert done.status < 500, f"{sample.path}: {done.status} for {field} = {value[:40]!r}..."
 
     def test_unknown_and_null_fields_are_tolerated(self) -> None:
         for sample in self.generating():
@@ -276,6 +271,12 @@ def _shape(data: Any) -> Any:
 
 async def _try(suite: ApiRouterContract, sample: Sample, body: bytes, **client: Any) -> Exchange:
     return await Exchange(suite.make_app(FakeEngineClient(**client)), "POST", sample.path, body).end()
+
+
+async def _answers(suite: ApiRouterContract, bodies: Sequence[tuple[Sample, bytes]]) -> list[tuple[Sample, Exchange]]:
+    """What one app answers to each body, in order. To build an app takes longer than to refuse a body."""
+    app = suite.make_app(FakeEngineClient())
+    return [(sample, await Exchange(app, "POST", sample.path, body).end()) for sample, body in bodies]
 
 
 async def _ends_by_abort(exchange: Exchange, client: FakeEngineClient) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,73 @@ from pegboard.conformance import check
 from pegboard.core.interfaces.errors import PluginError
 
 PROGRAM = """
-import sys
-from pathlib import Path
-from pegboard.conformance.check import run
-sys.exit(run(*sys.argv[1:3], report=Path(sys.argv[3]) if sys.argv[3:] else None))
+import importlib.metadata, json, os, sys
+import hypothesis, pytest, torch
+import pegboard.core.registry.registry, pegboard.conformance.check
+for plugin in importlib.metadata.entry_points(group="pytest11"):
+    if plugin.name != "pegboard":
+        plugin.load()
+for line in sys.stdin:
+    args, cwd, path, out, err = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        for number, name in ((1, out), (2, err)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.chdir(cwd)
+        sys.path[:0] = path
+        code = 70
+        try:
+            from pathlib import Path
+            report = Path(args[2]) if any(args[2:3]) else None
+            code = pegboard.conformance.check.run(*args[:2], report=report, extra_args=args[3:])
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+"""Forks for each check. torch, which takes seconds to import, is there by then; the suites are not, so that pytest
+can rewrite their assertions."""
 
 
-def run_check(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *args], cwd=cwd, capture_output=True, text=True, env={**os.environ}, check=False
-    )
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_a_built_in(tmp_path: Path) -> None:
+Check = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def run_check(checker: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Check:
+    """Run a check as in a new process, with the folder `site` of `cwd`, where there is one, on its path."""
+
+    def run(*args: str, cwd: Path) -> Done:
+        out, err = (tmp_path_factory.mktemp("output") / name for name in ("out", "err"))
+        path = [str(cwd / "site")] if (cwd / "site").is_dir() else []
+        assert checker.stdin is not None
+        assert checker.stdout is not None
+        print(json.dumps([args, str(cwd), path, str(out), str(err)]), file=checker.stdin, flush=True)
+        code = int(checker.stdout.readline())
+        return Done(code, out.read_text(), err.read_text())
+
+    return run
+
+
+def test_a_built_in(run_check: Check, tmp_path: Path) -> None:
     done = run_check("schedule_policy", "fcfs", "report.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fcfs does not declare the capability schedule_policy.cache_aware" in done.stdout
@@ -140,33 +194,32 @@ class TestOther:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that looks as if a distribution was installed into it, on the path of child processes."""
+def site(tmp_path: Path) -> Path:
+    """A folder that looks as if a distribution was installed into it, on the path of checks."""
     folder = tmp_path / "site"
     for name, text in SITE.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     return folder
 
 
-def test_a_broken_one_fails_and_says_why(site: Path, tmp_path: Path) -> None:
-    done = run_check("schedule_policy", "loses", cwd=tmp_path)
+def test_a_broken_one_fails_and_says_why(run_check: Check, site: Path, tmp_path: Path) -> None:
+    done = run_check("schedule_policy", "loses", "", "-x", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
     assert "E   " in done.stdout
     assert "assert" in done.stdout
 
 
-def test_one_that_refuses_everything_has_not_been_checked(site: Path, tmp_path: Path) -> None:
+def test_one_that_refuses_everything_has_not_been_checked(run_check: Check, site: Path, tmp_path: Path) -> None:
     done = run_check("schedule_policy", "refuses", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "refuses objects to this: no" in done.stdout
     assert "refuses: no test passed, so nothing was checked" in done.stdout
 
 
-def test_the_class_of_the_record_is_what_runs(site: Path, tmp_path: Path) -> None:
+def test_the_class_of_the_record_is_what_runs(run_check: Check, site: Path, tmp_path: Path) -> None:
     done = run_check("admission_gate", "waits", "report.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = json.loads((tmp_path / "report.json").read_text())["providers"]
@@ -175,7 +228,7 @@ def test_the_class_of_the_record_is_what_runs(site: Path, tmp_path: Path) -> Non
     assert {"test_of_my_own", "test_blocked_until_the_way_is_clear"} <= passed
 
 
-def test_what_stands_beside_the_class_counts_for_it(site: Path, tmp_path: Path) -> None:
+def test_what_stands_beside_the_class_counts_for_it(run_check: Check, site: Path, tmp_path: Path) -> None:
     """As where pytest collects the module: its fixtures, marks and set-up, but none of its other tests."""
     file = site / "mine_tests.py"
     text = file.read_text().replace("class TestWaits", BESIDE + "\n\nclass TestWaits")
@@ -195,7 +248,7 @@ def test_what_stands_beside_the_class_counts_for_it(site: Path, tmp_path: Path) 
     assert "not on a Sunday" in done.stdout
 
 
-def test_a_failing_test_of_the_authors_is_explained(site: Path, tmp_path: Path) -> None:
+def test_a_failing_test_of_the_authors_is_explained(run_check: Check, site: Path, tmp_path: Path) -> None:
     file = site / "mine_tests.py"
     file.write_text(file.read_text().replace('"mine" in words', '"yours" in words'))
     done = run_check("admission_gate", "waits", cwd=tmp_path)
@@ -203,7 +256,7 @@ def test_a_failing_test_of_the_authors_is_explained(site: Path, tmp_path: Path) 
     assert "assert 'yours' in ['mine', 'too']" in done.stdout
 
 
-def test_one_that_hardly_anything_ran_on_says_so(site: Path, tmp_path: Path) -> None:
+def test_one_that_hardly_anything_ran_on_says_so(run_check: Check, site: Path, tmp_path: Path) -> None:
     done = run_check("admission_gate", "bare", "report.json", cwd=tmp_path)
     assert done.returncode == check.HARDLY_TESTED, done.stdout + done.stderr
     (entry,) = json.loads((tmp_path / "report.json").read_text())["providers"]
@@ -222,7 +275,9 @@ def test_one_that_hardly_anything_ran_on_says_so(site: Path, tmp_path: Path) -> 
         ("bad", "bad lazy name 'mine.tests' in conformance"),
     ],
 )
-def test_a_class_that_cannot_be_used_is_named(site: Path, tmp_path: Path, provider: str, message: str) -> None:
+def test_a_class_that_cannot_be_used_is_named(
+    run_check: Check, site: Path, tmp_path: Path, provider: str, message: str
+) -> None:
     done = run_check("admission_gate", provider, cwd=tmp_path)
     assert done.returncode not in (0, check.HARDLY_TESTED)
     assert message in done.stdout + done.stderr

@@ -47,6 +47,8 @@ class Reader:
         self.folder = folder
         self.printed: dict[str, str] = {}
         """What each block of Python that is no file printed."""
+        self.logged: dict[str, str] = {}
+        """What it wrote to the standard error."""
         self.site = folder / ".site"
         scripts = Path(sys.executable).parent
         self.env = {
@@ -68,6 +70,7 @@ class Reader:
             done = self.run([sys.executable, "-c", block.text])
             assert done.returncode == 0, done.stdout + done.stderr
             self.printed[block.text] = done.stdout
+            self.logged[block.text] = done.stderr
         elif block.language == "console":
             self.type(block.text)
         else:
@@ -106,27 +109,21 @@ def _line(shown: str) -> str:
     return re.escape(" ".join(shown.split())).replace(r"\.\.\.", ".*") + r"\n"
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    model = tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
-    return Reader(tmp_path_factory.mktemp("shortest-job"), model)
-
-
-def test_every_block(reader: Reader) -> None:
-    """One test, because each block builds on those before it."""
+@pytest.mark.full
+def test_every_block(tmp_path: Path) -> None:
+    """One test, because each block builds on those before it; and the hook is seen, as the page claims last."""
+    model = tiny_checkpoint(tmp_path / "model", "llama", num_hidden_layers=1)
+    folder = tmp_path / "shortest-job"
+    folder.mkdir()
+    reader = Reader(folder, model)
     for block in blocks(PAGE):
         try:
             reader.follow(block)
         except AssertionError as error:
             raise AssertionError(f"{PAGE.name}, line {block.line}: {error}") from None
-
-
-def test_the_hook_is_seen(reader: Reader) -> None:
-    """The last thing that the page claims."""
-    last = [block for block in blocks(PAGE) if block.language == "python" and not block.file][-1]
-    done = reader.run([sys.executable, "-c", last.text])
-    assert done.stderr.count("8 tokens in 8 steps") == 2, done.stderr
-    assert done.stdout == "[8, 8]\n"
+    last = [block.text for block in blocks(PAGE) if block.language == "python" and not block.file][-1]
+    assert reader.logged[last].count("8 tokens in 8 steps") == 2, reader.logged[last]
+    assert reader.printed[last] == "[8, 8]\n"
 
 
 def test_twenty_lines() -> None:

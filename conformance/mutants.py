@@ -35,6 +35,9 @@ _QUIET = (
     *("-p", "no:unraisableexception", "-p", "no:timeout"),
 )
 
+_PASSED: set[tuple[object, ...]] = set()
+"""Originals that passed, each with the test and what it was built with. Suites are deterministic."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -65,16 +68,14 @@ class Mutant:
 def assert_caught(mutant: Mutant) -> None:
     """Fail unless the mutant's test passes on the original and fails on the mutant.
 
-    Both run in this process, in a pytest of their own. An error outside the test (in a fixture, say) catches nothing.
+    Both run in this process, in a pytest of their own; an original that has passed a test is not asked again for the
+    next mutant. An error outside the test (in a fixture, say) catches nothing.
     """
     if mutant.caught_by not in mutant.suite._suite_tests:
         hint = did_you_mean(mutant.caught_by, mutant.suite._suite_tests)
         pytest.fail(f"{mutant.suite.__name__} has no test {mutant.caught_by!r}; {hint}", pytrace=False)
-    original, text = _run(mutant, mutant.original)
     name = f"{mutant.suite.__name__}.{mutant.caught_by}"
-    if original.failed or original.errors or not original.passed:
-        what = "fails on" if original.failed or original.errors else "does not run on"
-        pytest.fail(f"{name} {what} the original, {mutant.original.__name__}:\n{text}", pytrace=False)
+    _check_original(mutant, name)
     broken, text = _run(mutant, mutant.factory)
     if broken.errors:
         pytest.fail(f"{name} cannot run on {mutant}:\n{text}", pytrace=False)
@@ -82,6 +83,18 @@ def assert_caught(mutant: Mutant) -> None:
         pytest.fail(f"{name} does not catch {mutant}:\n{text}", pytrace=False)
     if mutant.says not in " ".join(text.split()):
         pytest.fail(f"{name} catches {mutant}, but does not say {mutant.says!r}:\n{text}", pytrace=False)
+
+
+def _check_original(mutant: Mutant, name: str) -> None:
+    options = repr(sorted(mutant.options.items()))
+    key = (mutant.original, mutant.suite, mutant.caught_by, mutant.provides, mutant.options_model, options)
+    if key in _PASSED:
+        return
+    original, text = _run(mutant, mutant.original)
+    if original.failed or original.errors or not original.passed:
+        what = "fails on" if original.failed or original.errors else "does not run on"
+        pytest.fail(f"{name} {what} the original, {mutant.original.__name__}:\n{text}", pytrace=False)
+    _PASSED.add(key)
 
 
 def _run(mutant: Mutant, factory: type[Any]) -> tuple[Outcomes, str]:

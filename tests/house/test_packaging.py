@@ -197,3 +197,18 @@ def test_a_wheel_ships_the_tree_and_nothing_else(tmp_path: Path) -> None:
         licences = [name for name in archive.namelist() if name.endswith("LICENSE")]
     assert names == tree()
     assert licences
+    # Installed for good, not editable, where nothing but the wheel has a package of this name.
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import pegboard, pegboard.core.interfaces as contracts, pegboard.conformance\n"
+        "from importlib.metadata import entry_points\n"
+        f"assert pegboard.__file__.startswith({str(site)!r}), pegboard.__file__\n"
+        "for name in pegboard.__all__: getattr(pegboard, name)\n"
+        "for name in contracts.__all__: getattr(contracts, name)\n"
+        "for group in ('pegboard', 'pegboard.commands'):\n"
+        "    for point in entry_points(group=group): point.load()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd="/")

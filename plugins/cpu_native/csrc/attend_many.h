@@ -1,8 +1,8 @@
 // Attention of blocks of queries with blocks of keys.
 //
-// Heads are padded with zeros to `dp`, a multiple of 32. Keys are packed like weights: per 16 keys and 32 dimensions a tile
-// of 16 pairs of dimensions x 16 keys x 2; values per 32 keys and 16 dimensions one of 16 pairs of keys x 16 dimensions x 2.
-// Up to the next multiple of 32 keys there are zeros: nothing is read that is not the request's own.
+// Heads are padded with zeros to `dp`, a multiple of 32. Keys are packed like weights: per 16 keys and 32 dimensions a
+// tile of 16 pairs of dimensions x 16 keys x 2; values per 32 keys and 16 dimensions one of 16 pairs of keys x 16
+// dimensions x 2. Up to the next multiple of 32 keys there are zeros: nothing is read that is not the request's own.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,7 @@ inline __m512 exp2_512(__m512 x) {
   y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.402409862e-1f));
   y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931241932e-1f));
   y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-  return _mm512_castsi512_ps(
-      _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
 
 // The first `n` of 32 numbers are there.
@@ -71,8 +70,10 @@ inline void pack_values(const bf16* values, size_t stride, const int32_t* slots,
         bf16* to = tiles + d / 16 * 512 + p * 32;
 #ifdef PB_AVX512
         const __mmask16 real = __mmask16(first_of_32(std::max(0, std::min(16, dim - d))));
-        const __m512i low = even ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, even + d)) : _mm512_setzero_si512();
-        const __m512i high = odd ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, odd + d)) : _mm512_setzero_si512();
+        const __m512i low =
+            even ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, even + d)) : _mm512_setzero_si512();
+        const __m512i high =
+            odd ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, odd + d)) : _mm512_setzero_si512();
         _mm512_store_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 #else
         for (int e = 0; e < 16; ++e) {
@@ -176,9 +177,11 @@ inline void weigh_block(const bf16* weights, int rows, int dp, const bf16* tiles
 #endif
 }
 
-// Scores [from, to) of up to 32 queries become weights relative to each one's largest score so far; what has been summed up
-// under a smaller one shrinks. All largest scores first, then all weights: there is no waiting for one query's.
-inline void soften(float* scores, int rows, int from, int to, int dp, bf16* weights, float* best, float* total, float* sums) {
+// Scores [from, to) of up to 32 queries become weights relative to each one's largest score so far; what has been
+// summed up under a smaller one shrinks. All largest scores first, then all weights: there is no waiting for one
+// query's.
+inline void soften(float* scores, int rows, int from, int to, int dp, bf16* weights, float* best, float* total,
+                   float* sums) {
   alignas(64) float peak[32], kept[32];
 #ifdef PB_AVX512
   for (int i = 0; i < rows; ++i) {

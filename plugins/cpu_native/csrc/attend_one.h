@@ -1,8 +1,8 @@
 // Attention of one query per head.
 //
-// Keys and values are read where they are, all KV heads of a slot together, and each once. Scores are [keys][16 columns],
-// a column per query head: with tiles, keys are the left side of a product whose right side is made of the queries, and
-// the softmax of 16 heads needs neither a transposition nor a sum across lanes.
+// Keys and values are read where they are, all KV heads of a slot together, and each once. Scores are [keys][16
+// columns], a column per query head: with tiles, keys are the left side of a product whose right side is made of the
+// queries, and the softmax of 16 heads needs neither a transposition nor a sum across lanes.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,15 @@ namespace {
 constexpr int COLUMNS = 16;
 constexpr int BITE = 16;  // keys at a time: few, so that asking for the next ones is spread over all there is to do
 
-// Asks memory for the keys and values of the next bite while this one is worked on, line by line in the order in which they
-// lie, a line of both in turn. A core waits for a dozen lines or so at a time, whoever asked for them; lines that follow each
-// other make the second level's own prefetcher join in, and that one waits for more.
+// Asks memory for the keys and values of the next bite while this one is worked on, line by line in the order in which
+// they lie, a line of both in turn. A core waits for a dozen lines or so at a time, whoever asked for them; lines that
+// follow each other make the second level's own prefetcher join in, and that one waits for more.
 class Ahead {
  public:
   // Values and keys of slot 0, and how many bytes of each slot are read there; slots are `stride` numbers apart.
   Ahead(const bf16* values, const bf16* keys, size_t stride, size_t bytes)
-      : base_((const char*)values), to_keys_((const char*)keys - base_), stride_(stride * sizeof(bf16)), bytes_(bytes) {}
+      : base_((const char*)values), to_keys_((const char*)keys - base_), stride_(stride * sizeof(bf16)), bytes_(bytes) {
+  }
 
   // What comes next: n slots.
   void begin(const int32_t* slots, int n) {
@@ -87,8 +88,8 @@ inline void weigh_some(const bf16* values, size_t stride, const int32_t* slots, 
 }
 
 template <int P>
-inline void weigh_heads(int heads, const bf16* values, size_t stride, const int32_t* slots, int n, const __mmask32* real,
-                        const float* weights, float* sums, int dp, int lines, Ahead& ahead) {
+inline void weigh_heads(int heads, const bf16* values, size_t stride, const int32_t* slots, int n,
+                        const __mmask32* real, const float* weights, float* sums, int dp, int lines, Ahead& ahead) {
   switch (heads) {
     case 1: return weigh_some<1, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);
     case 2: return weigh_some<2, P>(values, stride, slots, n, real, weights, sums, dp, lines, ahead);

@@ -48,7 +48,8 @@ class Attention {
 #ifdef PB_AVX512
     const __m512 by = _mm512_set1_ps(scale);
     for (; d + 16 <= dim; d += 16)
-      _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(from + d), by)));
+      _mm256_storeu_si256((__m256i*)(to + d),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(from + d), by)));
 #endif
     for (; d < dim; ++d) to[d] = to_bf16(from[d] * scale);
     for (; d < dp; ++d) to[d] = 0;
@@ -60,7 +61,8 @@ class Attention {
 #ifdef PB_AVX512
     const __m512 by = _mm512_set1_ps(factor);
     for (; dim % 16 == 0 && d < dim; d += 16)
-      _mm256_storeu_si256((__m256i*)to.at(head * dim + d), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(sums + d), by)));
+      _mm256_storeu_si256((__m256i*)to.at(head * dim + d),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(sums + d), by)));
 #endif
     for (; d < dim; ++d) *to.at(head * dim + d) = to_bf16(sums[d] * factor);
   }
@@ -119,7 +121,8 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
   set_tiles(16, 16);
   for (int j = 0; j < n; j += 16) {
     const bf16* left = first + at[j] * stride;
-    // Slots that follow each other in equal steps (a prompt's, or those of a batch that decodes) are a tile as they are.
+    // Slots that follow each other in equal steps (a prompt's, or those of a batch that decodes) are a tile as they
+    // are.
     const int64_t step = n - j > 1 ? at[j + 1] - at[j] : 0;
     bool even = n - j >= 16 && dim == dp;
     for (int i = 2; even && i < 16; ++i) even = at[j + i] - at[j + i - 1] == step;
@@ -131,7 +134,8 @@ inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, c
         for (int h = 0; h < heads; ++h) {
           bf16* to = copy + (size_t(i) * heads + h) * dp;
           for (int d = 0; d < dp; d += 32)
-            _mm512_storeu_si512(to + d, j + i < n ? _mm512_maskz_loadu_epi16(first_of_32(dim - d), first + at[j + i] * stride + h * dim + d)
+            _mm512_storeu_si512(to + d, j + i < n ? _mm512_maskz_loadu_epi16(first_of_32(dim - d),
+                                                                             first + at[j + i] * stride + h * dim + d)
                                                   : _mm512_setzero_si512());
         }
       left = copy;
@@ -280,7 +284,8 @@ inline void Attention::many(const Task& task) {
   std::fill(best, best + padded, -INFINITY);
   std::fill(total, total + padded, 0.0f);
   int begin = task.end;
-  for (int i = 0; i < task.count; ++i) begin = std::min(begin, std::max(task.begin, first_seen(plan.position[tokens[i]])));
+  for (int i = 0; i < task.count; ++i)
+    begin = std::min(begin, std::max(task.begin, first_seen(plan.position[tokens[i]])));
   for (int j = begin; j < task.end; j += KEYS) {
     const int n = std::min(KEYS, task.end - j);
     pack_keys(keys + size_t(kvh) * dim, stride, at + j, n, dim, packed_k);

@@ -14,10 +14,10 @@
 
 namespace {
 
-// ---- the left side -----------------------------------------------------------------------------------------------------
+// ---- the left side ----
 
-// The left side of products as tiles read it: for every 32 rows (or all, where there are fewer) and step of 32 columns the
-// rows' parts of it, one after another. Columns up to a multiple of 32 have to be zero.
+// The left side of products as tiles read it: for every 32 rows (or all, where there are fewer) and step of 32 columns
+// the rows' parts of it, one after another. Columns up to a multiple of 32 have to be zero.
 struct Left {
   bf16* p;
   int steps, height;  // steps of a row; rows together
@@ -38,7 +38,7 @@ struct Left {
   bf16* rows(int i) const { return p + size_t(i) * steps * KB; }
 };
 
-// ---- blocks of sums ----------------------------------------------------------------------------------------------------
+// ---- blocks of sums ----
 
 #ifdef PB_AMX
 // Four tiles of sums [m0|m1, 16 + 16], of up to 32 rows: begun with zeros, or with what is in c.
@@ -92,8 +92,8 @@ inline void quarter(int which, bool both, const bf16* left, const bf16* right) {
 }
 #endif
 
-// Steps that are unpacked and then multiplied with: they are still in the first level's cache, and sums, which pass through
-// memory in between, do so seldom.
+// Steps that are unpacked and then multiplied with: they are still in the first level's cache, and sums, which pass
+// through memory in between, do so seldom.
 constexpr int UNPACKED = 8;
 
 #ifndef PB_AMX
@@ -103,18 +103,19 @@ struct Rows {
   size_t row, step;
 };
 
-// Tiles of 16 pairs x 16 columns: the first, how far the one with the next 16 columns is, and the one with the next pairs.
+// Tiles of 16 pairs x 16 columns: the first, how far the one with the next 16 columns is, and the one with the next
+// pairs.
 struct Tiles {
   const bf16* p;
   size_t apart, step;
 };
 
 #ifdef PB_AVX512
-// See `rows_times_tiles`. What Rows and Tiles consist of comes one by one: a core stalls where it has just stored the parts of a
-// struct and loads it as a whole.
+// See `rows_times_tiles`. What Rows and Tiles consist of comes one by one: a core stalls where it has just stored the
+// parts of a struct and loads it as a whole.
 template <int R, int C>
-__attribute__((noinline)) void sum_products(const bf16* a, size_t row, size_t a_step, const bf16* b, size_t apart, size_t b_step,
-                                            int steps, float* c, size_t ld, bool add) {
+__attribute__((noinline)) void sum_products(const bf16* a, size_t row, size_t a_step, const bf16* b, size_t apart,
+                                            size_t b_step, int steps, float* c, size_t ld, bool add) {
   __m512 sums[R][C];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i)
@@ -139,15 +140,15 @@ __attribute__((noinline)) void sum_products(const bf16* a, size_t row, size_t a_
     for (int half = 0; half < C; ++half) _mm512_storeu_ps(c + i * ld + half * 16, sums[i][half]);
 }
 
-// c[R][C * 16] (+)= rows * tiles, over `steps` times 32 columns of the rows. All sums stay in registers: with less than 12 of
-// them a core would wait for each. Rows of c are `ld` apart.
+// c[R][C * 16] (+)= rows * tiles, over `steps` times 32 columns of the rows. All sums stay in registers: with less than
+// 12 of them a core would wait for each. Rows of c are `ld` apart.
 template <int R, int C>
 inline void rows_times_tiles(const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
   sum_products<R, C>(a.p, a.row, a.step, b.p, b.apart, b.step, steps, c, ld, add);
 }
 
-// The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it both
-// in a Left and in c.
+// The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it
+// both in a Left and in c.
 inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
   switch ((rows + 1) / 2) {
     case 1: return rows_times_tiles<2, 2>(a, b, steps, c, ld, add);
@@ -205,10 +206,11 @@ inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float*
 #endif
 #endif
 
-// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked `tiles`.
-// `meanwhile()` is called once per step: what else there is to do fits between tiles.
+// c[m][NB] (+)= a[m, steps * KB] * tiles^T, for m <= 32 rows that are together in a Left of `height`, and unpacked
+// `tiles`. `meanwhile()` is called once per step: what else there is to do fits between tiles.
 template <class Fn>
-inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int steps, float* c, bool add, Fn&& meanwhile) {
+inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int steps, float* c, bool add,
+                       Fn&& meanwhile) {
 #if defined(PB_AMX)
   begin_sums(m, c, add);
   const auto all = [&](bool both) {
@@ -232,8 +234,8 @@ inline void tile_block(const bf16* a, int height, int m, const bf16* tiles, int 
 #endif
 }
 
-// The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles` afterwards;
-// if not, `tiles` holds a few.
+// The same of packed weights: tiles work on a step while the next is unpacked. If KEEP, all steps are in `tiles`
+// afterwards; if not, `tiles` holds a few.
 template <Format F, bool KEEP, class Fn>
 inline void packed_block(const bf16* a, int height, int m, Cursor<F>& from, int steps, bf16* tiles, float* c, bool add,
                          Fn&& meanwhile) {

@@ -1,11 +1,11 @@
 // One forward pass of a dense decoder (Llama, Mistral, Qwen2, Qwen3) on a CPU, over paged KV, in one call.
 //
-// All threads run the same program and meet at barriers; between two of them they take pieces of the work from a counter,
-// so that a thread whose core is wanted elsewhere does less. Weights and KV are bf16, sums and the residual are float32.
+// All threads run the same program and meet at barriers; between two of them they take pieces of the work from a
+// counter, so that a thread whose core is wanted elsewhere does less. Weights and KV are bf16, sums and the residual
+// are float32.
 //
 // Compiled once per instruction set: PB_AMX (tiles; implies AVX-512 and its bf16 dot product), PB_AVX512 (the latter
 // alone), or neither (whatever the compiler vectorises of plain loops). With PB_EMULATED_TILES the former needs no AMX.
-
 
 #include <algorithm>
 #include <cerrno>
@@ -46,19 +46,21 @@ struct Forward {
   }
   int few() const { return std::max(1, b.tokens / (m.team.size() * 8)); }
 
-  // a * w^T, and the beginning of what is read after it. Most blocks of a thread are consecutive, for memory is read best in
-  // long runs; the last ones go to whoever is free, which evens out what others on the machine take from a thread.
+  // a * w^T, and the beginning of what is read after it. Most blocks of a thread are consecutive, for memory is read
+  // best in long runs; the last ones go to whoever is free, which evens out what others on the machine take from a
+  // thread.
   template <class F>
   void multiply(int id, int& counter, const Left& a, int rows, const Matrix& w, const Matrix* next, F&& done) {
     const Division division(w, rows, m.team.size());
     const int part = division.part;
-    product(Shared::parts(m.taken(counter++), division.items(), part, part * 7 / 8, part / 24, m.team.size(), id), division, a,
-            rows, w, m.space[id].product, done);
+    product(Shared::parts(m.taken(counter++), division.items(), part, part * 7 / 8, part / 24, m.team.size(), id),
+            division, a, rows, w, m.space[id].product, done);
     if (next && rows <= MB) warm(*next, id * Division(*next, rows, m.team.size()).part);
   }
 
   void norm(int from, int to, const std::vector<float>& weight, const Left& h) {
-    for (int t = from; t < to; ++t) rms_norm(m.x.p + size_t(t) * m.s.hidden, weight.data(), m.s.hidden, m.s.eps, h.row(t));
+    for (int t = from; t < to; ++t)
+      rms_norm(m.x.p + size_t(t) * m.s.hidden, weight.data(), m.s.hidden, m.s.eps, h.row(t));
   }
 
   // All tokens normalised. A few of them every thread does for itself: that is sooner done than meeting once more.
@@ -134,13 +136,13 @@ void Forward::run(int id) {
   for (int l = 0; l < s.layers; ++l) {
     const Layer& layer = m.layers[l];
     multiply(id, counter, normed(id, counter, layer.norm1), tokens, layer.qkv, nullptr,
-            [&](int r, int rows, int nb, const float* sums) {
-              const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data() + nb * NB;
-              for (int i = 0; i < rows; ++i) {
-                float* out = m.qkv.p + size_t(r + i) * ldq + nb * NB;
-                for (int j = 0; j < NB; ++j) out[j] = sums[i * NB + j] + (bias ? bias[j] : 0.0f);
-              }
-            });
+             [&](int r, int rows, int nb, const float* sums) {
+               const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data() + nb * NB;
+               for (int i = 0; i < rows; ++i) {
+                 float* out = m.qkv.p + size_t(r + i) * ldq + nb * NB;
+                 for (int j = 0; j < NB; ++j) out[j] = sums[i * NB + j] + (bias ? bias[j] : 0.0f);
+               }
+             });
     meet(id, QKV);
     if (turn_first) {
       Shared work = share_tokens(id, counter);
@@ -174,26 +176,26 @@ void Forward::run(int id) {
     multiply(id, counter, attended, tokens, layer.o, &layer.gate_up, add(layer.o_bias));
     meet(id, OUT);
     multiply(id, counter, normed(id, counter, layer.norm2), tokens, layer.gate_up, &layer.down,
-            [&](int r, int rows, int nb, const float* sums) {
-              // 16 columns of the gate, then the same 16 of the other.
-              const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data() + nb * NB;
-              const int columns = std::min(16, s.inter - nb * 16);
-              for (int i = 0; i < rows; ++i) {
-                bf16* out = act.row(r + i).at(nb * 16);
-                const float* row = sums + i * NB;
+             [&](int r, int rows, int nb, const float* sums) {
+               // 16 columns of the gate, then the same 16 of the other.
+               const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data() + nb * NB;
+               const int columns = std::min(16, s.inter - nb * 16);
+               for (int i = 0; i < rows; ++i) {
+                 bf16* out = act.row(r + i).at(nb * 16);
+                 const float* row = sums + i * NB;
 #ifdef PB_AVX512
-                if (s.act == SILU && columns == 16 && !bias) {
-                  const __m512 y = _mm512_mul_ps(silu512(_mm512_loadu_ps(row)), _mm512_loadu_ps(row + 16));
-                  _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(y));
-                  continue;
-                }
+                 if (s.act == SILU && columns == 16 && !bias) {
+                   const __m512 y = _mm512_mul_ps(silu512(_mm512_loadu_ps(row)), _mm512_loadu_ps(row + 16));
+                   _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(y));
+                   continue;
+                 }
 #endif
-                for (int j = 0; j < columns; ++j) {
-                  const float gate = row[j] + (bias ? bias[j] : 0.0f), up = row[16 + j] + (bias ? bias[16 + j] : 0.0f);
-                  out[j] = to_bf16(activate(gate, s.act) * up);
-                }
-              }
-            });
+                 for (int j = 0; j < columns; ++j) {
+                   const float gate = row[j] + (bias ? bias[j] : 0.0f), up = row[16 + j] + (bias ? bias[16 + j] : 0.0f);
+                   out[j] = to_bf16(activate(gate, s.act) * up);
+                 }
+               }
+             });
     meet(id, GATE_UP);
     multiply(id, counter, act, tokens, layer.down, l + 1 < s.layers ? &m.layers[l + 1].qkv : &m.head,
              add(layer.down_bias));
@@ -223,17 +225,16 @@ void Forward::run(int id) {
     Best* best = space.best.need(size_t(b.sampled));
     for (int i = 0; i < b.sampled; ++i) best[i] = {-INFINITY, INT32_MAX};
     meet(id, NORM);
-    multiply(id, counter, h, b.sampled, m.head, nullptr,
-            [&](int r, int rows, int nb, const float* sums) {
-              const int columns = std::min(NB, s.vocab - nb * NB);
-              for (int i = 0; i < rows; ++i) {
-                const float* row = sums + i * NB;
-                if (float* to = m.logits_to[r + i])
-                  memcpy(to + nb * NB, row, sizeof(float) * columns);
-                else
-                  note_largest(row, columns, nb * NB, best[r + i]);
-              }
-            });
+    multiply(id, counter, h, b.sampled, m.head, nullptr, [&](int r, int rows, int nb, const float* sums) {
+      const int columns = std::min(NB, s.vocab - nb * NB);
+      for (int i = 0; i < rows; ++i) {
+        const float* row = sums + i * NB;
+        if (float* to = m.logits_to[r + i])
+          memcpy(to + nb * NB, row, sizeof(float) * columns);
+        else
+          note_largest(row, columns, nb * NB, best[r + i]);
+      }
+    });
     meet(id, HEAD);
     if (b.drawn) {
       sample_rows(m, b, share(id, counter, b.sampled, 1), space.sample);
@@ -244,7 +245,8 @@ void Forward::run(int id) {
 }
 
 void plan_attention(Model& m, const PbBatch& b) {
-  m.plan.make({b.rows, b.seq_lens, b.starts, b.table, b.table_stride, b.batch, b.tokens, m.s.kv_heads, m.group(), m.team.size()});
+  m.plan.make({b.rows, b.seq_lens, b.starts, b.table, b.table_stride, b.batch, b.tokens, m.s.kv_heads, m.group(),
+               m.team.size()});
   m.parts.need(size_t(m.plan.total_parts) * m.s.heads * Attention::part_size(m.s));
 }
 
@@ -257,13 +259,13 @@ void project(Model& m, const float* hidden, int n, float* logits, int id) {
   while (rows.take(from, to))
     for (int i = from; i < to; ++i) {
       const Left::Row row = h.row(i);
-      for (int c = 0; c < m.s.hidden; c += KB) floats_to_bf16(hidden + size_t(i) * m.s.hidden + c, row.at(c), std::min(KB, m.s.hidden - c));
+      for (int c = 0; c < m.s.hidden; c += KB)
+        floats_to_bf16(hidden + size_t(i) * m.s.hidden + c, row.at(c), std::min(KB, m.s.hidden - c));
       row.zero_from(m.s.hidden);
     }
   m.team.barrier();
   product(Shared::parts(m.taken(1), division.items(), division.part, 0, 8, m.team.size(), id), division, h, n, m.head,
-          m.space[id].product,
-          [&](int r, int count, int nb, const float* sums) {
+          m.space[id].product, [&](int r, int count, int nb, const float* sums) {
             const int columns = std::min(NB, m.s.vocab - nb * NB);
             for (int i = 0; i < count; ++i)
               memcpy(logits + size_t(r + i) * m.s.vocab + nb * NB, sums + i * NB, sizeof(float) * columns);
@@ -301,14 +303,14 @@ int pb_multiply(int threads, int wanted, const bf16* w, int n, int k, const bf16
     std::vector<bf16> numbers(Left::size(k, m));
     const Left left(numbers.data(), k, m);
     for (int i = 0; i < m; ++i)
-      for (int c = 0; c < k; c += KB) memcpy(left.row(i).at(c), a + size_t(i) * k + c, sizeof(bf16) * std::min(KB, k - c));
+      for (int c = 0; c < k; c += KB)
+        memcpy(left.row(i).at(c), a + size_t(i) * k + c, sizeof(bf16) * std::min(KB, k - c));
     std::vector<ProductSpace> space(threads);
     const Division division(matrix, m, threads);
     std::vector<std::atomic<int>> taken(threads);
     team.run([&](int id) {
-      product(Shared::parts(taken.data(), division.items(), division.part, division.part / 2, 2, threads, id), division, left, m,
-              matrix, space[id],
-              [&](int r, int rows, int nb, const float* sums) {
+      product(Shared::parts(taken.data(), division.items(), division.part, division.part / 2, 2, threads, id), division,
+              left, m, matrix, space[id], [&](int r, int rows, int nb, const float* sums) {
                 const int columns = std::min(NB, n - nb * NB);
                 for (int i = 0; i < rows; ++i)
                   memcpy(out + size_t(r + i) * n + nb * NB, sums + i * NB, sizeof(float) * columns);
@@ -341,8 +343,9 @@ int pb_set_layer(void* handle, int index, const PbLayerWeights* w) {
     const Wanted wanted = Wanted(s.wanted);
     const auto pack = [&](Matrix& to, int n, int k, auto&& row) { to.pack(m.team, m.arena, n, k, wanted, row); };
     pack(layer.qkv, q + 2 * kv, hidden, [&](int i) {
-      return i < q ? w->q + size_t(i) * hidden
-                   : i < q + kv ? w->k + size_t(i - q) * hidden : w->v + size_t(i - q - kv) * hidden;
+      return i < q        ? w->q + size_t(i) * hidden
+             : i < q + kv ? w->k + size_t(i - q) * hidden
+                          : w->v + size_t(i - q - kv) * hidden;
     });
     pack(layer.o, hidden, q, [&](int i) { return w->o + size_t(i) * q; });
     const int inter = s.inter;
@@ -413,7 +416,8 @@ void pb_count_weights(void* handle, int64_t* counts) {
 int pb_forward(void* handle, const PbBatch* batch) {
   Model& m = *static_cast<Model*>(handle);
   try {
-    const size_t rows = size_t(round_up(batch->tokens, MB)), sampled = size_t(round_up(std::max(1, batch->sampled), MB));
+    const size_t rows = size_t(round_up(batch->tokens, MB)),
+                 sampled = size_t(round_up(std::max(1, batch->sampled), MB));
     m.x.need(rows * m.s.hidden);
     m.h.need(Left::size(m.s.hidden, int(std::max(rows, sampled))));
     m.qkv.need(rows * m.layers[0].qkv.n_pad);
@@ -433,8 +437,8 @@ int pb_forward(void* handle, const PbBatch* batch) {
   }
 }
 
-// Attention alone, for tests and measurements: of queries float [tokens, heads, head_dim] that are turned already, with keys
-// and values of a layer that are in the pool. 0, or 1 where memory does not suffice.
+// Attention alone, for tests and measurements: of queries float [tokens, heads, head_dim] that are turned already, with
+// keys and values of a layer that are in the pool. 0, or 1 where memory does not suffice.
 int pb_attend(void* handle, const PbBatch* batch, int layer, const float* queries, bf16* answers) {
   Model& m = *static_cast<Model*>(handle);
   try {
@@ -482,4 +486,3 @@ int pb_project(void* handle, const float* hidden, int n, float* logits) {
 }
 
 }  // extern "C"
-

@@ -14,8 +14,8 @@
 namespace {
 
 #ifdef PB_AVX512
-// c[M][NB] = a[M, k] * (block nb of w)^T straight from packed weights, for a few rows, of which a step is `stride` numbers from
-// the next: every number is used where it was unpacked.
+// c[M][NB] = a[M, k] * (block nb of w)^T straight from packed weights, for a few rows, of which a step is `stride`
+// numbers from the next: every number is used where it was unpacked.
 template <Format F, int M>
 inline void dot_block(const bf16* a, size_t stride, const Matrix& w, int nb, float* c) {
   // A sum is ready some cycles after it was begun; of one or two rows' there would be too few to wait for.
@@ -72,8 +72,8 @@ inline __m512 sums_of(const __m512 (&x)[16]) {
 }
 
 #ifdef PB_AMX
-// The same for weights in strips, and one row of which a step is `stride` numbers from the next: 16 parts of a sum for each row
-// of a strip, added up at the end.
+// The same for weights in strips, and one row of which a step is `stride` numbers from the next: 16 parts of a sum for
+// each row of a strip, added up at the end.
 template <Format F>
 inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, float* c) {
   const StripUnpacker<F> unpacker;
@@ -92,8 +92,9 @@ inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, fl
   }
 }
 #else
-// The same for weights in strips and M rows, of which a step is `stride` numbers from the next: R rows of a strip at a time, over
-// all steps, so that all sums stay in registers: 16 parts of each, added up at the end. `grids` holds the scales of a strip.
+// The same for weights in strips and M rows, of which a step is `stride` numbers from the next: R rows of a strip at a
+// time, over all steps, so that all sums stay in registers: 16 parts of each, added up at the end. `grids` holds the
+// scales of a strip.
 template <Format F, int M, int R>
 inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, float* grids, float* c) {
   constexpr int SOME = grid_floats(F);
@@ -193,8 +194,8 @@ inline void turn_sums(const float* sums, int m, float* c) {
 #endif
 
 #ifdef PB_AMX
-// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a step. One strip after the
-// other: both together would load fewer tiles, but memory is read best in one long run.
+// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a step. One strip after
+// the other: both together would load fewer tiles, but memory is read best in one long run.
 template <Format F>
 inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   const StripUnpacker<F> unpacker;
@@ -256,8 +257,8 @@ inline void plain_block(const bf16* a, int height, int m, const Matrix& w, int n
 #endif
 
 #if defined(PB_AVX512) && !defined(PB_AMX)
-// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a few steps. Rows of weights are
-// the left side, as they come: as the right side each 16 of them would have to be transposed.
+// c[m][NB] of weights in strips and what `turn_left` has made of m <= 32 rows. `scratch` holds a few steps. Rows of
+// weights are the left side, as they come: as the right side each 16 of them would have to be transposed.
 template <Format F>
 inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   const StripUnpacker<F> unpacker;
@@ -296,8 +297,8 @@ inline void add_rest(const Matrix& w, const Left& a, int m, int nb, float* c) {
   }
 }
 
-// c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `turned` is what `turn_left` made of a, where it is of use; `scratch`
-// holds an unpacked block.
+// c[m][NB] = a[m, k] * (block nb of w)^T for m <= 32. `turned` is what `turn_left` made of a, where it is of use;
+// `scratch` holds an unpacked block.
 template <Format F>
 inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
 #ifdef PB_AVX512

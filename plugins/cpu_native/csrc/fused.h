@@ -28,8 +28,8 @@ inline void place_logits(Model& m, const PbBatch& b) {
     for (auto& space : m.space) space.sample.need(m.s.vocab);
 }
 
-// Of 32 numbers, the first `columns` of which are logits of the ids from `first`. Blocks come in any order: of equal ones
-// the smallest id wins.
+// Of 32 numbers, the first `columns` of which are logits of the ids from `first`. Blocks come in any order: of equal
+// ones the smallest id wins.
 inline void note_largest(const float* row, int columns, int first, Best& found) {
   const Lanes a = first_at(row, columns, -INFINITY), b = first_at(row + 16, columns - 16, -INFINITY);
   if (unordered(a, b)) {
@@ -59,8 +59,8 @@ inline void sample_rows(Model& m, const PbBatch& b, Shared work, SampleSpace& sp
   while (work.take(from, to))
     for (int i = from; i < to; ++i)
       b.drawn[i] = m.logits_to[i] ? sample_row(m.logits_to[i], m.s.vocab, row_params(*b.sampling, i),
-                                                mask_of(*b.sampling, i), space)
-                                   : largest_of_row(m, i);
+                                               mask_of(*b.sampling, i), space)
+                                  : largest_of_row(m, i);
 }
 
 }  // namespace

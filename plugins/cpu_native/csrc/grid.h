@@ -1,8 +1,8 @@
 // Weights that lie on a grid: 32 neighbours of a row are `scale * code + least`, rounded to bf16.
 //
-// So do those of a checkpoint that was once quantised, as a GGUF file's are, whatever type they were stored in afterwards.
-// Its scales are float16, and found again from the rounded numbers alone: each of these says within which bounds the exact
-// one was, which leaves few scales, and for each of them few least numbers, to be tried.
+// So do those of a checkpoint that was once quantised, as a GGUF file's are, whatever type they were stored in
+// afterwards. Its scales are float16, and found again from the rounded numbers alone: each of these says within which
+// bounds the exact one was, which leaves few scales, and for each of them few least numbers, to be tried.
 #pragma once
 
 #include <algorithm>
@@ -58,12 +58,14 @@ struct Bounds {
 
   explicit Bounds(const bf16* from) {
     bits = _mm512_loadu_si512(from);
-    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(bits, _mm512_set1_epi16(int16_t(0x8000))), _mm512_setzero_si512());
+    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(bits, _mm512_set1_epi16(int16_t(0x8000))),
+                                 _mm512_setzero_si512());
     const __m256i parts[2] = {_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1)};
     for (int i = 0; i < 2; ++i) {
       const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(parts[i]), 16);
       x[i] = _mm512_castsi512_ps(wide);
-      half[i] = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f800000))), _mm512_set1_ps(1.0f / 256));
+      half[i] = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f800000))),
+                              _mm512_set1_ps(1.0f / 256));
     }
     lowest = _mm512_reduce_min_ps(_mm512_min_ps(x[0], x[1]));
     highest = _mm512_reduce_max_ps(_mm512_max_ps(x[0], x[1]));
@@ -127,11 +129,13 @@ inline bool on_255(const bf16* x, OnGrid& found) {
   const Bounds b(x);
   const float most = std::max(b.highest, -b.lowest), slack = half_step(most);
   if (!(most + slack < 65000)) return false;
-  const int from = to_float16<_MM_FROUND_TO_NEG_INF>((most - slack) / 127), to = to_float16<_MM_FROUND_TO_POS_INF>((most + slack) / 127);
+  const int from = to_float16<_MM_FROUND_TO_NEG_INF>((most - slack) / 127),
+            to = to_float16<_MM_FROUND_TO_POS_INF>((most + slack) / 127);
   for (int bits = from; bits <= to; ++bits) {
     const float scale = float_of_16(float16(bits));
     const __m512 by = _mm512_set1_ps(scale), factor = _mm512_set1_ps(scale > 0 ? 1 / scale : 0);
-    const __m512 code[2] = {_mm512_roundscale_ps(_mm512_mul_ps(b.x[0], factor), 0), _mm512_roundscale_ps(_mm512_mul_ps(b.x[1], factor), 0)};
+    const __m512 code[2] = {_mm512_roundscale_ps(_mm512_mul_ps(b.x[0], factor), 0),
+                            _mm512_roundscale_ps(_mm512_mul_ps(b.x[1], factor), 0)};
     const __m512 most_code = _mm512_max_ps(_mm512_abs_ps(code[0]), _mm512_abs_ps(code[1]));
     if (_mm512_cmp_ps_mask(most_code, _mm512_set1_ps(127), _CMP_NLE_UQ)) continue;
     if (!b.are(_mm512_mul_ps(code[0], by), _mm512_mul_ps(code[1], by))) continue;

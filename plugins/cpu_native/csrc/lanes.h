@@ -1,5 +1,5 @@
-// Sixteen lanes of float32 or of int32: one AVX-512 register or two of AVX2, with the same operations in the same order, so
-// that every instruction set samples the same tokens.
+// Sixteen lanes of float32 or of int32: one AVX-512 register or two of AVX2, with the same operations in the same
+// order, so that every instruction set samples the same tokens.
 #pragma once
 
 #include <cmath>
@@ -27,9 +27,7 @@ inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-inline Lanes rounded(Lanes a) {
-  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
+inline Lanes rounded(Lanes a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline uint32_t unordered(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q); }
 inline uint32_t at_least(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 inline uint32_t above(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
@@ -101,7 +99,8 @@ inline Lanes only(uint32_t mask, Lanes a) {
   return {_mm256_and_ps(half_mask(mask), a.low), _mm256_and_ps(half_mask(mask >> 8), a.high)};
 }
 inline Lanes chosen(uint32_t mask, Lanes yes, Lanes no) {
-  return {_mm256_blendv_ps(no.low, yes.low, half_mask(mask)), _mm256_blendv_ps(no.high, yes.high, half_mask(mask >> 8))};
+  return {_mm256_blendv_ps(no.low, yes.low, half_mask(mask)),
+          _mm256_blendv_ps(no.high, yes.high, half_mask(mask >> 8))};
 }
 inline void store(float* p, Lanes a) {
   _mm256_storeu_ps(p, a.low);

@@ -35,10 +35,10 @@ struct PbBatch {
   int64_t table_stride;
   bf16* const* keys;
   bf16* const* values;
-  float* logits;       // [sampled, vocab], or null
-  int64_t* drawn;      // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
+  float* logits;               // [sampled, vocab], or null
+  int64_t* drawn;              // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
   const PbSampling* sampling;  // of the sampled rows; null where all are greedy
-  float* hidden;       // [hidden_count, hidden]: after the final norm, or null
+  float* hidden;               // [hidden_count, hidden]: after the final norm, or null
 };
 
 }  // extern "C"
@@ -87,12 +87,12 @@ struct Model {
   Matrix head;
   const bf16* embedding = nullptr;
   std::vector<ThreadSpace> space;
-  Plan plan;  // of the attention of this step
+  Plan plan;                      // of the attention of this step
   std::vector<float*> logits_to;  // of each sampled row
   Buffer<float> x, qkv, parts, own_logits;
   Buffer<bf16> h, attended, act;
   std::vector<std::atomic<int>> counters;  // see `taken`
-  double seconds[STAGES] = {};  // of all passes since somebody asked
+  double seconds[STAGES] = {};             // of all passes since somebody asked
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)

@@ -48,8 +48,8 @@ class Noise {
   // 1 - u. The noise is at most -log of it.
   static double rarity(int32_t bits) { return (0x1p31 - 0.5 - double(bits)) * 0x1p-32; }
 
-  // Tokens whose rarity is below `reach` have more bits than this, and a few others may. Where all are below it, the least
-  // noise of all is left out, with which no token but the peak can win.
+  // Tokens whose rarity is below `reach` have more bits than this, and a few others may. Where all are below it, the
+  // least noise of all is left out, with which no token but the peak can win.
   static int32_t bits_for(double reach) {
     const double least = 0x1p31 - 2 - reach * 0x1p32;
     return least > double(INT32_MIN) ? int32_t(least) : INT32_MIN;

@@ -1,9 +1,10 @@
 // What the attention of one step consists of: tasks that threads take, the same for every layer.
 //
 // A task lets some queries look at a range of positions of one request. Requests whose tables begin with the same slots
-// (the prefix cache has let them share) look at that beginning together, in one task with the queries of all of them: its
-// keys and values are read once. Long ranges are cut where there would be too few tasks for the threads. Either way a query
-// may get its answer in parts, each with its own largest score and sum of weights, which whoever comes last puts together.
+// (the prefix cache has let them share) look at that beginning together, in one task with the queries of all of them:
+// its keys and values are read once. Long ranges are cut where there would be too few tasks for the threads. Either way
+// a query may get its answer in parts, each with its own largest score and sum of weights, which whoever comes last
+// puts together.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct Task {
 
 class Plan {
  public:
-  std::vector<Task> tasks;        // most expensive first
+  std::vector<Task> tasks;  // most expensive first
   std::vector<int32_t> queries;
   std::vector<int32_t> position;  // of each packed token
   std::vector<int32_t> parts;     // of each packed token
@@ -76,9 +77,12 @@ class Plan {
   }
 
   // The task that a thread gets probably after task `i`.
-  const Task* after(int i, int threads) const { return size_t(i + threads) < tasks.size() ? &tasks[i + threads] : nullptr; }
+  const Task* after(int i, int threads) const {
+    return size_t(i + threads) < tasks.size() ? &tasks[i + threads] : nullptr;
+  }
 
-  // Whether this was the last part of a token and KV head; all of them are visible then. The count is as at first again.
+  // Whether this was the last part of a token and KV head; all of them are visible then. The count is as at first
+  // again.
   bool last_part(int token, int head, int kv_heads) {
     std::atomic<int32_t>& left = left_[size_t(token) * kv_heads + head];
     if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
@@ -89,11 +93,11 @@ class Plan {
  private:
   // With as many rows (queries times heads of a group) the tiles are busy: reading keys together would gain nothing.
   static constexpr int MAX_SHARING_ROWS = 64;
-  // In something like cycles, as measured: a position for a query that reads it alone, for a task that packs it, and for
-  // each 32 rows of that task; a task, and one more part of a query.
+  // In something like cycles, as measured: a position for a query that reads it alone, for a task that packs it, and
+  // for each 32 rows of that task; a task, and one more part of a query.
   static constexpr double READ = 45, PACK = 60, BLOCK = 25, BEGIN = 2000, PART = 1500;
-  static constexpr int MAX_ROWS = 384;  // of a task
-  static constexpr int MIN_CUT = 192;   // positions
+  static constexpr int MAX_ROWS = 384;               // of a task
+  static constexpr int MIN_CUT = 192;                // positions
   static constexpr double EVEN = 4, TOO_BIG = 2.01;  // tasks per thread; what of such a share is cut
 
   struct Item {

@@ -21,7 +21,7 @@ inline void warm(const Matrix& w, int nb) {
   for (size_t i = 0; i < std::min(w.block_bytes(), size_t(8192)); i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
 }
 
-// ---- products ----------------------------------------------------------------------------------------------------------
+// ---- products ----
 
 // What a thread needs besides: sums and unpacked blocks.
 struct ProductSpace {
@@ -29,15 +29,16 @@ struct ProductSpace {
   Buffer<bf16> tiles, turned;
 };
 
-// How a product is divided: into items, a block of weights for a group of rows each, group by group. All threads work on all
-// rows, each with its part of the weights, where these rows stay in a core's cache. Where they do not, each has rows of its
-// own, and all of the weights: what one core has written another one is slow to get.
+// How a product is divided: into items, a block of weights for a group of rows each, group by group. All threads work
+// on all rows, each with its part of the weights, where these rows stay in a core's cache. Where they do not, each has
+// rows of its own, and all of the weights: what one core has written another one is slow to get.
 struct Division {
   int together, groups, blocks, part;  // rows of a group; items of a thread
 
   Division(const Matrix& w, int m, int threads) : blocks(w.blocks()) {
     const int most = std::max(MB, int(CACHED / (size_t(w.k_pad) * 2)) / MB * MB);
-    const int own = m <= most ? m : rows_of_one(m, threads), apart = m <= most ? 1 : threads, each = (own + most - 1) / most;
+    const int own = m <= most ? m : rows_of_one(m, threads), apart = m <= most ? 1 : threads,
+              each = (own + most - 1) / most;
     together = round_up((own + each - 1) / each, MB);
     groups = apart * each;
     part = (items() + threads - 1) / threads;
@@ -54,9 +55,9 @@ struct Division {
 // Steps of unpacked weights that stay in the first level's cache while rows pass by.
 constexpr int MOST_STEPS = 20;
 
-// More than 32 rows. A part of a block of weights, as much as the first level's cache holds, is unpacked with the first 32
-// rows; then the others pass by. While tiles work on a block of sums, the one before is given away, row by row, and memory is
-// asked for the next block of weights.
+// More than 32 rows. A part of a block of weights, as much as the first level's cache holds, is unpacked with the first
+// 32 rows; then the others pass by. While tiles work on a block of sums, the one before is given away, row by row, and
+// memory is asked for the next block of weights.
 template <Format F, class Done>
 void wide_product(Shared& work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
                   Done&& done) {
@@ -97,7 +98,8 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
           for (size_t line = 0; line < slice; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
         };
         if constexpr (F == BF16)
-          tile_block(left, a.height, rows, reinterpret_cast<const bf16*>(w.block(nb)) + s * STEP, count, sums, s > 0, meanwhile);
+          tile_block(left, a.height, rows, reinterpret_cast<const bf16*>(w.block(nb)) + s * STEP, count, sums, s > 0,
+                     meanwhile);
         else if (i == 0)
           packed_block<F, true>(left, a.height, rows, from, count, scratch, sums, s > 0, meanwhile);
         else
@@ -113,7 +115,8 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
 
 // Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
 template <class Done>
-void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space, Done&& done) {
+void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
+             Done&& done) {
   by_format(w, [&](auto format) {
     constexpr Format F = decltype(format)::value;
     if (m > MB) return wide_product<F>(work, division, a, m, w, space, done);

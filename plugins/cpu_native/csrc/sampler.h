@@ -56,7 +56,8 @@ int pb_sample(void* handle, float* logits, int64_t stride, int rows, int vocab, 
               int64_t* tokens) {
   try {
     static_cast<Sampler*>(handle)->each_row(rows, vocab, [&](int row, SampleSpace& space) {
-      tokens[row] = sample_row(logits + row * stride, vocab, row_params(*sampling, row), mask_of(*sampling, row), space);
+      tokens[row] =
+          sample_row(logits + row * stride, vocab, row_params(*sampling, row), mask_of(*sampling, row), space);
     });
     return 0;
   } catch (...) {

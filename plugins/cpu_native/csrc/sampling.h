@@ -1,13 +1,13 @@
 // From one row of logits to one token: temperature, top_k, top_p, min_p, in this order, each on what the one before it
 // left. The vocabulary is never sorted.
 //
-// Tokens stand in one order: larger logit first, smaller id among equals. Each filter keeps a head of it, so what is left
-// is a head too. Short heads are collected by a threshold (a row's 64 largest tokens are at least as large as the 64th
-// largest maximum of its chunks) and sorted; of long ones the end is found by descending through the digits of the logits,
-// mass by digit. Of the head, the token with the largest logit / temperature + noise is drawn: Gumbel noise, a function of
-// seed, step and token id (noise.h). So a draw is a function of what the filters keep, whichever way that was found, and
-// little changes in logits seldom change it. It is the same as in plugins/sampler_torch, but for what rounding does at the
-// border of a filter.
+// Tokens stand in one order: larger logit first, smaller id among equals. Each filter keeps a head of it, so what is
+// left is a head too. Short heads are collected by a threshold (a row's 64 largest tokens are at least as large as the
+// 64th largest maximum of its chunks) and sorted; of long ones the end is found by descending through the digits of the
+// logits, mass by digit. Of the head, the token with the largest logit / temperature + noise is drawn: Gumbel noise, a
+// function of seed, step and token id (noise.h). So a draw is a function of what the filters keep, whichever way that
+// was found, and little changes in logits seldom change it. It is the same as in plugins/sampler_torch, but for what
+// rounding does at the border of a filter.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +24,8 @@
 
 extern "C" {
 
-// Columns as in SamplingBatch, one entry per row. `mask` has `mask_words` words of bits for each of the rows `mask_rows`;
-// null where every row may get any token.
+// Columns as in SamplingBatch, one entry per row. `mask` has `mask_words` words of bits for each of the rows
+// `mask_rows`; null where every row may get any token.
 struct PbSampling {
   const float *temperatures, *top_ps, *min_ps;
   const int64_t *top_ks, *seeds, *steps;
@@ -58,7 +58,7 @@ inline const int32_t* mask_of(const PbSampling& s, int row) {
   return at != s.mask_rows + s.masks ? s.mask + (at - s.mask_rows) * s.mask_words : nullptr;
 }
 
-// ---- a row -------------------------------------------------------------------------------------------------------------
+// ---- a row ----
 
 constexpr int CHUNK = 64;    // logits whose maximum is kept
 constexpr int BLOCK = 256;   // logits whose mass is added up in float32
@@ -109,7 +109,7 @@ struct SampledRow {
   int vocab;
   SampleSpace& space;
   float peak = 0;
-  float factor = 0;    // log2(e) / temperature
+  float factor = 0;  // log2(e) / temperature
   float temperature = 1;
 
   int chunks() const { return (vocab + CHUNK - 1) / CHUNK; }
@@ -212,8 +212,8 @@ struct SampledRow {
     bool may_win(int32_t bits, double mass) const { return Noise::rarity(bits) <= reach * mass; }
   };
 
-  // The token that is drawn of those that min_p and `keep` leave, the first peak among them. Most chunks are passed over
-  // by their largest logit and their largest noise.
+  // The token that is drawn of those that min_p and `keep` leave, the first peak among them. Most chunks are passed
+  // over by their largest logit and their largest noise.
   template <class F>
   int draw_where(const RowParams& p, F&& keep) const {
     Race race{*this, Noise(p.seed, p.step)};
@@ -284,9 +284,9 @@ struct SampledRow {
     return found;
   }
 
-  // The token that is drawn of a sorted head of `count`, of which top_p keeps its share of `of` (or of the head's own mass,
-  // if that is negative), with everything in float64. -1 where the nucleus is not known to end within the head: `open`
-  // says that there are more tokens behind it.
+  // The token that is drawn of a sorted head of `count`, of which top_p keeps its share of `of` (or of the head's own
+  // mass, if that is negative), with everything in float64. -1 where the nucleus is not known to end within the head:
+  // `open` says that there are more tokens behind it.
   int draw_from_head(int count, double of, bool open, const RowParams& p) {
     const Place* places = space.places.data();
     double* mass = space.mass.data();
@@ -328,7 +328,8 @@ struct SampledRow {
 
   static auto head_to(Place end) { return head_to(value_of(end), id_of(end)); }
 
-  // The first place of the head up to `end` where the weights, cumulated, reach `target`. Weights are the mass, or 1 each.
+  // The first place of the head up to `end` where the weights, cumulated, reach `target`. Weights are the mass, or 1
+  // each.
   template <class Weight>
   Place descend(Place end, double target, Weight&& weight) {
     double* by_digit = space.by_digit.data();
@@ -360,8 +361,7 @@ struct SampledRow {
         store(masses + (i - at), only(kept, m));
       });
       if (!any) continue;
-      for (int i = at; i < stop; ++i)
-        by_digit[(ordered(x[i]) >> 21) + DIGITS * (i & 1)] += weight(masses[i - at]);
+      for (int i = at; i < stop; ++i) by_digit[(ordered(x[i]) >> 21) + DIGITS * (i & 1)] += weight(masses[i - at]);
     }
     for (int digit = 0; digit < DIGITS; ++digit) by_digit[digit] += by_digit[DIGITS + digit];
     int digit = find(DIGITS), found = 0;
@@ -420,8 +420,8 @@ struct SampledRow {
       const int token = draw_from_head(std::min(size, found), sum, found >= size && size < vocab, p);
       if (token >= 0) return token;
     }
-    // The best of all tokens is the best of the nucleus if it lies inside. If not, the nucleus ends before it, and so does
-    // all that may still be drawn.
+    // The best of all tokens is the best of the nucleus if it lies inside. If not, the nucleus ends before it, and so
+    // does all that may still be drawn.
     int token = draw_where(p, everything);
     for (int trial = 0; trial < TRIALS; ++trial) {
       const float value = x[token];
@@ -459,8 +459,8 @@ struct SampledRow {
   }
 };
 
-// Tokens that `mask` has no bit for become impossible; where none of the others is possible, all of these become equally
-// likely. As core.toolkit.token_mask does it.
+// Tokens that `mask` has no bit for become impossible; where none of the others is possible, all of these become
+// equally likely. As core.toolkit.token_mask does it.
 inline void apply_mask(float* x, int vocab, const int32_t* mask) {
   const auto bits_at = [=](int i) { return uint32_t(mask[i / 32]) >> (i % 32) & 0xffffu; };
   const auto put = [=](Lanes allowed_or, bool own) {

@@ -20,8 +20,8 @@ struct alignas(64) TileConfig {
 };
 
 #ifdef PB_EMULATED_TILES
-// The same tiles in memory, with AVX-512: slow, and right, so that whoever has no AMX can test what is written for it. What
-// the instructions would refuse ends the process here too.
+// The same tiles in memory, with AVX-512: slow, and right, so that whoever has no AMX can test what is written for it.
+// What the instructions would refuse ends the process here too.
 struct EmulatedTile {
   alignas(64) uint8_t rows[16][64];
 };
@@ -45,7 +45,8 @@ inline void emulated_store(int t, void* base, long stride) {
 }
 inline void emulated_products(int sums, int left, int right) {
   const TileConfig& c = emulated_config;
-  if (!c.rows[sums] || c.rows[sums] != c.rows[left] || c.colsb[left] != c.rows[right] * 4 || c.colsb[sums] != c.colsb[right]) {
+  if (!c.rows[sums] || c.rows[sums] != c.rows[left] || c.colsb[left] != c.rows[right] * 4 ||
+      c.colsb[sums] != c.colsb[right]) {
     fprintf(stderr, "tiles %d, %d and %d do not fit together\n", sums, left, right);
     abort();
   }
@@ -54,7 +55,8 @@ inline void emulated_products(int sums, int left, int right) {
     for (int p = 0; p < c.rows[right]; ++p) {
       int32_t pair;
       memcpy(&pair, emulated[left].rows[i] + p * 4, 4);
-      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_load_si512(emulated[right].rows[p]));
+      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair),
+                             (__m512bh)_mm512_load_si512(emulated[right].rows[p]));
     }
     _mm512_store_ps(emulated[sums].rows[i], sum);
   }
@@ -75,14 +77,12 @@ inline void configure_tiles(const TileConfig& c) { emulated_configure(c); }
 #else
 // GCC 12 does not tell itself that these read memory: what is stored before them might be left out or come later.
 #undef _tile_loadd
-#define _tile_loadd(tile, base, stride)                                                             \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
-                   : "memory")
+#define _tile_loadd(tile, base, stride) \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) : "memory")
 
 // The same of what is not needed again soon: it passes by the first level's cache, and what is there stays.
-#define tile_load_passing(tile, base, stride)                                                          \
-  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) \
-                   : "memory")
+#define tile_load_passing(tile, base, stride) \
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) : "memory")
 
 inline void configure_tiles(const TileConfig& c) { __asm__ volatile("ldtilecfg %0" ::"m"(c)); }
 #endif

@@ -48,8 +48,8 @@ struct Unpacker {
   }
 };
 
-// Where x is, but the compiler does not see that: broadcasts of what has just been stored there are to be loads, of which a
-// core can do more than permutations within a register.
+// Where x is, but the compiler does not see that: broadcasts of what has just been stored there are to be loads, of
+// which a core can do more than permutations within a register.
 inline const float* somewhere(const float* x) {
   __asm__("" : "+r"(x));
   return x;
@@ -66,7 +66,8 @@ struct StripUnpacker {
   // The step's scales, float32 [grid_floats(F)].
   static inline void grids(const uint8_t* p, float* to) {
     for (int i = 0; i < grid_floats(F); i += STRIP)
-      _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(p + code_bytes(F) + i * sizeof(float16)))));
+      _mm512_storeu_ps(to + i,
+                       _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(p + code_bytes(F) + i * sizeof(float16)))));
   }
 
   // `rows(r, numbers)` for the 16 rows of a step, in order: 32 columns each.
@@ -134,7 +135,8 @@ struct StripRows {
 // How far ahead weights are asked for, in bytes.
 constexpr int AHEAD = 2048;
 
-// The lines of SIZE bytes further on, one after the other while `rows` rows are worked on: memory is kept busy all the time.
+// The lines of SIZE bytes further on, one after the other while `rows` rows are worked on: memory is kept busy all the
+// time.
 template <size_t SIZE, int ROWS>
 inline void ask_ahead(const uint8_t* p, int row) {
   constexpr int lines = int((SIZE + 63) / 64);

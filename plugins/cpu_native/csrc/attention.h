@@ -1,12 +1,16 @@
 // Attention over paged KV. Scores are in powers of two: log2(e) is in the queries' scale.
 #pragma once
 
+#include <algorithm>
 #include <climits>
+#include <cmath>
+#include <cstring>
 
 #include "attend_many.h"
 #include "attend_one.h"
 #include "model.h"
 #include "plan.h"
+#include "rows.h"
 
 namespace {
 
@@ -43,28 +47,12 @@ class Attention {
   int first_seen(int position) const { return window ? std::max(0, position - window + 1) : 0; }
 
   void give_query(int t, int head, bf16* to) const {
-    const float *from = query(t, head), scale = m.s.scale * LOG2E;
-    int d = 0;
-#ifdef PB_AVX512
-    const __m512 by = _mm512_set1_ps(scale);
-    for (; d + 16 <= dim; d += 16)
-      _mm256_storeu_si256((__m256i*)(to + d),
-                          (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(from + d), by)));
-#endif
-    for (; d < dim; ++d) to[d] = to_bf16(from[d] * scale);
-    for (; d < dp; ++d) to[d] = 0;
+    scale_to_bf16(query(t, head), m.s.scale * LOG2E, to, dim);
+    for (int d = dim; d < dp; ++d) to[d] = 0;
   }
 
   void finish(int t, int head, const float* sums, float factor) const {
-    const Left::Row to = Left(m.attended.p, m.q_size(), b.tokens).row(t);
-    int d = 0;
-#ifdef PB_AVX512
-    const __m512 by = _mm512_set1_ps(factor);
-    for (; dim % 16 == 0 && d < dim; d += 16)
-      _mm256_storeu_si256((__m256i*)to.at(head * dim + d),
-                          (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(sums + d), by)));
-#endif
-    for (; d < dim; ++d) *to.at(head * dim + d) = to_bf16(sums[d] * factor);
+    scale_to_row(sums, factor, dim, Left(m.attended.p, m.q_size(), b.tokens).row(t), head * dim);
   }
 
   // What a task has found out for the g queries of token t with one KV head: all of it, or a part.
@@ -108,117 +96,14 @@ class Attention {
 
   void one(const Task& task, const Task* next);
   void many(const Task& task);
-  void score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores, Ahead& ahead) const;
   void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums, Ahead& ahead) const;
 };
-
-// scores [n up to a multiple of 16][COLUMNS] of `heads` KV heads' queries with n keys.
-inline void Attention::score_one(const int32_t* at, int n, int kvh, int heads, const bf16* q, float* scores,
-                                 Ahead& ahead) const {
-  const bf16* first = keys + size_t(kvh) * dim;
-#if defined(PB_AMX)
-  const int steps = dp / 32;
-  set_tiles(16, 16);
-  for (int j = 0; j < n; j += 16) {
-    const bf16* left = first + at[j] * stride;
-    // Slots that follow each other in equal steps (a prompt's, or those of a batch that decodes) are a tile as they
-    // are.
-    const int64_t step = n - j > 1 ? at[j + 1] - at[j] : 0;
-    bool even = n - j >= 16 && dim == dp;
-    for (int i = 2; even && i < 16; ++i) even = at[j + i] - at[j + i - 1] == step;
-    ptrdiff_t ld = ptrdiff_t(step * int64_t(stride) * 2);
-    if (!even) {
-      bf16* copy = space.k.need(size_t(16) * COLUMNS * dp);
-      ld = ptrdiff_t(heads) * dp * 2;
-      for (int i = 0; i < 16; ++i)
-        for (int h = 0; h < heads; ++h) {
-          bf16* to = copy + (size_t(i) * heads + h) * dp;
-          for (int d = 0; d < dp; d += 32)
-            _mm512_storeu_si512(to + d, j + i < n ? _mm512_maskz_loadu_epi16(first_of_32(dim - d),
-                                                                             first + at[j + i] * stride + h * dim + d)
-                                                  : _mm512_setzero_si512());
-        }
-      left = copy;
-    }
-    _tile_zero(0);
-    for (int s = 0; s < heads * steps; ++s) {
-      ahead.ask(5);  // as many steps as a slot has lines, for 16 slots: a third of them
-      _tile_loadd(4, left + s * 32, ld);
-      _tile_loadd(6, q + s * 512, 64);
-      _tile_dpbf16ps(0, 4, 6);
-    }
-    _tile_stored(0, scores + j * COLUMNS, COLUMNS * 4);
-  }
-#elif defined(PB_AVX512)
-  const int columns = heads * g, lines = BITE * ahead.lines_of_slot() / (3 * columns) + 1;
-  for (int j = 0; j < n; j += 16) {
-    const bf16* rows[16];
-    for (int i = 0; i < 16; ++i) rows[i] = first + at[std::min(j + i, n - 1)] * stride;
-    __m512i turned[COLUMNS];
-    for (int c = 0; c < columns; ++c) {
-      const bf16* head = q + size_t(c) * dp;
-      const ptrdiff_t offset = c / g * dim;
-      ahead.ask(lines);
-      __m512 sums[16];
-      for (auto& one : sums) one = _mm512_setzero_ps();
-      for (int d = 0; d < dp; d += 32) {
-        const __mmask32 real = first_of_32(dim - d);
-        const __m512bh query = (__m512bh)_mm512_loadu_si512(head + d);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-          sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_maskz_loadu_epi16(real, rows[i] + offset + d), query);
-      }
-      turned[c] = _mm512_castps_si512(sums_of(sums));
-    }
-    for (int c = columns; c < COLUMNS; ++c) turned[c] = _mm512_setzero_si512();
-    transpose16(turned);
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(scores + (j + i) * COLUMNS, turned[i]);
-  }
-#else
-  for (int j = 0; j < n; ++j) {
-    ahead.ask(ahead.lines_of_slot() / 3);
-    for (int h = 0; h < heads; ++h) {
-      const bf16* key = first + at[j] * stride + h * dim;
-      for (int i = 0; i < g; ++i) {
-        const bf16* head = q + size_t(h * g + i) * dp;
-        float sum = 0;
-        for (int d = 0; d < dim; ++d) sum += to_float(head[d]) * to_float(key[d]);
-        scores[j * COLUMNS + h * g + i] = sum;
-      }
-    }
-  }
-#endif
-}
 
 // As `soften`, for `columns` queries at once.
 inline void Attention::soften_one(float* scores, int n, int columns, float* best, float* total, float* sums,
                                   Ahead& ahead) const {
   float kept[COLUMNS];
-#ifdef PB_AVX512
-  __m512 top = _mm512_loadu_ps(best);
-  const __m512 before = top;
-  for (int j = 0; j < n; ++j) top = _mm512_max_ps(top, _mm512_loadu_ps(scores + j * COLUMNS));
-  __m512 acc = _mm512_setzero_ps();
-  for (int j = 0; j < n; ++j) {
-    ahead.ask(1);
-    const __m512 e = exp2_512(_mm512_sub_ps(_mm512_loadu_ps(scores + j * COLUMNS), top));
-    _mm512_storeu_ps(scores + j * COLUMNS, e);
-    acc = _mm512_add_ps(acc, e);
-  }
-  const __m512 factor = exp2_512(_mm512_sub_ps(before, top));
-  _mm512_storeu_ps(kept, factor);
-  _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factor, acc));
-  _mm512_storeu_ps(best, top);
-#else
-  for (int c = 0; c < columns; ++c) {
-    float top = best[c], sum = 0;
-    for (int j = 0; j < n; ++j) top = std::max(top, scores[j * COLUMNS + c]);
-    for (int j = 0; j < n; ++j) sum += scores[j * COLUMNS + c] = std::exp2(scores[j * COLUMNS + c] - top);
-    kept[c] = std::exp2(best[c] - top);
-    total[c] = total[c] * kept[c] + sum;
-    best[c] = top;
-  }
-#endif
+  soften_columns(scores, n, columns, best, total, kept, ahead);
   for (int c = 0; c < columns; ++c)
     if (kept[c] != 1.0f)
       for (int d = 0; d < dp; ++d) sums[size_t(c) * dp + d] *= kept[c];
@@ -234,21 +119,11 @@ inline void Attention::one(const Task& task, const Task* next) {
   for (int kvh = task.head; kvh < task.head + task.heads; kvh += most) {
     const int heads = std::min(most, task.head + task.heads - kvh);
     bf16* q = space.q.need(size_t(COLUMNS) * COLUMNS * dp);
-#ifdef PB_AMX
-    // Right side: a step of 32 dimensions belongs to one KV head, and has zeros in the columns of the others.
-    memset(q, 0, sizeof(bf16) * heads * dp * COLUMNS);
-    bf16* row = space.probs.need(size_t(dp));
-    for (int c = 0; c < heads * g; ++c) {
-      give_query(t, kvh * g + c, row);
-      bf16* right = q + size_t(c / g) * dp * COLUMNS;
-      for (int d = 0; d < dp; d += 2) memcpy(right + (d / 2 * COLUMNS + c) * 2, row + d, 4);
-    }
-#else
-    for (int c = 0; c < heads * g; ++c) give_query(t, kvh * g + c, q + size_t(c) * dp);
-#endif
+    lay_out_queries(heads * g, heads, g, dp, q, space.probs, [&](int c, bf16* to) { give_query(t, kvh * g + c, to); });
     alignas(64) float best[COLUMNS], total[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) best[c] = -INFINITY, total[c] = 0;
     memset(sums, 0, sizeof(float) * heads * g * dp);
+    const HeadKeys head_keys{keys + size_t(kvh) * dim, stride, dim, dp, g};
     Ahead ahead(values + size_t(kvh) * dim, keys + size_t(kvh) * dim, stride, size_t(heads) * dim * sizeof(bf16));
     for (int j = begin; j < end; j += BITE) {
       const int n = std::min(BITE, end - j);
@@ -256,7 +131,7 @@ inline void Attention::one(const Task& task, const Task* next) {
         ahead.begin(at + j + BITE, std::min(BITE, end - j - BITE));
       else if (next)
         ahead.begin(slots(next->request) + next->begin, std::min(BITE, next->end - next->begin));
-      score_one(at + j, n, kvh, heads, q, scores, ahead);
+      score_one(head_keys, at + j, n, heads, q, scores, space.k, ahead);
       soften_one(scores, n, heads * g, best, total, sums, ahead);
       for (int h = 0; h < heads; ++h)
         weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, g, dim, dp, scores + h * g,

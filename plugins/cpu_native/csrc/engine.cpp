@@ -16,14 +16,12 @@
 #include <cstring>
 #include <vector>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "attention.h"
 #include "fused.h"
 #include "model.h"
 #include "numbers.h"
 #include "product.h"
+#include "rows.h"
 #include "sampler.h"
 #include "team.h"
 
@@ -183,13 +181,10 @@ void Forward::run(int id) {
                for (int i = 0; i < rows; ++i) {
                  bf16* out = act.row(r + i).at(nb * 16);
                  const float* row = sums + i * NB;
-#ifdef PB_AVX512
                  if (s.act == SILU && columns == 16 && !bias) {
-                   const __m512 y = _mm512_mul_ps(silu512(_mm512_loadu_ps(row)), _mm512_loadu_ps(row + 16));
-                   _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(y));
+                   gate_silu(row, out);
                    continue;
                  }
-#endif
                  for (int j = 0; j < columns; ++j) {
                    const float gate = row[j] + (bias ? bias[j] : 0.0f), up = row[16 + j] + (bias ? bias[16 + j] : 0.0f);
                    out[j] = to_bf16(activate(gate, s.act) * up);
@@ -284,13 +279,7 @@ void keep(std::vector<float>& to, const float* from, int n, int n_pad) {
 extern "C" {
 
 // 0, or an errno: the kernel must allow a process to use tiles.
-int pb_prepare() {
-#if defined(PB_AMX) && !defined(PB_EMULATED_TILES)
-  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-  if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return errno;
-#endif
-  return 0;
-}
+int pb_prepare() { return allow_tiles(); }
 
 // One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w bf16 [n, k], kept as `wanted`)^T. The
 // Format that it came to be in, or -1 where memory does not suffice.

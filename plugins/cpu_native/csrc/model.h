@@ -1,4 +1,4 @@
-// A decoder: its shape, its weights, what its forward pass needs besides, and small operations on rows.
+// A decoder: its shape, its weights, and what its forward pass needs besides.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory.h"
 #include "numbers.h"
 #include "plan.h"
 #include "product.h"
@@ -47,17 +48,6 @@ namespace {
 
 // Parts of a forward pass, each between two meetings of all threads.
 enum Stage { EMBED, QKV, ROPE, ATTENTION, OUT, NORM, GATE_UP, DOWN, HEAD, SAMPLE, STAGES };
-
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-
-inline float activate(float x, int kind) {
-  switch (kind) {
-    case SILU: return x / (1.0f + std::exp(-x));
-    case GELU: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
-    case GELU_TANH: return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-    default: return x > 0 ? x : 0;
-  }
-}
 
 struct Layer {
   Matrix qkv, o, gate_up, down;
@@ -109,68 +99,5 @@ struct Model {
   int kv_size() const { return s.kv_heads * s.head_dim; }
   int group() const { return s.heads / s.kv_heads; }
 };
-
-// out[i] = x[i] / rms(x) * weight[i]
-inline void rms_norm(const float* x, const float* weight, int n, float eps, const Left::Row& out) {
-  float sum = 0;
-  int i = 0;
-#ifdef PB_AVX512
-  __m512 acc = _mm512_setzero_ps();
-  for (; i + 16 <= n; i += 16) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    acc = _mm512_fmadd_ps(v, v, acc);
-  }
-  sum = _mm512_reduce_add_ps(acc);
-#endif
-  for (; i < n; ++i) sum += x[i] * x[i];
-  const float scale = 1.0f / std::sqrt(sum / n + eps);
-  i = 0;
-#ifdef PB_AVX512
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (; i + 16 <= n; i += 16) {
-    const __m512 v = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(weight + i));
-    _mm256_storeu_si256((__m256i*)out.at(i), (__m256i)_mm512_cvtneps_pbh(v));
-  }
-#endif
-  for (; i < n; ++i) *out.at(i) = to_bf16(x[i] * scale * weight[i]);
-  out.zero_from(n);
-}
-
-// A head's vector: normalised where the model does that, then turned.
-inline void turn(float* v, const float* norm, const float* cos, const float* sin, int dim, float eps) {
-  if (norm) {
-    float sum = 0;
-    int i = 0;
-#ifdef PB_AVX512
-    __m512 acc = _mm512_setzero_ps();
-    for (; i + 16 <= dim; i += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(v + i), _mm512_loadu_ps(v + i), acc);
-    sum = _mm512_reduce_add_ps(acc);
-#endif
-    for (; i < dim; ++i) sum += v[i] * v[i];
-    const float scale = 1.0f / std::sqrt(sum / dim + eps);
-    i = 0;
-#ifdef PB_AVX512
-    const __m512 by = _mm512_set1_ps(scale);
-    for (; i + 16 <= dim; i += 16)
-      _mm512_storeu_ps(v + i, _mm512_mul_ps(_mm512_loadu_ps(v + i), _mm512_mul_ps(by, _mm512_loadu_ps(norm + i))));
-#endif
-    for (; i < dim; ++i) v[i] *= scale * norm[i];
-  }
-  const int half = dim / 2;
-  int i = 0;
-#ifdef PB_AVX512
-  for (; i + 16 <= half; i += 16) {
-    const __m512 a = _mm512_loadu_ps(v + i), b = _mm512_loadu_ps(v + i + half);
-    const __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
-    _mm512_storeu_ps(v + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-    _mm512_storeu_ps(v + i + half, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
-  }
-#endif
-  for (; i < half; ++i) {
-    const float a = v[i], b = v[i + half];
-    v[i] = a * cos[i] - b * sin[i];
-    v[i + half] = b * cos[i] + a * sin[i];
-  }
-}
 
 }  // namespace

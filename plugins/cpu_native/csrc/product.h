@@ -9,7 +9,9 @@
 
 #include "blocks.h"
 #include "few_rows.h"
+#include "left.h"
 #include "matrix.h"
+#include "memory.h"
 #include "team.h"
 
 namespace {
@@ -20,8 +22,6 @@ inline void warm(const Matrix& w, int nb) {
   const char* p = reinterpret_cast<const char*>(w.block(nb));
   for (size_t i = 0; i < std::min(w.block_bytes(), size_t(8192)); i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
 }
-
-// ---- products ----
 
 // What a thread needs besides: sums and unpacked blocks.
 struct ProductSpace {
@@ -121,13 +121,8 @@ void product(Shared work, const Division& division, const Left& a, int m, const 
     constexpr Format F = decltype(format)::value;
     if (m > MB) return wide_product<F>(work, division, a, m, w, space, done);
     float* c = space.c.need(MB * NB);
-    bf16 *scratch = space.tiles.need(size_t(w.steps()) * STEP), *turned = nullptr;
-#ifdef PB_AVX512
-    if (in_strips(F) && m > most_dots(F)) {
-      turned = space.turned.need(size_t(w.steps()) * 1024);
-      turn_left(a, m, w.steps(), turned);
-    }
-#endif
+    bf16* scratch = space.tiles.need(size_t(w.steps()) * STEP);
+    const bf16* turned = right_side<F>(a, m, w.steps(), space.turned);
     OneByOne items{work};
     for (int nb; (nb = items.next()) >= 0;) {
       block<F>(a, turned, m, w, nb, scratch, c);

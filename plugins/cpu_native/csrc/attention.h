@@ -18,10 +18,11 @@ constexpr float LOG2E = 1.44269504f;
 
 class Attention {
  public:
-  Attention(Model& m, const PbBatch& b, int layer, ThreadSpace& space)
-      : m(m), b(b), space(space), dim(m.s.head_dim), dp(round_up(m.s.head_dim, 32)), g(m.group()),
-        window(m.layers[layer].window), stride(size_t(m.s.kv_heads) * m.s.head_dim), keys(b.keys[layer]),
-        values(b.values[layer]) {}
+  Attention(Model& model, const PbBatch& batch, int layer, ThreadSpace& space)
+      : model(model), batch(batch), space(space), dim(model.shape.head_dim), dp(round_up(model.shape.head_dim, 32)),
+        group(model.group()), window(model.layers[layer].window),
+        stride(size_t(model.shape.kv_heads) * model.shape.head_dim), keys(batch.keys[layer]),
+        values(batch.values[layer]) {}
 
   // `next` is probably what this thread does next; null where nothing is left.
   void run(const Task& task, const Task* next) {
@@ -35,51 +36,53 @@ class Attention {
   static size_t part_size(const PbShape& s) { return 16 + size_t(round_up(s.head_dim, 32)); }
 
  private:
-  Model& m;
-  const PbBatch& b;
+  Model& model;
+  const PbBatch& batch;
   ThreadSpace& space;
-  const int dim, dp, g, window;
+  const int dim, dp, group, window;
   const size_t stride;
   const bf16 *const keys, *const values;
 
-  const float* query(int t, int head) const { return m.qkv.p + size_t(t) * m.layers[0].qkv.n_pad + size_t(head) * dim; }
-  const int32_t* slots(int request) const { return b.table + b.rows[request] * b.table_stride; }
+  const float* query(int t, int head) const {
+    return model.qkv.data + size_t(t) * model.layers[0].qkv.n_pad + size_t(head) * dim;
+  }
+  const int32_t* slots(int request) const { return batch.table + batch.rows[request] * batch.table_stride; }
   int first_seen(int position) const { return window ? std::max(0, position - window + 1) : 0; }
 
   void give_query(int t, int head, bf16* to) const {
-    scale_to_bf16(query(t, head), m.s.scale * LOG2E, to, dim);
+    scale_to_bf16(query(t, head), model.shape.scale * LOG2E, to, dim);
     for (int d = dim; d < dp; ++d) to[d] = 0;
   }
 
   void finish(int t, int head, const float* sums, float factor) const {
-    scale_to_row(sums, factor, dim, Left(m.attended.p, m.q_size(), b.tokens).row(t), head * dim);
+    scale_to_row(sums, factor, dim, Left(model.attended.data, model.q_size(), batch.tokens).row(t), head * dim);
   }
 
-  // What a task has found out for the g queries of token t with one KV head: all of it, or a part.
+  // What a task has found out for the group of queries of token t with one KV head: all of it, or a part.
   void deliver(const Task& task, int t, int kvh, const float* sums, const float* best, const float* total) {
-    const Plan& plan = m.plan;
+    const Plan& plan = model.plan;
     if (plan.parts[t] == 1) {
-      for (int i = 0; i < g; ++i) finish(t, kvh * g + i, sums + size_t(i) * dp, 1.0f / total[i]);
+      for (int i = 0; i < group; ++i) finish(t, kvh * group + i, sums + size_t(i) * dp, 1.0f / total[i]);
       return;
     }
-    const size_t size = part_size(m.s);
-    for (int i = 0; i < g; ++i) {
-      float* part = part_of(t, task.part, kvh * g + i);
+    const size_t size = part_size(model.shape);
+    for (int i = 0; i < group; ++i) {
+      float* part = part_of(t, task.part, kvh * group + i);
       part[0] = best[i];
       part[1] = total[i];
       memcpy(part + 16, sums + size_t(i) * dp, (size - 16) * sizeof(float));
     }
-    if (m.plan.last_part(t, kvh, m.s.kv_heads)) join(t, kvh);
+    if (model.plan.last_part(t, kvh, model.shape.kv_heads)) join(t, kvh);
   }
 
   float* part_of(int t, int part, int head) const {
-    return m.parts.p + (size_t(m.plan.base[t] + part) * m.s.heads + head) * part_size(m.s);
+    return model.parts.data + (size_t(model.plan.base[t] + part) * model.shape.heads + head) * part_size(model.shape);
   }
 
   void join(int t, int kvh) {
-    const int parts = m.plan.parts[t];
+    const int parts = model.plan.parts[t];
     float* sums = space.joined.need(size_t(dp));
-    for (int head = kvh * g; head < kvh * g + g; ++head) {
+    for (int head = kvh * group; head < kvh * group + group; ++head) {
       float best = -INFINITY, total = 0;
       for (int p = 0; p < parts; ++p) best = std::max(best, part_of(t, p, head)[0]);
       memset(sums, 0, sizeof(float) * dp);
@@ -94,6 +97,12 @@ class Attention {
     }
   }
 
+  struct Seen {
+    int from, to;
+    bool some_see_less;
+  };
+  Seen seen_by(const int32_t* token, const int32_t* end, int begin, int n) const;
+  void hide(int token, int begin, int n, int from, int to, float* row) const;
   void one(const Task& task, const Task* next);
   void many(const Task& task);
   void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums, Ahead& ahead) const;
@@ -110,20 +119,21 @@ inline void Attention::soften_one(float* scores, int n, int columns, float* best
 }
 
 inline void Attention::one(const Task& task, const Task* next) {
-  const int t = m.plan.queries[task.first], position = m.plan.position[t];
+  const int t = model.plan.queries[task.first], position = model.plan.position[t];
   const int begin = std::max(task.begin, first_seen(position)), end = std::min(task.end, position + 1);
   const int32_t* at = slots(task.request);
-  const int most = std::max(1, COLUMNS / g);  // KV heads whose queries fit into the columns
+  const int most = std::max(1, COLUMNS / group);  // KV heads whose queries fit into the columns
   float* scores = space.scores.need(BITE * COLUMNS);
   float* sums = space.single.need(size_t(COLUMNS) * dp);
   for (int kvh = task.head; kvh < task.head + task.heads; kvh += most) {
     const int heads = std::min(most, task.head + task.heads - kvh);
-    bf16* q = space.q.need(size_t(COLUMNS) * COLUMNS * dp);
-    lay_out_queries(heads * g, heads, g, dp, q, space.probs, [&](int c, bf16* to) { give_query(t, kvh * g + c, to); });
+    bf16* q = space.queries.need(size_t(COLUMNS) * COLUMNS * dp);
+    lay_out_queries(heads * group, heads, group, dp, q, space.weights,
+                    [&](int c, bf16* to) { give_query(t, kvh * group + c, to); });
     alignas(64) float best[COLUMNS], total[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) best[c] = -INFINITY, total[c] = 0;
-    memset(sums, 0, sizeof(float) * heads * g * dp);
-    const HeadKeys head_keys{keys + size_t(kvh) * dim, stride, dim, dp, g};
+    memset(sums, 0, sizeof(float) * heads * group * dp);
+    const HeadKeys head_keys{keys + size_t(kvh) * dim, stride, dim, dp, group};
     Ahead ahead(values + size_t(kvh) * dim, keys + size_t(kvh) * dim, stride, size_t(heads) * dim * sizeof(bf16));
     for (int j = begin; j < end; j += BITE) {
       const int n = std::min(BITE, end - j);
@@ -131,29 +141,51 @@ inline void Attention::one(const Task& task, const Task* next) {
         ahead.begin(at + j + BITE, std::min(BITE, end - j - BITE));
       else if (next)
         ahead.begin(slots(next->request) + next->begin, std::min(BITE, next->end - next->begin));
-      score_one(head_keys, at + j, n, heads, q, scores, space.k, ahead);
-      soften_one(scores, n, heads * g, best, total, sums, ahead);
+      score_one(head_keys, at + j, n, heads, q, scores, space.keys, ahead);
+      soften_one(scores, n, heads * group, best, total, sums, ahead);
       for (int h = 0; h < heads; ++h)
-        weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, g, dim, dp, scores + h * g,
-                     sums + size_t(h) * g * dp, ahead);
+        weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, group, dim, dp, scores + h * group,
+                     sums + size_t(h) * group * dp, ahead);
       ahead.ask(INT_MAX);
     }
-    for (int c = 0; c < heads * g; ++c) in_order(sums + size_t(c) * dp, dp);
-    for (int h = 0; h < heads; ++h) deliver(task, t, kvh + h, sums + size_t(h) * g * dp, best + h * g, total + h * g);
+    for (int c = 0; c < heads * group; ++c) in_order(sums + size_t(c) * dp, dp);
+    for (int h = 0; h < heads; ++h)
+      deliver(task, t, kvh + h, sums + size_t(h) * group * dp, best + h * group, total + h * group);
   }
 }
 
+// Of the keys [begin, begin + n), what tokens up to `end` see together, and whether one of them sees less.
+inline Attention::Seen Attention::seen_by(const int32_t* token, const int32_t* end, int begin, int n) const {
+  const Plan& plan = model.plan;
+  int from = n, to = 0, last_from = 0, first_to = n;
+  for (; token < end; ++token) {
+    const int first = first_seen(plan.position[*token]) - begin, last = plan.position[*token] + 1 - begin;
+    from = std::min(from, first), last_from = std::max(last_from, first);
+    to = std::max(to, last), first_to = std::min(first_to, last);
+  }
+  from = std::max(0, from) / 32 * 32;
+  to = round_up(std::min(to, n), 32);
+  return {from, to, last_from > from || first_to < to};
+}
+
+// Scores [from, to) of keys from `begin` on that a token does not see, of which there are n, become -inf.
+inline void Attention::hide(int token, int begin, int n, int from, int to, float* row) const {
+  const int position = model.plan.position[token];
+  for (int k = from; k < std::min(to, first_seen(position) - begin); ++k) row[k] = -INFINITY;
+  for (int k = std::max(from, std::min(n, position + 1 - begin)); k < to; ++k) row[k] = -INFINITY;
+}
+
 inline void Attention::many(const Task& task) {
-  const Plan& plan = m.plan;
-  const int rows = task.count * g, padded = round_up(rows, 32), kvh = task.head;
+  const Plan& plan = model.plan;
+  const int rows = task.count * group, padded = round_up(rows, 32), kvh = task.head;
   const int32_t *at = slots(task.request), *tokens = plan.queries.data() + task.first;
-  bf16* q = space.q.need(size_t(padded) * dp);
+  bf16* q = space.queries.need(size_t(padded) * dp);
   float* sums = space.sums.need(size_t(padded) * dp);
   float* scores = space.scores.need(32 * KEYS);
-  bf16* weights = space.probs.need(32 * KEYS);
-  bf16 *packed_k = space.k.need(size_t(KEYS) * dp), *packed_v = space.v.need(size_t(KEYS) * dp);
+  bf16* weights = space.weights.need(32 * KEYS);
+  bf16 *packed_k = space.keys.need(size_t(KEYS) * dp), *packed_v = space.values.need(size_t(KEYS) * dp);
   float *best = space.best_score.need(padded), *total = space.total.need(padded);
-  for (int i = 0; i < rows; ++i) give_query(tokens[i / g], kvh * g + i % g, q + size_t(i) * dp);
+  for (int i = 0; i < rows; ++i) give_query(tokens[i / group], kvh * group + i % group, q + size_t(i) * dp);
   memset(q + size_t(rows) * dp, 0, sizeof(bf16) * (padded - rows) * dp);
   memset(sums, 0, sizeof(float) * padded * dp);
   std::fill(best, best + padded, -INFINITY);
@@ -167,31 +199,18 @@ inline void Attention::many(const Task& task) {
     pack_values(values + size_t(kvh) * dim, stride, at + j, n, dim, packed_v);
     for (int r = 0; r < rows; r += 32) {
       const int count = std::min(32, rows - r);
-      // What these queries see together, and whether one of them sees less.
-      int from = n, to = 0, last_from = 0, first_to = n;
-      for (int i = r / g; i <= (r + count - 1) / g; ++i) {
-        const int first = first_seen(plan.position[tokens[i]]) - j, last = plan.position[tokens[i]] + 1 - j;
-        from = std::min(from, first), last_from = std::max(last_from, first);
-        to = std::max(to, last), first_to = std::min(first_to, last);
-      }
-      from = std::max(0, from) / 32 * 32;
-      to = round_up(std::min(to, n), 32);
+      const Seen seen = seen_by(tokens + r / group, tokens + (r + count - 1) / group + 1, j, n);
+      const int from = seen.from, to = seen.to;
       if (from >= to) continue;
-      const bool hides = last_from > from || first_to < to;
       score_block(q + size_t(r) * dp, count, dp, packed_k, from, to, scores);
-      if (hides)
-        for (int i = 0; i < count; ++i) {
-          const int position = plan.position[tokens[(r + i) / g]];
-          float* row = scores + i * KEYS;
-          for (int k = from; k < std::min(to, first_seen(position) - j); ++k) row[k] = -INFINITY;
-          for (int k = std::max(from, std::min(n, position + 1 - j)); k < to; ++k) row[k] = -INFINITY;
-        }
+      if (seen.some_see_less)
+        for (int i = 0; i < count; ++i) hide(tokens[(r + i) / group], j, n, from, to, scores + i * KEYS);
       soften(scores, count, from, to, dp, weights, best + r, total + r, sums + size_t(r) * dp);
       weigh_block(weights, count, dp, packed_v, from, to, sums + size_t(r) * dp);
     }
   }
   for (int i = 0; i < task.count; ++i)
-    deliver(task, tokens[i], kvh, sums + size_t(i) * g * dp, best + i * g, total + i * g);
+    deliver(task, tokens[i], kvh, sums + size_t(i) * group * dp, best + i * group, total + i * group);
 }
 
 }  // namespace

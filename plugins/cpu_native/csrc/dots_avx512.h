@@ -68,7 +68,7 @@ inline void turn_left(const Left& a, int m, int steps, bf16* to) {
     for (int r = 0; r < m; r += 16, to += 512) {
       __m512i rows[16];
       for (int i = 0; i < 16; ++i)
-        rows[i] = r + i < m ? _mm512_loadu_si512(a.p + (size_t(s) * a.height + r + i) * KB) : _mm512_setzero_si512();
+        rows[i] = r + i < m ? _mm512_loadu_si512(a.data + (size_t(s) * a.height + r + i) * KB) : _mm512_setzero_si512();
       transpose16(rows);
       for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 32, rows[i]);
     }

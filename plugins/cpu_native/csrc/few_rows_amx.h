@@ -46,7 +46,7 @@ inline void dot_some(const bf16* a, int height, int m, const Matrix& w, int nb, 
   const size_t stride = size_t(height) * KB;
   if (m == 1)
     dot_block<F, 1>(a, stride, w, nb, c);
-  else
+  else if (m == 2)
     dot_block<F, 2>(a, stride, w, nb, c);
 }
 
@@ -117,19 +117,19 @@ template <Format F>
 inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   if (m <= most_dots(F)) {
     if constexpr (in_strips(F))
-      dot_strips<F>(a.p, size_t(a.height) * KB, w, nb, c);
+      for (int i = 0; i < m; ++i) dot_strips<F>(a.data + i * KB, size_t(a.height) * KB, w, nb, c + i * NB);
     else
-      dot_some<F>(a.p, a.height, m, w, nb, c);
+      dot_some<F>(a.data, a.height, m, w, nb, c);
     return add_rest(w, a, m, nb, c);
   }
   if constexpr (in_strips(F)) {
     strips_block<F>(turned, m, w, nb, scratch, c);
     add_rest(w, a, m, nb, c);
   } else if constexpr (F == BF16) {
-    plain_block(a.p, a.height, m, w, nb, c);
+    plain_block(a.data, a.height, m, w, nb, c);
   } else {
     Cursor<F> from(w, nb);
-    packed_block<F, false>(a.p, a.height, m, from, w.steps(), scratch, c, false, [] {});
+    packed_block<F, false>(a.data, a.height, m, from, w.steps(), scratch, c, false, [] {});
   }
 }
 

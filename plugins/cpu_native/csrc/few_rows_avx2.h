@@ -18,10 +18,10 @@ inline const bf16* right_side(const Left&, int, int, Buffer<bf16>&) {
 template <Format F>
 inline void block(const Left& a, const bf16*, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   if constexpr (F == BF16) {
-    tile_block(a.p, a.height, m, reinterpret_cast<const bf16*>(w.block(nb)), w.steps(), c, false, [] {});
+    tile_block(a.data, a.height, m, reinterpret_cast<const bf16*>(w.block(nb)), w.steps(), c, false, [] {});
   } else {
     Cursor<F> from(w, nb);
-    packed_block<F, false>(a.p, a.height, m, from, w.steps(), scratch, c, false, [] {});
+    packed_block<F, false>(a.data, a.height, m, from, w.steps(), scratch, c, false, [] {});
   }
 }
 

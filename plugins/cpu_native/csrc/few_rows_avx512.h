@@ -131,11 +131,11 @@ template <Format F>
 inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   if constexpr (in_strips(F)) {
     if (m <= most_dots(F))
-      dot_some_strips<F>(a.p, a.height, m, w, nb, scratch, c);
+      dot_some_strips<F>(a.data, a.height, m, w, nb, scratch, c);
     else
       strips_block<F>(turned, m, w, nb, scratch, c);
   } else {
-    dot_some<F>(a.p, a.height, m, w, nb, c);
+    dot_some<F>(a.data, a.height, m, w, nb, c);
   }
   add_rest(w, a, m, nb, c);
 }

@@ -11,21 +11,21 @@
 namespace {
 
 // Before the pass: where each sampled row's logits go; null where only the largest one counts.
-inline void place_logits(Model& m, const PbBatch& b) {
-  m.logits_to.assign(b.sampled, nullptr);
-  if (b.logits) {
-    for (int i = 0; i < b.sampled; ++i) m.logits_to[i] = b.logits + size_t(i) * m.s.vocab;
+inline void place_logits(Model& model, const PbBatch& batch) {
+  model.logits_to.assign(batch.sampled, nullptr);
+  if (batch.logits) {
+    for (int i = 0; i < batch.sampled; ++i) model.logits_to[i] = batch.logits + size_t(i) * model.shape.vocab;
     return;
   }
-  if (!b.drawn || !b.sampling) return;
+  if (!batch.drawn || !batch.sampling) return;
   std::vector<int> rows;
-  for (int i = 0; i < b.sampled; ++i)
-    if (!row_params(*b.sampling, i).greedy() || mask_of(*b.sampling, i)) rows.push_back(i);
-  const size_t stride = size_t(round_up(m.s.vocab, 16));
-  float* own = rows.empty() ? nullptr : m.own_logits.need(rows.size() * stride);
-  for (size_t i = 0; i < rows.size(); ++i) m.logits_to[rows[i]] = own + i * stride;
+  for (int i = 0; i < batch.sampled; ++i)
+    if (!row_params(*batch.sampling, i).greedy() || mask_of(*batch.sampling, i)) rows.push_back(i);
+  const size_t stride = size_t(round_up(model.shape.vocab, 16));
+  float* own = rows.empty() ? nullptr : model.own_logits.need(rows.size() * stride);
+  for (size_t i = 0; i < rows.size(); ++i) model.logits_to[rows[i]] = own + i * stride;
   if (own)
-    for (auto& space : m.space) space.sample.need(m.s.vocab);
+    for (auto& space : model.space) space.sample.need(model.shape.vocab);
 }
 
 // Of 32 numbers, the first `columns` of which are logits of the ids from `first`. Blocks come in any order: of equal
@@ -44,23 +44,24 @@ inline void note_largest(const float* row, int columns, int first, Best& found) 
 }
 
 // Of all threads, or a Failure.
-inline int64_t largest_of_row(const Model& m, int row) {
+inline int64_t largest_of_row(const Model& model, int row) {
   Best found{-INFINITY, INT32_MAX};
-  for (const auto& space : m.space) {
-    const Best& other = space.best.p[row];
+  for (const auto& space : model.space) {
+    const Best& other = space.best.data[row];
     if (std::isnan(other.value)) return HOLDS_NAN;
     if (other.value > found.value || (other.value == found.value && other.id < found.id)) found = other;
   }
   return found.value < -FLT_MAX ? int64_t(NO_FINITE) : found.id;
 }
 
-inline void sample_rows(Model& m, const PbBatch& b, Shared work, SampleSpace& space) {
+inline void sample_rows(Model& model, const PbBatch& batch, Shared work, SampleSpace& space) {
   int from, to;
   while (work.take(from, to))
     for (int i = from; i < to; ++i)
-      b.drawn[i] = m.logits_to[i] ? sample_row(m.logits_to[i], m.s.vocab, row_params(*b.sampling, i),
-                                               mask_of(*b.sampling, i), space)
-                                  : largest_of_row(m, i);
+      batch.drawn[i] = model.logits_to[i]
+                           ? sample_row(model.logits_to[i], model.shape.vocab, row_params(*batch.sampling, i),
+                                        mask_of(*batch.sampling, i), space)
+                           : largest_of_row(model, i);
 }
 
 }  // namespace

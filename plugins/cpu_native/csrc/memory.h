@@ -21,20 +21,22 @@ T* aligned(size_t n) {
 
 template <class T>
 struct Buffer {
-  T* p = nullptr;
-  size_t n = 0;
+  T* data = nullptr;
+  size_t size = 0;
+
+  // At least `wanted` numbers; where there were fewer, all are new, and zero.
   T* need(size_t wanted) {
-    if (wanted > n) {
-      free(p);
-      p = nullptr;
-      n = 0;
-      p = aligned<T>(wanted);
-      memset(static_cast<void*>(p), 0, wanted * sizeof(T));
-      n = wanted;
+    if (wanted > size) {
+      free(data);
+      data = nullptr;
+      size = 0;
+      data = aligned<T>(wanted);
+      memset(static_cast<void*>(data), 0, wanted * sizeof(T));
+      size = wanted;
     }
-    return p;
+    return data;
   }
-  ~Buffer() { free(p); }
+  ~Buffer() { free(data); }
 };
 
 // Ask for large pages in [p, p + bytes), which changes nothing but how fast it is found.

@@ -65,11 +65,11 @@ struct ThreadSpace {
   SampleSpace sample;
   ProductSpace product;
   Buffer<float> scores, sums, single, joined, best_score, total;
-  Buffer<bf16> h, q, k, v, probs;
+  Buffer<bf16> normed, queries, keys, values, weights;
 };
 
 struct Model {
-  PbShape s;
+  PbShape shape;
   Team team;
   Arena arena;
   std::vector<Layer> layers;
@@ -79,25 +79,25 @@ struct Model {
   std::vector<ThreadSpace> space;
   Plan plan;                      // of the attention of this step
   std::vector<float*> logits_to;  // of each sampled row
-  Buffer<float> x, qkv, parts, own_logits;
-  Buffer<bf16> h, attended, act;
+  Buffer<float> residual, qkv, parts, own_logits;
+  Buffer<bf16> normed, attended, act;
   std::vector<std::atomic<int>> counters;  // see `taken`
   double seconds[STAGES] = {};             // of all passes since somebody asked
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)
-      : s(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
+      : shape(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
         counters((size_t(shape.layers) * 9 + 8) * shape.threads) {}
 
   // For one run of work after the other.
-  Taken taken(int which) { return &counters[size_t(which) * s.threads]; }
+  Taken taken(int which) { return &counters[size_t(which) * shape.threads]; }
   void begin() {
     for (auto& one : counters) one.store(0, std::memory_order_relaxed);
   }
 
-  int q_size() const { return s.heads * s.head_dim; }
-  int kv_size() const { return s.kv_heads * s.head_dim; }
-  int group() const { return s.heads / s.kv_heads; }
+  int q_size() const { return shape.heads * shape.head_dim; }
+  int kv_size() const { return shape.kv_heads * shape.head_dim; }
+  int group() const { return shape.heads / shape.kv_heads; }
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ inline void warm(const Matrix& w, int nb) {
 
 // What a thread needs besides: sums and unpacked blocks.
 struct ProductSpace {
-  Buffer<float> c;
+  Buffer<float> sums;
   Buffer<bf16> tiles, turned;
 };
 
@@ -65,7 +65,7 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
   const int rows_per_step = (MB + some - 1) / some, most_blocks = (division.together + MB - 1) / MB;
   // One more than are worked on: the last ones of a block of weights are given away while the next is worked on.
   const int places = parts == 1 ? 2 : most_blocks + 1;
-  float* c = space.c.need(size_t(places) * MB * NB);
+  float* c = space.sums.need(size_t(places) * MB * NB);
   bf16* scratch = F == BF16 ? nullptr : space.tiles.need(size_t(some) * STEP);
   struct {
     int row = 0, rows = 0, nb = 0, given = 0;
@@ -120,7 +120,7 @@ void product(Shared work, const Division& division, const Left& a, int m, const 
   by_format(w, [&](auto format) {
     constexpr Format F = decltype(format)::value;
     if (m > MB) return wide_product<F>(work, division, a, m, w, space, done);
-    float* c = space.c.need(MB * NB);
+    float* c = space.sums.need(MB * NB);
     bf16* scratch = space.tiles.need(size_t(w.steps()) * STEP);
     const bf16* turned = right_side<F>(a, m, w.steps(), space.turned);
     OneByOne items{work};

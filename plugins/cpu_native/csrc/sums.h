@@ -13,14 +13,14 @@ constexpr int UNPACKED = 8;
 
 // Where rows of 32 columns each are, how far a row is from the next, and the next 32 columns of them: in numbers.
 struct Rows {
-  const bf16* p;
+  const bf16* data;
   size_t row, step;
 };
 
 // Tiles of 16 pairs x 16 columns: the first, how far the one with the next 16 columns is, and the one with the next
 // pairs.
 struct Tiles {
-  const bf16* p;
+  const bf16* data;
   size_t apart, step;
 };
 

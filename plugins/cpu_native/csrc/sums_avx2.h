@@ -27,7 +27,7 @@ inline void rows_times_column(const Rows& a, const bf16* b, size_t b_step, int s
       const __m256 even[2] = {first(low), first(high)}, odd[2] = {second(low), second(high)};
       for (int i = 0; i < R; ++i) {
         int32_t pair;
-        memcpy(&pair, a.p + s * a.step + i * a.row + p * 2, 4);
+        memcpy(&pair, a.data + s * a.step + i * a.row + p * 2, 4);
         const __m256i left = _mm256_set1_epi32(pair);
         for (int half = 0; half < 2; ++half) {
           sums[i][half] = _mm256_fmadd_ps(first(left), even[half], sums[i][half]);
@@ -42,9 +42,9 @@ inline void rows_times_column(const Rows& a, const bf16* b, size_t b_step, int s
 // c[rows][32] (+)= rows * tiles, over `steps` times 32 columns of the rows, which are `ld` apart in c.
 inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
   for (int column = 0; column < 2; ++column) {
-    const bf16* tiles = b.p + column * b.apart;
+    const bf16* tiles = b.data + column * b.apart;
     for (int r = 0; r < rows; r += 4) {
-      const Rows some{a.p + r * a.row, a.row, a.step};
+      const Rows some{a.data + r * a.row, a.row, a.step};
       float* to = c + r * ld + column * 16;
       switch (rows - r) {
         case 1: rows_times_column<1>(some, tiles, b.step, steps, to, ld, add); break;

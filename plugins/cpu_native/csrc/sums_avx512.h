@@ -43,7 +43,7 @@ __attribute__((noinline)) void sum_products(const bf16* a, size_t row, size_t a_
 // 12 of them a core would wait for each. Rows of c are `ld` apart.
 template <int R, int C>
 inline void rows_times_tiles(const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
-  sum_products<R, C>(a.p, a.row, a.step, b.p, b.apart, b.step, steps, c, ld, add);
+  sum_products<R, C>(a.data, a.row, a.step, b.data, b.apart, b.step, steps, c, ld, add);
 }
 
 // The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it

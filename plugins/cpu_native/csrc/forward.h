@@ -256,11 +256,8 @@ inline void Forward::give_hidden() {
   int from, to;
   while (work.take(from, to))
     for (int i = from; i < to; ++i) {
-      const float* x = residual(batch.hidden_rows[i]);
-      float sum = 0;
-      for (int j = 0; j < hidden; ++j) sum += x[j] * x[j];
-      const float scale = 1.0f / std::sqrt(sum / hidden + shape.eps);
-      for (int j = 0; j < hidden; ++j) batch.hidden[size_t(i) * hidden + j] = x[j] * scale * model.final_norm[j];
+      float* out = batch.hidden + size_t(i) * hidden;
+      rms_norm(residual(batch.hidden_rows[i]), model.final_norm.data(), hidden, shape.eps, Floats{out});
     }
 }
 

@@ -5,6 +5,7 @@
 // dimensions x 2. Up to the next multiple of 32 keys there are zeros: nothing is read that is not the request's own.
 #pragma once
 
+#include "instruction_set.h"
 #include "vectors.h"
 
 namespace {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "instruction_set.h"
 #include "memory.h"
 #include "prefetch.h"
 #include "vectors.h"

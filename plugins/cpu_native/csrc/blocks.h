@@ -1,6 +1,7 @@
 // Blocks of sums: up to 32 rows by 32 columns.
 #pragma once
 
+#include "instruction_set.h"
 #include "vectors.h"
 
 #ifdef PB_AMX

@@ -4,8 +4,9 @@
 // counter, so that a thread whose core is wanted elsewhere does less. Weights and KV are bf16, sums and the residual
 // are float32.
 //
-// Compiled once per instruction set: PB_AMX (tiles; implies AVX-512 and its bf16 dot product), PB_AVX512 (the latter
-// alone), or neither (whatever the compiler vectorises of plain loops). With PB_EMULATED_TILES the former needs no AMX.
+// Compiled once per instruction set, see instruction_set.h, and always as one unit. So all of it stands in unnamed
+// namespaces: the compiler sees what is called from one place only and inlines it. With a named namespace and hidden
+// symbols decoding was slower.
 
 #include <algorithm>
 #include <atomic>

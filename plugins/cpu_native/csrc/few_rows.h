@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "instruction_set.h"
 #include "matrix.h"
 
 namespace {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "instruction_set.h"
 #include "vectors.h"
 
 namespace {

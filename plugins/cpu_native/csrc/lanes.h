@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "instruction_set.h"
 #include "vectors.h"
 
 namespace {

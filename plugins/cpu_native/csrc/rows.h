@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "instruction_set.h"
 #include "left.h"
 #include "vectors.h"
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "instruction_set.h"
 #include "vectors.h"
 
 namespace {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "instruction_set.h"
 #include "matrix.h"
 #include "numbers.h"
 

@@ -5,8 +5,7 @@
 // are float32.
 //
 // Compiled once per instruction set, see instruction_set.h, and always as one unit. So all of it stands in unnamed
-// namespaces: the compiler sees what is called from one place only and inlines it. With a named namespace and hidden
-// symbols decoding was slower.
+// namespaces: the compiler sees what is called from one place only, and may inline it.
 
 #include <algorithm>
 #include <atomic>

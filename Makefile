@@ -10,20 +10,28 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Its builds differ by machine, so it is not in the lock, and its version stands in one place.
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 UV := uv==0.13.9
+CPP := $(wildcard plugins/cpu_native/csrc/*.cpp plugins/cpu_native/csrc/*.h benchmarks/*.cpp)
+SITE := .site-venv
 CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
 # Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --timeout 900
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --timeout 900
+# The slowest ten are printed: a feature may add 40 seconds to `make test`, and 4 minutes to `make test-full`.
+SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
 
-.PHONY: help setup serve test test-full soak clients lint format typecheck docs bench lock gpu-wheels clean distclean
+.PHONY: help setup serve check test test-one test-full soak clients lint format typecheck docs site bench lock gpu-wheels clean \
+  distclean
 
 help:
 	@echo 'make serve       start the server with $(CONFIG)'
+	@echo 'make check       format, lint, types and house rules (under a minute)'
 	@echo 'make test        the test suite'
+	@echo 'make test-one NAME=cache_radix   the tests of one plugin or module'
 	@echo 'make test-full   the whole matrices, which make test leaves out'
 	@echo 'make soak        twenty thousand requests to one server, attacks among them (a quarter of an hour)'
 	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
+	@echo 'make site        the documentation as a site, in site/'
 	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'
 
 setup: $(STAMP)
@@ -42,19 +50,26 @@ $(STAMP): pyproject.toml setup.py requirements.lock
 # Versions stay as they are where they can; `make lock LOCK_ARGS=--upgrade` takes the newest.
 lock: $(STAMP)
 	@$(PIP) install $(UV)
-	$(BIN)/uv pip compile -q pyproject.toml --group setup --extra dev --extra triton --extra xgrammar \
+	$(BIN)/uv pip compile -q pyproject.toml --group setup --group dev --extra server --extra conformance --extra triton --extra xgrammar --extra lab \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-package torch --system-certs \
 	  --custom-compile-command 'make lock' --output-file requirements.lock $(LOCK_ARGS)
 
 serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
 
-test: $(STAMP)
-	$(PYTEST) --dist loadfile -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+check: lint typecheck
+	$(PYTEST) -q -n 0 -m 'not full' tests/house
 
-# Its files are few and long: whoever is done takes tests from the others.
+# The tests of a plugin or a module, by the name of its folder or file.
+test-one: $(STAMP)
+	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients' $$paths $(PYTEST_ARGS)
+
+test: $(STAMP)
+	$(SUITE) --dist loadfile -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+
+# Its files are few and long, so idle workers take tests from the others.
 test-full: $(STAMP)
-	$(PYTEST) --dist worksteal -m 'full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+	$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients' $(PYTEST_ARGS)
 
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
@@ -70,16 +85,26 @@ clients: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 typecheck: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP)
 	$(BIN)/python -m pegboard.core.config.docs docs/config.md
+
+# In an environment of its own, which the tests do not need.
+site: $(STAMP)
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check -qq install "pip>=25.1" && \
+	  $(SITE)/bin/python -m pip --disable-pip-version-check -qq install --group docs
+	$(BIN)/python docs/_build/reference.py docs/reference
+	$(SITE)/bin/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/decode.py $(BENCH_ARGS)
@@ -100,8 +125,8 @@ gpu-wheels: $(STAMP)
 	@test "$$(du -sm .whl | cut -f1)" -lt 60 || { echo 'over 60 MB together' >&2; exit 1; }
 
 clean:
-	rm -rf build dist reports ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist reports site docs/reference ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find pegboard core plugins conformance tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .whl .clients
+	rm -rf $(VENV) $(SITE) .whl .clients

@@ -19,5 +19,5 @@ plugin = Plugin(
             rank=20,
         ),
     ),
-    extras={"llguidance": "pip install llguidance"},
+    extras={"llguidance": "pip install 'pegboard[llguidance]'"},
 )

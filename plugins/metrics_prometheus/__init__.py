@@ -16,5 +16,5 @@ plugin = Plugin(
         ),
     ),
     hooks=("pegboard.plugins.metrics_prometheus.hooks:MetricsHooks",),
-    extras={"prometheus_client": "pip install prometheus-client"},
+    extras={"prometheus_client": "pip install 'pegboard[prometheus]'"},
 )

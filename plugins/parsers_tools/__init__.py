@@ -30,7 +30,7 @@ plugin = Plugin(
             contract="tool_parser",
             name="mistral",
             factory=f"{_JSON}:MistralParser",
-            summary='[TOOL_CALLS] [{"name": ..., "arguments": ...}], or [TOOL_CALLS]f{...}',
+            summary="[TOOL_CALLS] and a JSON list of calls, or [TOOL_CALLS]f{...}",
             provides=_ALL,
             rank=40,
         ),

@@ -81,7 +81,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 class TestLock:
     """requirements.lock, which `make setup` installs from, against what needs to be in it."""
 
-    EXTRAS = ("dev", "triton", "xgrammar")
+    EXTRAS = ("gguf", "llguidance", "prometheus", "conformance", "triton", "xgrammar", "lab")
+    GROUPS = ("setup", "test", "lint")
 
     @pytest.fixture
     def text(self) -> str:
@@ -118,7 +119,7 @@ class TestLock:
             *content["project"]["dependencies"],
             *(one for extra in self.EXTRAS for one in extras[extra]),
             *content["build-system"]["requires"],
-            *content["dependency-groups"]["setup"],
+            *(one for group in self.GROUPS for one in content["dependency-groups"][group]),
         ]
         torch = {requirement for requirement in map(Requirement, asked) if requirement.name == "torch"}
         assert "==2.13.0" in {str(one.specifier) for one in torch}

@@ -1,0 +1,84 @@
+"""The documentation's site and the project's door, as far as they can be checked without building the site."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pegboard.core.interfaces.contracts import CONTRACTS
+
+ROOT = Path(__file__).parents[2]
+DOOR = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+    ".editorconfig",
+    ".clang-format",
+    ".pre-commit-config.yaml",
+    ".github/PULL_REQUEST_TEMPLATE.md",
+    ".github/ISSUE_TEMPLATE/bug.yml",
+    ".github/ISSUE_TEMPLATE/feature.yml",
+)
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name Python functions."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, suffix, node: suffix)
+
+
+def pages(nav: Any) -> Iterator[str]:
+    for entry in nav if isinstance(nav, list) else nav.values():
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from pages(entry)
+
+
+@pytest.fixture(scope="module")
+def navigation() -> list[str]:
+    return list(pages(yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)["nav"]))
+
+
+def test_every_page_is_in_the_navigation(navigation: list[str]) -> None:
+    docs = ROOT / "docs"
+    written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    written = {name for name in written if not name.startswith("reference/")}
+    assert {name for name in navigation if not name.startswith("reference/")} == written
+    assert len(navigation) == len(set(navigation))
+
+
+def test_every_contract_has_a_page_of_reference(navigation: list[str], tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "_build" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write(tmp_path / "reference")
+    made = {f"reference/{path.name}" for path in (tmp_path / "reference").glob("*.md")}
+    assert made == {name for name in navigation if name.startswith("reference/")}
+    assert {f"reference/{name}.md" for name in CONTRACTS} <= made
+
+
+def test_the_index_lists_every_decision() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "index.md").read_text("utf-8"))
+    assert listed == sorted(path.name for path in folder.glob("0*.md"))
+
+
+@pytest.mark.parametrize("name", DOOR)
+def test_the_door_is_there(name: str) -> None:
+    assert (ROOT / name).read_text("utf-8").strip()
+
+
+def test_the_public_forge_runs_what_ci_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["ci"]["steps"]]

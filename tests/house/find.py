@@ -1,0 +1,34 @@
+"""Finds the tests of one plugin or module: ``python -m tests.house.find cache_radix`` prints their paths."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pegboard.core.registry.names import nearest
+
+TESTS = Path(__file__).parents[1]
+
+
+def find(name: str, tests: Path = TESTS) -> list[Path]:
+    """Return the folders called `name` and the files `test_<name>*.py`, without files inside of such folders.
+
+    Mutants of a contract are found by its name, too. Raises LookupError with near misses where there is nothing.
+    """
+    wanted = name.removeprefix("test_").removesuffix(".py")
+    folders = [path for path in tests.rglob(wanted) if path.is_dir()]
+    files = [path for path in tests.rglob(f"test_{wanted}*.py") if not any(one in path.parents for one in folders)]
+    if wanted and (folders or files):
+        return sorted({*folders, *files})
+    known = {path.stem.removeprefix("test_") for path in tests.rglob("test_*.py")}
+    known |= {path.parent.name for path in tests.rglob("test_*.py")}
+    close = nearest(wanted, sorted(known)) if wanted else []
+    hint = f"did you mean {' or '.join(close)}?" if close else "give a plugin's or a module's name, such as cache_radix"
+    raise LookupError(f"no tests are called {name!r}; {hint}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(" ".join(str(path) for path in find(sys.argv[1] if sys.argv[1:] else "")) + "\n")
+    except LookupError as error:
+        sys.exit(f"make test-one NAME=...: {error}")

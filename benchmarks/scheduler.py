@@ -28,11 +28,13 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.wire import encode
@@ -73,18 +75,16 @@ class Bench:
         self.model = InstantModel()
         seen: list[int] = []
         watch: tuple[Callable[..., Any], ...] = (lambda batch: seen.append(1) if not batch else None,)
-        self.scheduler = Scheduler(
-            config,
+        hooks = StepHooks(batch_scheduled=watch, batch_committed=watch, requests_finished=watch)
+        stages = Stages(
             memory,
             chosen,
             BatchBuilder(memory, (), VOCAB),
             ResultStage(None, {EOS}),
-            self.model,
-            chunk_size=None,
-            max_context_len=16384,
-            eos_ids=frozenset({EOS}),
-            hooks=StepHooks(batch_scheduled=watch, batch_committed=watch, requests_finished=watch),
+            InlineExecutor(self.model),
+            hooks=hooks,
         )
+        self.scheduler = Scheduler(config, stages, Limits(16384, eos_ids=frozenset({EOS})))
         self.random = np.random.default_rng(1)
         self._count = 0
 

@@ -44,7 +44,8 @@ from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.toolkit.model.model_config import read_model_config
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
+    from pegboard.core.interfaces.grammar import GrammarBackend
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.registry.hooks import Hooks
 
@@ -97,8 +99,8 @@ class BuiltScheduler:
 
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
-        self.scheduler.executor.close()
-        self.scheduler.results.work.close()
+        self.scheduler.stages.executor.close()
+        self.scheduler.stages.results.work.close()
         if self.grammar_gate is not None:
             self.grammar_gate.close()
 
@@ -237,11 +239,11 @@ class _Parts:
             self.spec.vocab_size, self.device, self.spec.eos_token_ids, self.tokenizer
         )
         processors = self.selection.choose_all("logits_processor", processor_ctx)
-        self.attention = cast(AttentionBackend, know(attention, attention.build(attention_ctx)))
+        self.attention = cast(AttentionBackend, know(attention.record, attention.build(attention_ctx)))
         self.processors = tuple(
-            cast(LogitsProcessor, know(choice, choice.build(processor_ctx))) for choice in processors
+            cast(LogitsProcessor, know(choice.record, choice.build(processor_ctx))) for choice in processors
         )
-        sampler_made = cast(Sampler, know(sampler, sampler.build(sampler_ctx)))
+        sampler_made = cast(Sampler, know(sampler.record, sampler.build(sampler_ctx)))
         self.asked = (*self.processors, *((sampler_made,) if "params" in sampler.provides else ()))
 
         def runner_context(network: Any) -> ModelRunnerContext:
@@ -265,15 +267,15 @@ class _Parts:
         self.prefers_mixed = "prefers_mixed" in runner.provides
         self.pool_choice = choose("kv_pool", self._pool_context(num_pages=1))
         if "own_weights" in runner.provides:
-            built = know(runner, runner.build(runner_context(None)))
+            built = know(runner.record, runner.build(runner_context(None)))
             self.pool = self._make_pool()
             return cast(ModelRunner, built)
-        network = know(self.selection.choices["model_family"][0], family.load())
+        network = know(self.selection.choices["model_family"][0].record, family.load())
         family.probe(
             network, PoolProbe(network, self.spec, self.attention, self._small_pool, self.page_size, self.device)
         )
         self.pool = self._make_pool()
-        return cast(ModelRunner, know(runner, runner.build(runner_context(network))))
+        return cast(ModelRunner, know(runner.record, runner.build(runner_context(network))))
 
     def scheduler(self, runner: ModelRunner, tokenizer: Tokenizer, hooks: Hooks) -> tuple[Scheduler, Worker]:
         """Memory and stages around a loaded runner."""
@@ -309,8 +311,7 @@ class _Parts:
         )
         overlap = config.loop == "overlap"
         request_log = RequestLog(on=self.config.log_requests)
-        scheduler = Scheduler(
-            config,
+        stages = Stages(
             memory,
             policy,
             BatchBuilder(memory, self.asked, self.spec.vocab_size, pooler),
@@ -321,18 +322,13 @@ class _Parts:
                 jump_ahead=self.config.grammar.jump_ahead,
                 work=GrammarWork(self._work_limits()),
             ),
-            worker.run,
-            pooler=pooler,
-            culprits=self.culprits,
-            chunk_size=self._chunk_size(),
-            max_context_len=self.max_context_len,
-            eos_ids=self.spec.eos_token_ids,
-            num_layers=len(self.spec.layers),
-            gates=GateKeeper(gates, time.monotonic) if gates else None,
-            report=StepReport(config.decode_log_interval, total_tokens=allocator.total_tokens),
-            executor=ThreadExecutor(worker.launch, worker.again, worker.healthy)
+            ThreadExecutor(worker.launch, worker.again, worker.healthy)
             if overlap
             else InlineExecutor(worker.run, worker.again, worker.healthy),
+            gates=GateKeeper(gates, time.monotonic) if gates else None,
+            pooler=pooler,
+            report=StepReport(config.decode_log_interval, total_tokens=allocator.total_tokens),
+            culprits=self.culprits,
             hooks=StepHooks(
                 batch_scheduled=hooks.freeze("batch_scheduled"),
                 batch_committed=hooks.freeze("batch_committed"),
@@ -340,6 +336,8 @@ class _Parts:
                 idle=(hooks.call.idle,),
             ),
         )
+        limits = Limits(self.max_context_len, self._chunk_size(), len(self.spec.layers), self.spec.eos_token_ids)
+        scheduler = Scheduler(config, stages, limits)
         profiler = Profiler(self.config.server.profile_dir, scheduler.set_on_step)
         scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
         return scheduler, worker
@@ -347,7 +345,7 @@ class _Parts:
     def _made(self, contract: str, ctx: object) -> Any:
         """What the chosen provider builds, known by its name, should it raise."""
         choice = self.selection.choose(contract, ctx)
-        return self.culprits.know(choice, choice.build(ctx))
+        return self.culprits.know(choice.record, choice.build(ctx))
 
     def _grammar_gate(self, tokenizer: Tokenizer, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
         """In front of all others, since what it refuses need not pass them. None where there are no grammars."""
@@ -356,7 +354,10 @@ class _Parts:
         self.grammar_kinds = tuple(kind for kind in KINDS if kind in choice.provides)
         if not self.grammar_kinds:
             return []
-        self.grammar_gate = make_grammar_gate(choice, grammar_ctx, self.config.grammar, ctx)
+        backend: GrammarBackend = choice.build(grammar_ctx)
+        self.grammar_gate = make_grammar_gate(
+            choice.record, backend, choice.options, grammar_ctx, self.config.grammar, ctx
+        )
         return [("grammar", self.grammar_gate)]
 
     def _work_limits(self) -> WorkLimits:
@@ -382,7 +383,7 @@ class _Parts:
         found = ["input_logprobs"] if "input_logprobs" in provides else []
         if "hidden_states" in provides and self.config.model.hidden_states:
             found.append("hidden_states")
-        if scheduler.pooler is not None:
+        if scheduler.stages.pooler is not None:
             found.append("embeddings")
         found += [f"grammar.{kind}" for kind in self.grammar_kinds]
         for contract in ("logits_processor", "sampler"):
@@ -403,7 +404,7 @@ class _Parts:
             model_type=str(hf_config.get("model_type") or ""),
             max_context_len=scheduler.max_context_len,
             vocab_size=self.spec.vocab_size,
-            max_total_tokens=scheduler.memory.total_tokens,
+            max_total_tokens=scheduler.stages.memory.total_tokens,
             dtype=str(self.model.dtype).removeprefix("torch."),
             version=__version__,
             created=int(time.time()),
@@ -446,7 +447,7 @@ class _Parts:
                 self.spec.max_context_len,
             )
         pool = self.pool_choice.build(self._pool_context(self.num_pages))
-        return cast(KVPool, self.culprits.know(self.pool_choice, pool))
+        return cast(KVPool, self.culprits.know(self.pool_choice.record, pool))
 
     def _make_rows(self) -> ReqToTokenPool:
         count, width = self.config.scheduler.max_running_requests, self.max_context_len

@@ -238,7 +238,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""
-        self._scheduler.memory.cache.reset()
+        self._scheduler.stages.memory.cache.reset()
 
     def stats(self) -> dict[str, Any]:
         """The scheduler's counters, queues and memory."""

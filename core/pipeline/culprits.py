@@ -13,7 +13,7 @@ from pegboard.core.registry.blame import describe, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pegboard.core.config.select import Choice
+    from pegboard.core.registry.records import ProviderRecord
 
 T = TypeVar("T")
 
@@ -55,10 +55,9 @@ class Culprits:
         """How often each provider failed, by contract and name; those that have guards of their own apart."""
         self._known: dict[int, tuple[object, Culprit]] = {}
 
-    def know(self, choice: Choice, made: T) -> T:
-        """`made` is what the chosen provider built."""
-        record = choice.record
-        culprit = Culprit(record.provider.contract, record.name, str(record.origin), choice.cls.__module__)
+    def know(self, record: ProviderRecord, made: T) -> T:
+        """Remember that this provider built `made`, and return it."""
+        culprit = Culprit(record.provider.contract, record.name, str(record.origin), type(made).__module__)
         self._known[id(made)] = (made, culprit)
         return made
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.scheduler import Scheduler
     from pegboard.core.pipeline.step import Step
+
+
+class Driven(Protocol):
+    """What a loop drives: the scheduler."""
+
+    def launch(self, flight: Step | None) -> Step | None: ...
+
+    def settle(self, step: Step, behind: Step | None = None) -> bool: ...
 
 
 class Loop(Protocol):
@@ -20,7 +27,7 @@ class Loop(Protocol):
 class NormalLoop:
     """Plan, run, take the results."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
         self.flight: Step | None = None
 
@@ -38,7 +45,7 @@ class OverlapLoop:
     whose token is dropped.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
         self.flight: Step | None = None
 
@@ -54,6 +61,6 @@ class OverlapLoop:
             self.flight = None
 
 
-def make_loop(name: str, scheduler: Scheduler) -> Loop:
+def make_loop(name: str, scheduler: Driven) -> Loop:
     """The loop that the config names."""
     return OverlapLoop(scheduler) if name == "overlap" else NormalLoop(scheduler)

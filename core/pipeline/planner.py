@@ -11,13 +11,14 @@ from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAd
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 
 if TYPE_CHECKING:
-    from pegboard.core.config.sections import SchedulerSection
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedPolicy
     from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.settings import SchedulerSettings
+    from pegboard.core.pipeline.stages import Limits
     from pegboard.core.pipeline.step import Step
 
 GIVE_WAY_SECONDS = 0.5
@@ -41,38 +42,36 @@ class Planner:
 
     def __init__(
         self,
-        config: SchedulerSection,
+        settings: SchedulerSettings,
+        limits: Limits,
         memory: MemoryManager,
         policy: GuardedPolicy,
         builder: BatchBuilder,
         counters: Counters,
         clock: Clock,
-        *,
-        chunk_size: int | None,
-        num_layers: int = 1,
         cannot_fit: Callable[[Req, FinishReason], None],
     ) -> None:
-        self.config = config
+        self.settings = settings
         self.memory = memory
         self.policy = policy
         self.builder = builder
         self.counters = counters
         self.clock = clock
-        self.chunk_size = chunk_size
+        self.chunk_size = limits.chunk_size
         self.ratio = NewTokenRatio(
-            start=config.new_token_ratio * config.conservativeness,
-            floor=config.new_token_ratio_floor,
-            decay_steps=config.new_token_ratio_decay_steps,
-            clip=config.estimate_max_new_tokens,
+            start=settings.new_token_ratio * settings.conservativeness,
+            floor=settings.new_token_ratio_floor,
+            decay_steps=settings.new_token_ratio_decay_steps,
+            clip=settings.estimate_max_new_tokens,
         )
         self.waiting: list[Req] = []
-        self.running = RunningBatch(config.max_running_requests)
+        self.running = RunningBatch(settings.max_running_requests)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
         self.sitting: dict[Req, float] = {}
         self.split: SplitPrefill | None = None
-        self.split_layers = config.split_prefill_layers if config.split_prefill_layers < num_layers else 0
-        self.num_layers = num_layers
+        self.num_layers = limits.num_layers
+        self.split_layers = settings.split_prefill_layers if settings.split_prefill_layers < self.num_layers else 0
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._must_settle = False
@@ -90,11 +89,11 @@ class Planner:
         if flight is not None and self.running.any(HISTORY):
             return None
         decoding = bool(self.running) or bool(self.ahead)
-        decode_turn = self._last_was_prefill and decoding and not self.config.prefill_first
+        decode_turn = self._last_was_prefill and decoding and not self.settings.prefill_first
         if self.split is not None and not decode_turn:
             self._last_was_prefill = True
             return self._next_part(self.split)
-        mixed = bool(self.config.mixed_chunk and self.running)
+        mixed = bool(self.settings.mixed_chunk and self.running)
         if self.split is None and (not decode_turn or mixed):
             self._must_settle = False
             step = self._prefill(mixed, flight)
@@ -168,7 +167,7 @@ class Planner:
         memory does not suffice: they wait again then, or the results of `flight` are wanted first.
         """
         items: list[PrefillItem] = []
-        left = self.chunk_size or self.config.max_prefill_tokens
+        left = self.chunk_size or self.settings.max_prefill_tokens
         for req in list(self.ahead):
             done = req.kv.committed_len
             left -= req.seq_len - done
@@ -222,7 +221,7 @@ class Planner:
             self.memory,
             running,
             ratio=self.ratio,
-            max_prefill_tokens=self.config.max_prefill_tokens,
+            max_prefill_tokens=self.settings.max_prefill_tokens,
             chunk_size=self.chunk_size,
             decode_tokens=int((running.left > 0).sum()) if mixed else 0,
             # Rows are short where gates hold finished requests; the chunked one has its row already.
@@ -325,7 +324,7 @@ class Planner:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
                 self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
         if retracted:
-            self.ratio.raise_after_retraction(self.running, self.config.retract_lookahead)
+            self.ratio.raise_after_retraction(self.running, self.settings.retract_lookahead)
         return bool(self.running)
 
     def retract(self, req: Req) -> None:

@@ -41,7 +41,7 @@ class World:
         return self.harness.submit(rid, [1, 2, 3], 4, params={"drill": drill}, sampling={"ignore_eos": True})
 
     def status(self, rid: str) -> ReqStatus:
-        return self.harness.scheduler._by_rid[rid].status
+        return self.harness.scheduler.requests.alive[rid].status
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):

@@ -30,7 +30,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.registry.registry import Registry
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
@@ -173,7 +173,7 @@ class Soak:
         self.model.__class__ = SoakModel
         assert isinstance(self.model, SoakModel)
         self.model.start(random.Random(self.seed + 2), self.hiccups)
-        policy, cache = self.scheduler.policy, self.harness.memory.cache
+        policy, cache = self.scheduler.stages.policy, self.harness.memory.cache
         policy.ctx = replace(policy.ctx, clock=self._clock)
         for owner, names in ((policy, ("order", "victims", "preempt")), (cache, ("insert", "extend"))):
             for name in names:
@@ -300,7 +300,7 @@ class Soak:
         self.now += TICK
         gone = self._abort_some() if self.rng.random() < self.aborts else []
         self.harness.step()
-        alive = self.scheduler._by_rid
+        alive = self.scheduler.requests.alive
         for rid in gone:
             assert rid not in alive, f"{rid} was aborted, and is still there after a step"
         assert not self.model.bugs, self.model.bugs  # type: ignore[attr-defined]
@@ -327,7 +327,7 @@ class Soak:
     def _abort_some(self) -> list[str]:
         """Abort one request, everywhere alike; seldom all. Those that have to be gone after the next step."""
         places: dict[str, list[Req]] = {}
-        for req in self.scheduler._by_rid.values():
+        for req in self.scheduler.requests.alive.values():
             places.setdefault(self._place(req), []).append(req)
         if not places:
             return []
@@ -342,7 +342,7 @@ class Soak:
             self.scheduler.receive([AbortRequest(rid=req.rid), AbortRequest(rid="nobody"), AbortRequest(rid=req.rid)])
         for req in chosen:
             self.sent[req.rid].aborted = True
-        return [req.rid for req in chosen if req not in self.scheduler._late]
+        return [req.rid for req in chosen if req not in self.scheduler.requests.late]
 
     def _place(self, req: Req) -> str:
         planner = self.scheduler.planner
@@ -357,14 +357,16 @@ class Soak:
     def _audit(self) -> None:
         """Every request is in one place, and every slot and row is somebody's and nobody else's."""
         scheduler, memory, planner = self.scheduler, self.harness.memory, self.scheduler.planner
-        alive = list(scheduler._by_rid.values())
+        alive = list(scheduler.requests.alive.values())
         split = [] if planner.split is None else planner.split.step.batch.reqs
         known = Counter(map(id, [*planner.waiting, *planner.running]))
         known.update({id(req) for req in [*split, planner.chunked] if req is not None and not req.finished})
         seated = [req for req in alive if req.kv.row != NO_ROW]
         for req in alive:
             if req.finished:
-                assert req in scheduler._late or req.status is ReqStatus.HELD, f"{req} has ended and is still here"
+                assert req in scheduler.requests.late or req.status is ReqStatus.HELD, (
+                    f"{req} has ended and is still here"
+                )
             elif req.status is not ReqStatus.BLOCKED:
                 assert known[id(req)] == 1, f"{req} is in {known[id(req)]} places"
                 assert (req.kv.row != NO_ROW) == (req.status is ReqStatus.RUNNING), f"{req} has row {req.kv.row}"

@@ -14,11 +14,13 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch
@@ -69,17 +71,14 @@ def assemble(
     rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
     memory = MemoryManager(rows, allocator, cache)
     chunk = config.scheduler.chunked_prefill_size
-    return Scheduler(
-        config.scheduler,
+    stages = Stages(
         memory,
         policy,
         BatchBuilder(memory, (), vocab_size),
         ResultStage(None, {EOS}),
-        execute,
-        chunk_size=None if chunk == 0 else chunk or max(DEFAULT_CHUNK, page_size),
-        max_context_len=context,
-        eos_ids=frozenset({EOS}),
-        hooks=hooks,
-        clock=clock,
+        InlineExecutor(execute),
         gates=GateKeeper(gates, clock) if gates else None,
+        hooks=hooks,
     )
+    limits = Limits(context, None if chunk == 0 else chunk or max(DEFAULT_CHUNK, page_size), eos_ids=frozenset({EOS}))
+    return Scheduler(config.scheduler, stages, limits, clock=clock)

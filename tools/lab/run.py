@@ -14,7 +14,7 @@ import numpy as np
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
 from pegboard.tools.lab.assemble import EOS, assemble
@@ -202,7 +202,7 @@ class Simulation:
             known = batch.intervals[batch.intervals > 0]
             np.add.at(self._intervals, np.searchsorted(BUCKETS, known), 1)
         if self._steps % TIMELINE_EVERY == 0:
-            scheduler, memory = self.scheduler, self.scheduler.memory
+            scheduler, memory = self.scheduler, self.scheduler.stages.memory
             used = memory.held_tokens + memory.cache.locked_tokens
             self._timeline.append(
                 (self.clock.now, len(scheduler.running), len(scheduler.waiting), used, memory.cache.cached_tokens)
@@ -254,10 +254,10 @@ class Simulation:
             computed_tokens=counters.prompt_tokens,
             cached_tokens=sum(record.cached for record in self._records),
             optimal_cached=None if self._ideal is None else self._ideal_cached,
-            policy=dict(scheduler.policy.stats()),
+            policy=dict(scheduler.stages.policy.stats()),
             intervals=self._intervals,
             timeline=np.array(self._timeline or np.empty((0, 5)), np.float64).reshape(-1, 5),
-            total_tokens=scheduler.memory.total_tokens,
+            total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
             info={"book_errors": counters.book_errors},
         )

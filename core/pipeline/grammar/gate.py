@@ -24,11 +24,12 @@ from pegboard.core.pipeline.grammar.worker import Start
 from pegboard.core.registry.blame import in_words
 
 if TYPE_CHECKING:
-    from pegboard.core.config.sections import GrammarSection
-    from pegboard.core.config.select import Choice
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext
+    from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.settings import GrammarSettings
+    from pegboard.core.registry.records import ProviderRecord
 
 logger = logging.getLogger(__name__)
 
@@ -233,21 +234,27 @@ class GrammarGate(AdmissionGate):
 
 
 def make_grammar_gate(
-    choice: Choice, ctx: GrammarContext, config: GrammarSection, gate_ctx: AdmissionGateContext
+    record: ProviderRecord,
+    backend: GrammarBackend,
+    options: Options,
+    ctx: GrammarContext,
+    settings: GrammarSettings,
+    gate_ctx: AdmissionGateContext,
 ) -> GrammarGate:
-    """The gate around a chosen backend, with its pool of helper processes. Raises what building the backend raises."""
-    backend: GrammarBackend = choice.build(ctx)
+    """Return the gate around a backend, with a pool of helper processes. They build the backend again, from the
+    provider's `record` and its `options`.
+    """
     start = Start(
-        factory=choice.record.provider.factory,
-        options_model=choice.record.provider.config or "pegboard.core.interfaces.options:NoOptions",
-        options=choice.options.model_dump(mode="json"),
+        factory=record.provider.factory,
+        options_model=record.provider.config or "pegboard.core.interfaces.options:NoOptions",
+        options=options.model_dump(mode="json"),
         directory=str(ctx.directory),
         vocab_size=ctx.vocab_size,
         eos_token_ids=sorted(ctx.eos_token_ids),
-        memory=config.worker_memory_bytes,
+        memory=settings.worker_memory_bytes,
     )
     limits = PoolLimits(
-        config.workers, config.compile_timeout, config.queue_timeout, config.max_queued, config.first_slice
+        settings.workers, settings.compile_timeout, settings.queue_timeout, settings.max_queued, settings.first_slice
     )
     grammars = Grammars(ctx.vocab_size, ctx.eos_token_ids)
     return GrammarGate(
@@ -255,5 +262,5 @@ def make_grammar_gate(
         gate_ctx,
         pool=GrammarPool(start, backend, limits, grammars.prepare),
         grammars=grammars,
-        limits=CacheLimits(config.cache_entries, config.cache_bytes, config.max_source_bytes),
+        limits=CacheLimits(settings.cache_entries, settings.cache_bytes, settings.max_source_bytes),
     )

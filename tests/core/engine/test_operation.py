@@ -13,7 +13,7 @@ from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlReply, ControlRequest
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import Harness, oracle
 
 SETTINGS: list[dict[str, Any]] = [

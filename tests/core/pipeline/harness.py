@@ -22,13 +22,14 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import Done, ThreadExecutor
+from pegboard.core.pipeline.executor import Done, InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.scheduler import Scheduler, StepHooks
+from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.registry.registry import Registry
 
@@ -150,21 +151,17 @@ class Harness:
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = FakeModel(self.rows, (allocator.num_pages + 1) * page_size)
-        self.scheduler = Scheduler(
-            config,
+        stages = Stages(
             self.memory,
             chosen,
             BatchBuilder(self.memory, processors, VOCAB),
             ResultStage(tokenizer, {EOS}, jump_ahead=jump_ahead, work=work),
-            self.model,
-            chunk_size=chunk,
-            max_context_len=max_context_len,
-            eos_ids=frozenset({EOS}),
-            hooks=hooks,
-            executor=ThreadExecutor(self.model.launch, self.model) if overlap else None,
-            num_layers=6,
-            **parts,
+            ThreadExecutor(self.model.launch, self.model) if overlap else InlineExecutor(self.model),
+            hooks=hooks or StepHooks(),
+            **{name: part for name, part in parts.items() if name != "clock"},
         )
+        clock = {"clock": parts["clock"]} if "clock" in parts else {}
+        self.scheduler = Scheduler(config, stages, Limits(max_context_len, chunk, 6, frozenset({EOS})), **clock)
         self.outputs: dict[str, list[TokenOutput]] = {}
 
     def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:

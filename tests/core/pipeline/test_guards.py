@@ -15,7 +15,7 @@ from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.guards import MAX_FAILURES, GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.memory import MemoryCorrupted
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import Harness, oracle
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -99,7 +99,7 @@ def test_a_policy_that_fails_costs_order_only(policy: type[SchedulePolicy], loop
     harness = Harness(loop=loop, tokens=160, page_size=4, chunk=16, estimate_max_new_tokens=1)
     bad = policy(None, SchedulePolicyContext(harness.memory.cache))
     guarded = GuardedPolicy(bad)
-    harness.scheduler.policy = bad
+    harness.scheduler.stages.policy = bad
     harness.scheduler.guarded_policy = harness.scheduler.planner.policy = guarded
     prompts = [[i, i + 1, i + 2] * 4 for i in range(12)]
     for i, prompt in enumerate(prompts):

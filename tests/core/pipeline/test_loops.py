@@ -89,7 +89,7 @@ def test_planning_goes_on_while_the_device_computes() -> None:
     """The forward pass is held until the scheduler has planned the next step: with one thread it would hang."""
     harness = Harness(loop="overlap")
     planned = threading.Semaphore(0)
-    run, build = harness.model.launch, harness.scheduler.builder.decode
+    run, build = harness.model.launch, harness.scheduler.stages.builder.decode
 
     def held(work: Any) -> Any:
         if work.forward_mode is ForwardMode.EXTEND:
@@ -100,8 +100,8 @@ def test_planning_goes_on_while_the_device_computes() -> None:
         planned.release()
         return build(*args)
 
-    harness.scheduler.executor._launch = held  # type: ignore[attr-defined]
-    harness.scheduler.builder.decode = noted  # type: ignore[method-assign]
+    harness.scheduler.stages.executor._launch = held  # type: ignore[attr-defined]
+    harness.scheduler.stages.builder.decode = noted  # type: ignore[method-assign]
     harness.submit("a", [1, 2, 3], 4, sampling={"ignore_eos": True})
     harness.run()
     assert harness.tokens("a") == oracle([1, 2, 3], 4, ignore_eos=True)
@@ -129,7 +129,7 @@ def test_a_processor_that_reads_the_output_finds_all_of_it(reads: bool) -> None:
         seen.extend((len(row.output_ids), row.generated) for row in work.sampling.rows)
         return run(work)
 
-    harness.scheduler.executor._launch = watched  # type: ignore[attr-defined]
+    harness.scheduler.stages.executor._launch = watched  # type: ignore[attr-defined]
     harness.submit("a", [1, 2, 3], 5, sampling={"ignore_eos": True})
     harness.run()
     assert [generated for _, generated in seen] == [0, 1, 2, 3, 4]

@@ -43,7 +43,7 @@ def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
             raise RuntimeError("out of memory before anything was done")
         return Done(model(work))
 
-    harness.scheduler.executor._launch = launch  # type: ignore[attr-defined]
+    harness.scheduler.stages.executor._launch = launch  # type: ignore[attr-defined]
     for rid in "abcd":
         harness.submit(rid, [ord(rid), 1, 2], 12, **IGNORE)
     harness.run()
@@ -121,7 +121,7 @@ def test_a_split_that_nobody_wants_ends_within_a_step() -> None:
             harness.step()
         harness.scheduler.receive([AbortRequest(rid="s")])
         harness.step()
-        assert "s" not in harness.scheduler._by_rid
+        assert "s" not in harness.scheduler.requests.alive
         harness.run()
         assert harness.scheduler.counters.generated_tokens == 60
 

@@ -15,7 +15,8 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlRequest, Rejected
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.pipeline.worker import BatchResult
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
@@ -174,7 +175,7 @@ def test_queue_limit_answers_503() -> None:
 
 def test_token_limit_counts_what_memory_does_not_hold() -> None:
     harness = Harness(max_queued_tokens=100, max_context_len=64)
-    places = (harness.scheduler.memory.total_tokens + 100) // 60
+    places = (harness.scheduler.stages.memory.total_tokens + 100) // 60
     replies = [harness.submit(f"r{i}", [1] * 60, 1) for i in range(places + 1)]
     assert [isinstance(one, Rejected) for one in replies] == [False] * places + [True]
     assert (replies[-1].status, replies[-1].code) == (503, "queue_full")
@@ -249,7 +250,9 @@ def test_eos_and_stop_ids_end_an_output() -> None:
 def test_a_stop_string_before_min_new_tokens_is_text(least: int, length: int) -> None:
     harness = Harness(tokenizer=FakeTokenizer())
     script = iter("abcabcabc")
-    harness.scheduler.execute = lambda work: BatchResult(np.array([ord(next(script))], np.int64))
+    harness.scheduler.stages.executor = InlineExecutor(
+        lambda work: BatchResult(np.array([ord(next(script))], np.int64))
+    )
     harness.submit("a", [3, 4], 9, sampling={"stop": ("bc",), "min_new_tokens": least})
     harness.run()
     assert len(harness.tokens("a")) == length
@@ -257,7 +260,7 @@ def test_a_stop_string_before_min_new_tokens_is_text(least: int, length: int) ->
 
 
 def status_of(harness: Harness, rid: str) -> ReqStatus:
-    return harness.scheduler._by_rid[rid].status
+    return harness.scheduler.requests.alive[rid].status
 
 
 @pytest.mark.parametrize("when", ["waiting", "chunked", "running", "retracted"])
@@ -268,7 +271,7 @@ def test_abort_frees_everything_within_one_step(when: str) -> None:
     harness.submit("victim", list(range(100)), 30)
     for _ in range({"waiting": 0, "chunked": 3, "running": 14, "retracted": 14}[when]):
         harness.step()
-    req = harness.scheduler._by_rid["victim"]
+    req = harness.scheduler.requests.alive["victim"]
     if when == "retracted":
         harness.scheduler.planner.retract(req)
     assert {"waiting": req.status is ReqStatus.WAITING, "chunked": harness.scheduler.chunked is req}.get(
@@ -417,7 +420,7 @@ def test_storm(
             harness.step()
         if rng.random() < 0.3:
             victim = f"r{rng.randint(0, i)}"
-            if victim in harness.scheduler._by_rid:
+            if victim in harness.scheduler.requests.alive:
                 aborted.add(victim)
             harness.scheduler.receive([AbortRequest(rid=victim)])
     harness.run()

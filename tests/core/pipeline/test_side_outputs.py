@@ -42,7 +42,7 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     for _ in range(5):
         scheduler.step()
     assert scheduler.idle
-    assert scheduler.memory.idle_error() is None
+    assert scheduler.stages.memory.idle_error() is None
 
 
 def start(engine: Engine, *prompts: list[int]) -> list[str]:
@@ -65,11 +65,11 @@ def test_aborted_midway(engine: Engine) -> None:
         assert [one.rid for one in outputs] == [rid], "answered once, whichever way"
         assert outputs[0].embedding == b"" or done or engine.resolved.engine.scheduler.loop == "overlap"
         assert engine.built.scheduler.idle
-        assert engine.built.scheduler.memory.idle_error() is None
+        assert engine.built.scheduler.stages.memory.idle_error() is None
 
 
 def test_a_pooler_that_raises_fails_its_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    pooler: Any = engine.built.scheduler.pooler
+    pooler: Any = engine.built.scheduler.stages.pooler
     combine, rows, first = pooler.combine, pooler.rows, pooler.first
     expected = engine.embed([SHORT])[0].vector
 
@@ -98,7 +98,7 @@ def test_a_pooler_that_raises_fails_its_request(engine: Engine, monkeypatch: pyt
 
 
 def test_a_reduction_that_raises_is_bisected(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    pooler: Any = engine.built.scheduler.pooler
+    pooler: Any = engine.built.scheduler.stages.pooler
     reduce = pooler.reduce
     expected = engine.embed([SHORT])[0].vector
     engine.flush_cache()

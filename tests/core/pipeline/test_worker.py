@@ -175,7 +175,7 @@ def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:
 
 def test_an_idle_batch_has_no_tokens() -> None:
     harness = Harness()
-    batch = harness.scheduler.builder.idle()
+    batch = harness.scheduler.stages.builder.idle()
     assert batch.forward_mode is ForwardMode.IDLE
     runner = EchoRunner()
     assert make_worker(harness.rows, runner).run(batch).tokens.tolist() == []

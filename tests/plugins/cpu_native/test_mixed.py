@@ -34,6 +34,6 @@ def test_a_runner_that_prefers_it_gets_it(
         "scheduler": scheduler,
     }
     with caplog.at_level(logging.INFO), Engine.from_config(config) as engine:
-        assert bool(engine.built.scheduler.config.mixed_chunk) == mixed
+        assert bool(engine.built.scheduler.settings.mixed_chunk) == mixed
     said = "scheduler.mixed_chunk: on, automatic: the runner prefers it" in caplog.messages
     assert said == (mixed and "mixed_chunk" not in scheduler)

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.scheduler import StepHooks
+from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks

@@ -1,0 +1,162 @@
+"""Receive: messages to the scheduler, each answered at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import (
+    AbortRequest,
+    Accepted,
+    ControlReply,
+    ControlRequest,
+    FromScheduler,
+    Rejected,
+    TokenizedBatch,
+    TokenizedRequest,
+    ToScheduler,
+)
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
+from pegboard.core.registry.blame import in_words
+from pegboard.core.toolkit.system.log_lines import quoted
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.engine_view import Control
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.counters import Counters
+    from pegboard.core.pipeline.lifecycle import Lifecycle
+    from pegboard.core.pipeline.stages import Limits, Stages
+
+logger = logging.getLogger(__name__)
+
+
+class Reception:
+    """Accepts or refuses requests, aborts them, and runs control actions."""
+
+    def __init__(
+        self,
+        requests: Lifecycle,
+        stages: Stages,
+        limits: Limits,
+        bounds: QueueBounds,
+        counters: Counters,
+        seed: int,
+        clock: Clock,
+    ) -> None:
+        self.bounds = bounds
+        self.controls: dict[str, Control] = {"flush_cache": self._flush_cache, "drain": self._drain}
+        """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
+        self._requests = requests
+        self._stages = stages
+        self._limits = limits
+        self._counters = counters
+        self._draining = False
+        self._rng = np.random.default_rng(seed)
+        self._clock = clock
+
+    def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
+        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
+        replies: list[FromScheduler] = []
+        for message in messages:
+            if isinstance(message, TokenizedRequest):
+                replies.append(self._accept(message))
+            elif isinstance(message, TokenizedBatch):
+                replies.extend(self._accept(one) for one in message.requests)
+            elif isinstance(message, AbortRequest):
+                self._abort(message)
+            elif isinstance(message, ControlRequest):
+                replies.append(self._control(message))
+        return replies
+
+    def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
+        refused = self._refusal(message)
+        if refused is None:
+            req = new_req(message, self._limits.eos_ids, self._rng, self._clock())
+            refused = self._examine(req, message)
+        if refused is not None:
+            self._counters.rejected += 1
+            return refused
+        self._counters.accepted += 1
+        self._requests.begin(req)
+        return Accepted(rid=req.rid)
+
+    def _refusal(self, message: TokenizedRequest) -> Rejected | None:
+        """Return why the message alone, or the state of the queue, forbids the request."""
+        alive, gates = self._requests.alive, self._stages.gates
+        if self._draining:
+            return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
+        if message.rid in alive:
+            return refusal(message, 400, "duplicate_rid", f"the request {message.rid!r} is still running", param="rid")
+        held = 0 if gates is None else gates.held
+        return bad_length(message, self._limits.max_context_len) or self.bounds.refuse(
+            message, len(alive) - held, self._requests.prompt_tokens
+        )
+
+    def _examine(self, req: Req, message: TokenizedRequest) -> Rejected | None:
+        """Give plugins their first look at a request. What they raise fails this request alone."""
+        stages = self._stages
+        try:
+            req.flags = stages.builder.flags(req)
+        except InvalidRequest as error:
+            return refusal(message, error.status, error.code, error.message, param=error.param or "")
+        except Exception as error:
+            return self._plugin_failed(message, "a logits processor or the sampler", error)
+        if req.pooling is not None:
+            if stages.pooler is None:
+                return refusal(message, 400, "no_embeddings", "this engine makes no embeddings")
+            try:
+                req.pooling.first = stages.pooler.first(req.input_len)
+            except Exception as error:
+                return self._plugin_failed(message, "the pooler", error)
+        failed = None if stages.gates is None else stages.gates.arrive(req)
+        if failed is not None:
+            return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)
+        return None
+
+    def _plugin_failed(self, message: TokenizedRequest, which: str, error: Exception) -> Rejected:
+        """Refuse a new request on which a plugin raised."""
+        culprits = self._stages.culprits
+        culprit = culprits.of(error)
+        culprits.count(culprit)
+        text = f"{which} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
+        accused = text if culprit is None else culprit.accuse(error)
+        logger.error("request %s is refused: %s", quoted(message.rid), accused, exc_info=error)
+        return refusal(message, 500, "plugin_failed", text)
+
+    def _abort(self, message: AbortRequest) -> None:
+        reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)
+        alive = self._requests.alive
+        targets = list(alive.values()) if message.all_requests else [alive.get(message.rid)]
+        for req in targets:
+            if req is not None:
+                self._requests.end(req, reason)
+
+    def _control(self, message: ControlRequest) -> ControlReply:
+        run = self.controls.get(message.action)
+        try:
+            if run is None:
+                raise InvalidRequest(f"unknown control action {message.action!r}", code="unknown_action", status=404)
+            return ControlReply(call_id=message.call_id, ok=True, payload=run(message.args))
+        except InvalidRequest as error:
+            problem = {"message": str(error), "status": error.status, "code": error.code, "param": error.param}
+        except Exception as error:
+            logger.exception("the control action %r failed", message.action)
+            text = f"{message.action} failed: {in_words(error)}"
+            problem = {"message": text, "status": 500, "code": "control_failed"}
+        return ControlReply(call_id=message.call_id, ok=False, payload=problem)
+
+    def _flush_cache(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._requests.alive:
+            raise InvalidRequest("requests are waiting or running, so the cache is in use", code="busy", status=409)
+        self._stages.memory.cache.reset()
+        return {}
+
+    def _drain(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._draining = True
+        return {}

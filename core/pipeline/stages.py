@@ -1,0 +1,61 @@
+"""Stages: what a scheduler is made of, built elsewhere (`pegboard.core.engine.build`) and handed over whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.pipeline.culprits import Culprits
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.pooler import Pooler
+    from pegboard.core.interfaces.schedule_policy import SchedulePolicy
+    from pegboard.core.pipeline.batch import BatchBuilder
+    from pegboard.core.pipeline.executor import Executor
+    from pegboard.core.pipeline.gates import GateKeeper
+    from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.step_log import StepReport
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepHooks:
+    """Frozen step hooks of the scheduler: empty tuples cost nothing."""
+
+    batch_scheduled: tuple[Hook, ...] = ()
+    batch_committed: tuple[Hook, ...] = ()
+    requests_finished: tuple[Hook, ...] = ()
+    idle: tuple[Hook, ...] = ()
+
+
+@dataclass(slots=True)
+class Stages:
+    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
+    `pooler` there are no embeddings, and without a `report` steps are not logged.
+    """
+
+    memory: MemoryManager
+    policy: SchedulePolicy
+    builder: BatchBuilder
+    results: ResultStage
+    executor: Executor
+    gates: GateKeeper | None = None
+    pooler: Pooler | None = None
+    report: StepReport | None = None
+    culprits: Culprits = field(default_factory=Culprits)
+    hooks: StepHooks = field(default_factory=StepHooks)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model and its memory allow: tokens of a context, tokens of a chunk (None: chunks are not cut), layers
+    that a prefill can be split into, and the tokens that end an answer.
+    """
+
+    max_context_len: int
+    chunk_size: int | None = None
+    num_layers: int = 1
+    eos_ids: frozenset[int] = frozenset()

@@ -1,0 +1,109 @@
+"""Stats: the scheduler in figures, for `/server_info`, for metrics and for the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.pipeline.arrivals import QueueBounds
+    from pegboard.core.pipeline.counters import Counters
+    from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+    from pegboard.core.pipeline.planner import Planner
+    from pegboard.core.pipeline.stages import Stages
+    from pegboard.core.pipeline.step_log import StepReport
+
+logger = logging.getLogger(__name__)
+
+
+class Stats:
+    """Reads the stages; changes nothing."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        planner: Planner,
+        policy: GuardedPolicy,
+        hooks: tuple[GuardedHooks, ...],
+        bounds: QueueBounds,
+        counters: Counters,
+    ) -> None:
+        self._stages = stages
+        self._planner = planner
+        self._policy = policy
+        self._hooks = hooks
+        self._bounds = bounds
+        self._counters = counters
+        self._cached_told = 0
+
+    def info(self, *, paused: bool) -> dict[str, Any]:
+        """Return counters and the state of queues and memory, as plain values."""
+        memory, gates, failures = self._stages.memory, self._stages.gates, self._plugin_failures()
+        return {
+            **self._counters.to_dict(),
+            "paused": paused,
+            "waiting_requests": len(self._planner.waiting),
+            "running_requests": self._running_requests,
+            "blocked_requests": 0 if gates is None else gates.blocked,
+            "held_requests": 0 if gates is None else gates.held,
+            "free_tokens": memory.allocator.free_tokens,
+            "cached_tokens_now": memory.cache.cached_tokens,
+            "locked_tokens": memory.cache.locked_tokens,
+            "held_tokens": memory.held_tokens,
+            "total_tokens": memory.total_tokens,
+            "max_queued_requests": self._bounds.requests,
+            "max_queued_tokens": self._bounds.tokens,
+            "new_token_ratio": self._planner.ratio.current,
+            "gates": [] if gates is None else gates.waiting_on(),
+            "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
+            "plugin_failures_by": failures,
+            "policy": self._policy_stats(),
+        }
+
+    def log(self, report: StepReport, batch: ScheduleBatch) -> None:
+        """Log a line for every prefill, and one now and then for decodes."""
+        planner, counters = self._planner, self._counters
+        if not batch.forward_mode.is_decode:
+            if report.talks:
+                told, self._cached_told = self._cached_told, counters.cached_tokens
+                report.prefill(
+                    requests=len(batch.reqs) - batch.decoding,
+                    new_tokens=batch.num_tokens - batch.decoding,
+                    cached_tokens=counters.cached_tokens - told,
+                    running=len(planner.running),
+                    queued=len(planner.waiting),
+                    used_tokens=self._used_tokens,
+                )
+        elif report.decode_due(counters.generated_tokens):
+            report.decode(running=len(planner.running), queued=len(planner.waiting), used_tokens=self._used_tokens)
+
+    @property
+    def _running_requests(self) -> int:
+        planner = self._planner
+        return len(planner.running) + len(planner.ahead) + len(planner.sitting) + (planner.chunked is not None)
+
+    @property
+    def _used_tokens(self) -> int:
+        """Tokens in pages that no other request could have: held by requests, or locked in the cache."""
+        memory = self._stages.memory
+        return memory.held_tokens + memory.cache.locked_tokens
+
+    def _plugin_failures(self) -> dict[str, dict[str, int]]:
+        """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name."""
+        memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
+        by_gate = {} if gates is None else gates.failures_by
+        return culprits.all_counts(
+            ("prefix_cache", memory.cache_name, memory.cache_errors),
+            ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
+            *(("admission_gate", name, failures) for name, failures in by_gate.items()),
+            *(("hooks", one.name, one.failures) for one in self._hooks),
+        )
+
+    def _policy_stats(self) -> dict[str, float]:
+        policy = self._stages.policy
+        try:
+            return dict(policy.stats())
+        except Exception:
+            logger.exception("%s.stats raised", type(policy).__name__)
+            return {}

@@ -22,7 +22,7 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.step import BatchResult
+from pegboard.core.pipeline.batch_result import BatchResult
 
 RUNS = 5
 SHAPES = [(1, 16), (1, 64), (1, 128), (1, 256), (1, 512), (4, 64), (8, 32), (2, 256)]

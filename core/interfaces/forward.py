@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.sampling import LogprobRequest
 
 
@@ -67,6 +67,22 @@ class KVGroupView:
     out_cache_loc: torch.Tensor
 
 
+class Attention(Protocol):
+    """What a network calls in each layer; see `AttentionBackend.forward` for the shapes."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v at the batch's slots, then attend."""
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
@@ -93,7 +109,7 @@ class ForwardBatch:
     seq_lens_cpu: NDArray[np.int64]
     kv_groups: tuple[KVGroupView, ...]
     kv_pool: KVPool
-    attn_backend: AttentionBackend
+    attn_backend: Attention
     extend_lens: torch.Tensor | None = None
     extend_prefix_lens: torch.Tensor | None = None
     extend_start_loc: torch.Tensor | None = None

@@ -13,7 +13,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, Sched
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-from pegboard.core.pipeline import side_outputs as wanted
+from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.grammar.state import mask_of
 from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
 from pegboard.core.pipeline.step import Step
@@ -103,7 +103,7 @@ class BatchBuilder:
             table=self._memory.rows.take_changes(),
             extras=batch.extras,
         )
-        found = wanted.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
+        found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
         left, flags = _schedule(running, active, whole, number)
         version = running.version if whole else NEVER
         step = Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
@@ -136,7 +136,7 @@ class BatchBuilder:
             partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
         )
         work = self._work(batch, through + decoding)
-        found = wanted.find(batch, through + decoding, work.sample_rows, self._pooler)
+        found = side_outputs.find(batch, through + decoding, work.sample_rows, self._pooler)
         if decoding:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -246,7 +246,7 @@ class BatchBuilder:
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
         one = Step(step.number, batch, work, [req.kv for req in reqs], sampled, left, flags, NEVER, touched=True)
-        return _with(one, wanted.find(batch, sampled, work.sample_rows, self._pooler))
+        return _with(one, side_outputs.find(batch, sampled, work.sample_rows, self._pooler))
 
     def _work(self, batch: ScheduleBatch, sampled: list[Req]) -> ModelWorkerBatch:
         """The worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.core.pipeline.step import BatchResult, Pending
+from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.step import Pending
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch

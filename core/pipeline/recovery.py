@@ -10,8 +10,9 @@ from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
+    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
-    from pegboard.core.pipeline.step import BatchResult, Step
+    from pegboard.core.pipeline.step import Step
 
 logger = logging.getLogger(__name__)
 

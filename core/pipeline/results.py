@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline import side_outputs as wanted
+from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.grammar import state as grammar
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqLogprobs
+    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.grammar.state import GrammarState
     from pegboard.core.pipeline.running import RunningBatch
-    from pegboard.core.pipeline.step import BatchResult, Step
+    from pegboard.core.pipeline.step import Step
 
 NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
@@ -75,7 +76,7 @@ class ResultStage:
         self.work.begin_step()
         batch.tokens, batch.committed_at = result.tokens, now
         batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
-        embedded = [] if step.wanted is None else wanted.keep(step.wanted, result, self._pooler)
+        embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched:
             return self._commit_decode(step, result, now)
         finished, outputs = self._commit_any(step, result, now)
@@ -278,7 +279,7 @@ def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
     if kept is None:
         return
     kept.values.append(float(source.token_logprobs[row]))
-    kept.tops.append(wanted.tops_of(source, row, kept.top, ()))
+    kept.tops.append(side_outputs.tops_of(source, row, kept.top, ()))
     if kept.token_ids and row in source.chosen:
         kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
-    from pegboard.core.pipeline.step import BatchResult, Pending, Step
+    from pegboard.core.pipeline.step import Pending, Step
 
 logger = logging.getLogger(__name__)
 

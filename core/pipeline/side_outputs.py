@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.pipeline.step import BatchResult
+    from pegboard.core.pipeline.batch_result import BatchResult
 
 logger = logging.getLogger(__name__)
 

@@ -10,23 +10,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.req import Req, ReqKV
+    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.side_outputs import Wanted
-
-
-@dataclass(slots=True)
-class BatchResult:
-    """What came out of a step, on the host: `tokens` int64 [sampled], and where somebody asked logprobs, of sampled
-    tokens and of the prompt's, partial results of the pooler float32 [spans, hidden], hidden states float32
-    [rows, hidden]; see WantedRows.
-    """
-
-    tokens: NDArray[np.int64]
-    logprobs: LogprobOutput | None = None
-    prompt_logprobs: LogprobOutput | None = None
-    pooled: NDArray[np.float32] | None = None
-    hidden: NDArray[np.float32] | None = None
 
 
 class Pending(Protocol):

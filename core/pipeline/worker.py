@@ -12,8 +12,8 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch import greedy_only
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
-from pegboard.core.pipeline.step import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Generator

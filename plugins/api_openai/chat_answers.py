@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.toolkit.chat.tool_calls import ChatStream, ToolCall
     from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.core.toolkit.http.generation import Answer
-    from pegboard.plugins.api_openai.chat import ChatBody
+    from pegboard.plugins.api_openai.chat_body import ChatBody
     from pegboard.plugins.api_openai.surface import Surface
 
 

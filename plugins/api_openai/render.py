@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.toolkit.http.bodies import built_response, error_responses
-from pegboard.plugins.api_openai.chat import Chat, ChatBody
+from pegboard.plugins.api_openai.chat import Chat
+from pegboard.plugins.api_openai.chat_body import ChatBody
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id
 from pegboard.plugins.api_openai.tokens import LONG
 

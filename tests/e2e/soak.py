@@ -28,10 +28,10 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.stages import StepHooks
-from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.registry.registry import Registry
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
 

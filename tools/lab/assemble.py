@@ -25,7 +25,7 @@ from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.pipeline.step import BatchResult
+    from pegboard.core.pipeline.batch_result import BatchResult
 
 DEFAULT_TOKENS = 200_000
 """KV memory where `memory.max_total_tokens` is unset: there is no device whose memory could say."""

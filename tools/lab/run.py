@@ -14,8 +14,8 @@ import numpy as np
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.stages import StepHooks
-from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
 from pegboard.tools.lab.assemble import EOS, assemble
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload

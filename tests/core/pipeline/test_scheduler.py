@@ -15,9 +15,9 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlRequest, Rejected
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.stages import StepHooks
-from pegboard.core.pipeline.worker import BatchResult
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
 

@@ -13,10 +13,10 @@ import torch
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.culprits import BadTokens
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
-from pegboard.core.pipeline.step import BatchResult
 from pegboard.core.pipeline.worker import PendingResult, Worker, on_host
 from tests.core.pipeline.harness import Harness
 

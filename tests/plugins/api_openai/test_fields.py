@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.plugins.api_openai.chat import ChatBody
+from pegboard.plugins.api_openai.chat_body import ChatBody
 from pegboard.plugins.api_openai.completions import CompletionBody
 from pegboard.plugins.api_openai.embeddings import EmbeddingBody
 from pegboard.plugins.api_openai.responses.body import ResponseBody

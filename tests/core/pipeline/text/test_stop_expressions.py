@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
-from pegboard.core.pipeline.step import BatchResult
 from tests.core.pipeline.harness import Harness
 from tests.core.pipeline.text.test_stop_regex import PATTERNS, oracle, usable
 

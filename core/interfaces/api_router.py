@@ -35,7 +35,7 @@ class ApiContext:
 class ApiRouter(abc.ABC):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
-    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http.bodies`; and LARGE, where
+    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http.levels`; and LARGE, where
     it takes prompts: others get bodies of 1 MiB at most.
     """
 
@@ -52,5 +52,5 @@ class ApiRouter(abc.ABC):
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
         """The routes, with full paths. Bad input is answered with 4xx in this API's own error format, which errors of
-        the server at these paths take too (`pegboard.core.toolkit.http.bodies.api_router(errors=...)`); InvalidRequest
+        the server at these paths take too (`pegboard.core.toolkit.http.routing.api_router(errors=...)`); InvalidRequest
         carries status and field. A path that two routers claim stops the start."""

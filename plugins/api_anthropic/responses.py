@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic_core
 
 from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
-from pegboard.core.toolkit.http.bodies import event
+from pegboard.core.toolkit.http.events import event
 
 if TYPE_CHECKING:
     from pegboard.core.toolkit.chat.tool_calls import ChatStream

@@ -12,19 +12,13 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.turn import Turn, take_turn
-from pegboard.core.toolkit.http.bodies import (
-    LARGE,
-    USER,
-    EventStream,
-    api_router,
-    body_docs,
-    error_responses,
-    json_answer,
-    json_response,
-    parse_body,
-    until_disconnect,
-)
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import EventStream, until_disconnect
 from pegboard.core.toolkit.http.generation import Answers, check_model, renamed
+from pegboard.core.toolkit.http.levels import LARGE, USER
+from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_anthropic.answers import MessageAnswer, TokenCount
 from pegboard.plugins.api_anthropic.errors import (
     OVERLOADED,

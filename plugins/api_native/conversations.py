@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.toolkit.http.bodies import RequestModel, json_response, parse_body
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.plugins.api_native.bodies import Done, answers, takes
 
 

@@ -12,8 +12,11 @@ from pydantic import RootModel
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import LARGE, json_response, parse_body, until_disconnect
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS, salt_of
+from pegboard.core.toolkit.http.levels import LARGE
 from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, refuse_unsupported, takes
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 

@@ -14,8 +14,11 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
-from pegboard.core.toolkit.http.bodies import PUBLIC, error_responses, is_admin, json_response, until_disconnect
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import Answers
+from pegboard.core.toolkit.http.levels import PUBLIC, is_admin
+from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_native.bodies import Described, answers
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 

@@ -11,7 +11,8 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.output_parser import OutputParser
 from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream, Tools
-from pegboard.core.toolkit.http.bodies import RequestModel, json_response, parse_body
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.plugins.api_native.bodies import Described, answers, takes
 
 _LONG = 4096

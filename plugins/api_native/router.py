@@ -12,17 +12,12 @@ from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.bodies import (
-    LARGE,
-    USER,
-    api_router,
-    built_response,
-    error_event,
-    event,
-    parse_body,
-    until_disconnect,
-)
+from pegboard.core.toolkit.http.answers import built_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import error_event, event, until_disconnect
 from pegboard.core.toolkit.http.generation import Answers, are_large
+from pegboard.core.toolkit.http.levels import LARGE, USER
+from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_native.administration import Administration
 from pegboard.plugins.api_native.bodies import answers, takes
 from pegboard.plugins.api_native.conversations import Conversations

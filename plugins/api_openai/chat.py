@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.turn import Turn, take_turn
-from pegboard.core.toolkit.http.bodies import error_responses, parse_body
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.chat_body import ChatBody
 from pegboard.plugins.api_openai.messages import template_messages

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import json_response, parse_body
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.generation import salt_of
 from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id

@@ -12,15 +12,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import (
-    LARGE,
-    SMALL_BODY,
-    ClientDisconnected,
-    RequestModel,
-    body_docs,
-    error_responses,
-    json_answer,
-)
+from pegboard.core.toolkit.http.bodies import SMALL_BODY, RequestModel
+from pegboard.core.toolkit.http.errors import ClientDisconnected
+from pegboard.core.toolkit.http.levels import LARGE
+from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 
 Handler = Callable[[Request], Awaitable[Response]]
 

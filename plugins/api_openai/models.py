@@ -7,7 +7,8 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from pegboard.core.toolkit.http.bodies import error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.openapi import error_responses, json_answer
 from pegboard.plugins.api_openai.surface import Surface
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from pegboard.core.toolkit.http.bodies import built_response, error_responses
+from pegboard.core.toolkit.http.answers import built_response
+from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.chat_body import ChatBody
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id

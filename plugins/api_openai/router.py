@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.toolkit.http.bodies import USER, api_router
+from pegboard.core.toolkit.http.levels import USER
+from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.completions import Completions
 from pegboard.plugins.api_openai.embeddings import Embeddings

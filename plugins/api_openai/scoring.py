@@ -14,8 +14,10 @@ from pydantic import BaseModel, RootModel, model_validator
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.http.bodies import RequestModel, body_docs, error_responses, json_response, parse_body
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS, salt_of
+from pegboard.core.toolkit.http.openapi import body_docs, error_responses
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import RERANK, SCORE

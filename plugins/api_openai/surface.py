@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
-from pegboard.core.toolkit.http.bodies import LARGE, body_docs, error_responses, json_answer, until_disconnect
+from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import Answer, Answers, check_model, renamed
+from pegboard.core.toolkit.http.levels import LARGE
+from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 from pegboard.core.toolkit.text.token_text import TokenTexts
 
 if TYPE_CHECKING:

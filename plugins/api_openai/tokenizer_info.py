@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
-from pegboard.core.toolkit.http.bodies import error_responses, json_answer, json_response
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.openapi import error_responses, json_answer
 from pegboard.plugins.api_openai.surface import Surface
 
 _ALWAYS = ("bos_token", "eos_token", "pad_token", "unk_token")

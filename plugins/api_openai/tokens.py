@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.chat.tool_calls import Tools
-from pegboard.core.toolkit.http.bodies import RequestModel, built_response, parse_body, until_disconnect
+from pegboard.core.toolkit.http.answers import built_response
+from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.bodies import built_response, event
+from pegboard.core.toolkit.http.answers import built_response
+from pegboard.core.toolkit.http.events import event
 from pegboard.core.toolkit.http.generation import are_large
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage

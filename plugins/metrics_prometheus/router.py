@@ -12,7 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import ADMIN, PUBLIC, USER, api_router
+from pegboard.core.toolkit.http.levels import ADMIN, PUBLIC, USER
+from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.metrics_prometheus.hooks import RENDER
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
 

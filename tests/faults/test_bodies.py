@@ -31,7 +31,7 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.http.limits import PLAIN_BODY
-from pegboard.core.toolkit.http.bodies import until_disconnect
+from pegboard.core.toolkit.http.events import until_disconnect
 from tests.core.server.api_server import Server, running, wait_for
 from tests.faults.whole_api import questions, whole_app
 

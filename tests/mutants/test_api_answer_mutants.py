@@ -17,7 +17,8 @@ from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.toolkit.chat.chat_template import ChatTemplate
-from pegboard.core.toolkit.http.bodies import EventStream, event, json_response
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.events import EventStream, event
 from pegboard.core.toolkit.http.generation import Answers
 from pegboard.core.toolkit.http.line_stream import LineStream, line
 from tests.mutants.small_api import SmallApi, SmallLines, TextBody

@@ -16,8 +16,10 @@ from pegboard.conformance import asgi
 from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import bodies as http
-from pegboard.core.toolkit.http.bodies import EventStream, json_response, parse_body
+from pegboard.core.toolkit.http import events as http_events
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import EventStream
 from pegboard.core.toolkit.http.generation import Answers
 from tests.mutants.small_api import SmallApi, TextBody, events
 
@@ -127,7 +129,7 @@ class DropsTheLastPiece(SmallApi):
     async def text(self, request: Request) -> Response:
         body = await parse_body(request, TextBody)
         answers = await Answers.submit(self.client, [body.request()])
-        [done] = await http.until_disconnect(request, answers.collect())
+        [done] = await http_events.until_disconnect(request, answers.collect())
         return json_response({"text": done.text.rpartition(" ")[0]})
 
 
@@ -142,7 +144,7 @@ class AnswersRefusalsWith400(SmallApi):
 class _Unwatched(SmallApi):
     """The route without its care; subclasses leave out one thing each."""
 
-    watch: Callable[..., Coroutine[Any, Any, Any]] | None = staticmethod(http.until_disconnect)
+    watch: Callable[..., Coroutine[Any, Any, Any]] | None = staticmethod(http_events.until_disconnect)
     stream: type[EventStream] = EventStream
 
     async def text(self, request: Request) -> Response:

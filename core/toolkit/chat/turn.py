@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
-from pegboard.core.toolkit.http.bodies import until_disconnect
+from pegboard.core.toolkit.http.events import until_disconnect
 
 if TYPE_CHECKING:
     from fastapi import Request

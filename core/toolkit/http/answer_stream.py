@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import DONE, EventStream, disconnect, error_event, race
+from pegboard.core.toolkit.http.events import DONE, EventStream, disconnect, error_event, race
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -22,7 +22,9 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.bodies import EventStream, error_body, json_answer
+from pegboard.core.toolkit.http.errors import error_body
+from pegboard.core.toolkit.http.events import EventStream
+from pegboard.core.toolkit.http.openapi import json_answer
 
 if TYPE_CHECKING:
     from pegboard.core.toolkit.http.generation import Answers

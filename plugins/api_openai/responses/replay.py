@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.core.toolkit.http.bodies import event
+from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.responses.events import Event, began, ended, grew, text_of_item
 
 _AT_ONCE = 64

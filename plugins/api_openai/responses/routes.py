@@ -13,17 +13,12 @@ from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.turn import Turn, effort_hints, take_turn
 from pegboard.core.toolkit.http.answer_stream import AnswerStream
-from pegboard.core.toolkit.http.bodies import (
-    EventStream,
-    built_response,
-    error_responses,
-    json_answer,
-    json_response,
-    parse_body,
-    principal_of,
-    until_disconnect,
-)
+from pegboard.core.toolkit.http.answers import built_response, json_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import EventStream, until_disconnect
 from pegboard.core.toolkit.http.generation import are_large, salt_of
+from pegboard.core.toolkit.http.levels import principal_of
+from pegboard.core.toolkit.http.openapi import error_responses, json_answer
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, CountBody, ResponseBody
 from pegboard.plugins.api_openai.responses.custom import as_choice, as_functions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answer_stream import AnswerWriter
-from pegboard.core.toolkit.http.bodies import event
+from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.responses.custom import names_of
 from pegboard.plugins.api_openai.responses.echo import response_of

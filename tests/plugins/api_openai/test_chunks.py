@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.toolkit.http.bodies import event
+from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.chat_answers import ChatWriter
 from pegboard.plugins.api_openai.completions import CompletionWriter
 from pegboard.plugins.api_openai.writer import Template

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from pegboard.core.interfaces import ApiRouter, GenerateRequest, InvalidRequest
-from pegboard.core.toolkit.http.bodies import (
-    LARGE,
-    USER,
-    api_router,
-    body_docs,
-    json_response,
-    parse_body,
-    until_disconnect,
-)
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import Answers, SamplingFields, renamed
+from pegboard.core.toolkit.http.levels import LARGE, USER
 from pegboard.core.toolkit.http.line_stream import LineStream, line, line_answer
+from pegboard.core.toolkit.http.openapi import body_docs
+from pegboard.core.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Response

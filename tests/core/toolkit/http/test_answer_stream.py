@@ -23,7 +23,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.toolkit.http.answer_stream import BODY_WRITER, AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.bodies import event
+from pegboard.core.toolkit.http.events import event
 from pegboard.core.toolkit.http.generation import Answers
 
 Step = list[tuple[int, str]]

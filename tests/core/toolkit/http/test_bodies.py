@@ -14,20 +14,11 @@ from pydantic import ValidationError
 
 from pegboard.conformance.asgi import Exchange
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import (
-    MAX_ENTRIES,
-    SMALL_BODY,
-    EventStream,
-    RequestModel,
-    api_router,
-    body_docs,
-    event,
-    example_of,
-    json_response,
-    until_disconnect,
-    validate_body,
-    validate_part,
-)
+from pegboard.core.toolkit.http.answers import json_response
+from pegboard.core.toolkit.http.bodies import MAX_ENTRIES, SMALL_BODY, RequestModel, validate_body, validate_part
+from pegboard.core.toolkit.http.events import EventStream, event, until_disconnect
+from pegboard.core.toolkit.http.openapi import body_docs, example_of
+from pegboard.core.toolkit.http.routing import api_router
 
 
 class Inner(RequestModel):

@@ -1,0 +1,68 @@
+"""Who may use a route (PUBLIC, USER, ADMIN), how much it takes (LARGE), and which key a request brought."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import Depends, Request
+
+ASKED_BY = "asked_by"
+"""In a scope's state: what `principal_of` gives."""
+
+
+def principal_of(request: Request) -> str:
+    """The name of the API key that a request brings, which tells nothing of the key itself: for routes that keep what
+    no other key may read or change. "" on a server without keys.
+    """
+    return str(request.scope.get("state", {}).get(ASKED_BY, ""))
+
+
+Level = Literal["public", "user", "admin"]
+
+
+# Coroutines, because FastAPI calls plain functions in a thread.
+
+
+async def _public() -> None:
+    """Marks a route that needs no key."""
+
+
+async def _user() -> None:
+    """Marks a route that needs the API key, or the admin key, where one is set."""
+
+
+async def _admin() -> None:
+    """Marks a route that needs the admin key, where a key is set."""
+
+
+PUBLIC, USER, ADMIN = Depends(_public), Depends(_user), Depends(_admin)
+"""Levels of routes: ``router.post("/flush", dependencies=[ADMIN])``, or ``api_router(dependencies=[USER])`` for those
+that say nothing themselves (the last one counts). The server enforces them; a route without any is for admins."""
+_LEVELS: dict[Any, Level] = {_public: "public", _user: "user", _admin: "admin"}
+
+
+async def _large() -> None:
+    """Marks a route that takes large bodies."""
+
+
+LARGE = Depends(_large)
+"""Declares, like a level, that a route takes bodies up to `server.max_body_bytes`: prompts. Others take 1 MiB."""
+
+
+def is_admin(request: Request) -> bool:
+    """Whether a request may have what is for admins: it brings the admin key, or the server has no keys. For routes
+    that tell users less.
+    """
+    keys = getattr(request.app.state, "keys", None)
+    return keys is None or keys.refusal("admin", dict(request.scope["headers"])) is None
+
+
+def level_of(route: object) -> Level | None:
+    """The level that a route declares; None where it declares none."""
+    found = [_LEVELS.get(one.dependency) for one in getattr(route, "dependencies", None) or ()]
+    return next((level for level in reversed(found) if level is not None), None)
+
+
+def takes_large(route: object) -> bool:
+    """Whether a route declares LARGE."""
+    return any(one.dependency is _large for one in getattr(route, "dependencies", None) or ())

@@ -26,12 +26,11 @@ from pegboard.conformance.api_texts import (
 )
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.config.sections import SessionsSection
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.server.http.app import build_app
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.sessions import Sessions
 from pegboard.core.toolkit.http.openapi import example_of
 
 MAX_BODY = 100_000
@@ -122,7 +121,7 @@ class ApiSuite(ContractSuite):
 
     def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
         """The router as the server mounts it."""
-        sessions = Sessions(SessionsSection())
+        sessions = session_store()
         router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
         return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
 

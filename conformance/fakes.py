@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixCacheContext, PrefixMatch
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.registry.registry import Registry
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle
+    from pegboard.core.registry.records import ProviderRecord
 
 
 def make_req(
@@ -50,6 +53,20 @@ def registry_of(
     """A registry that discovers nothing and holds these providers, as one plugin of one distribution."""
     record = Plugin(name=plugin, version=version, providers=providers)
     return Registry.of(record, distribution=distribution, version=version)
+
+
+@functools.cache
+def _store_record() -> ProviderRecord:
+    record = Registry.discover().get("session_store", "in_memory")
+    assert record is not None, "the built-in session store is not installed"
+    return record
+
+
+def session_store(**options: Any) -> SessionStore:
+    """Return the built-in session store, with these options."""
+    record = _store_record()
+    made: SessionStore = record.load()(record.options_model()(**options), SessionStoreContext())
+    return made
 
 
 class CountingAllocator(TokenAllocator):

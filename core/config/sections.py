@@ -92,15 +92,8 @@ class TlsSection(Section):
     """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
 
 
-class SessionsSection(Section):
+class SessionsSection(UseSection):
     """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
-
-    max_sessions: PositiveInt = 1024
-    """Most sessions that are open at once; one more is refused with 429."""
-    max_session_tokens: PositiveInt = 262_144
-    """Most tokens that one session keeps, of all its branches together; they take 4 bytes each."""
-    idle_timeout: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds without a turn after which a session is closed; a request may ask for less."""
 
 
 class BudgetSection(Section):

@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
     from pegboard.core.interfaces.sessions import SessionParams as SessionParams
     from pegboard.core.interfaces.sessions import SessionStore as SessionStore
+    from pegboard.core.interfaces.sessions import SessionStoreContext as SessionStoreContext
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
@@ -162,7 +163,7 @@ _EXPORTS = {
     "sampler": ("Sampler", "SamplerContext"),
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
-    "sessions": ("SessionParams", "SessionStore"),
+    "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
     "tokenizer": ("Tokenizer",),
@@ -267,6 +268,7 @@ __all__ = [
     "SchedulePolicyContext",
     "SessionParams",
     "SessionStore",
+    "SessionStoreContext",
     "TokenAllocator",
     "TokenAllocatorContext",
     "TokenBuffer",

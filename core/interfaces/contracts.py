@@ -208,6 +208,14 @@ _ALL = (
         },
     ),
     Contract(
+        "session_store",
+        "server.sessions",
+        Cardinality.ONE,
+        f"{_I}.sessions:SessionStore",
+        "remembers conversations, so that a request brings only what is new",
+        suite=f"{_S}.session_store:SessionStoreContract",
+    ),
+    Contract(
         "api",
         "apis",
         Cardinality.MANY,

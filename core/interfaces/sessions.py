@@ -1,9 +1,11 @@
-"""Sessions: conversations whose tokens the server remembers, so that a request brings only what is new."""
+"""Contract: sessions, conversations whose tokens the server remembers, so that a request brings only what is new."""
 
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -12,6 +14,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputStream
+    from pegboard.core.interfaces.clock import Clock
 
 
 class SessionParams(BaseModel):
@@ -36,6 +39,13 @@ class SessionParams(BaseModel):
     """Whether to continue that turn's prompt, and leave its answer out of the history."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionStoreContext:
+    """What a store is built from: the clock, in seconds, by which sessions grow old."""
+
+    clock: Clock = time.monotonic
+
+
 class SessionStore(abc.ABC):
     """The sessions of a server. Lives in the API process, whose event loop alone uses it.
 
@@ -46,6 +56,15 @@ class SessionStore(abc.ABC):
             self.client, requests, sessions=self.ctx.sessions, session=body.session_params
         )
     """
+
+    def __init__(self, options: Any, ctx: SessionStoreContext) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, options: Any, ctx: SessionStoreContext) -> str | None:
+        """Return None, or the reason why it cannot serve here."""
+        return None
 
     @abc.abstractmethod
     def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
@@ -85,6 +104,9 @@ class SessionStore(abc.ABC):
 
 class NoSessions(SessionStore):
     """The store of a server without sessions: there are none, and none can be opened."""
+
+    def __init__(self) -> None:
+        super().__init__(None, SessionStoreContext())
 
     def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
         raise self._error("session_id")

@@ -26,6 +26,7 @@ from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.output_parser import OutputParserContext
+from pegboard.core.interfaces.sessions import SessionStoreContext
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
@@ -38,7 +39,6 @@ from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
 from pegboard.core.server.http.tls import tls_context
 from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.scheduler_process import BUILDER
-from pegboard.core.server.sessions import Sessions
 from pegboard.core.server.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.core.toolkit.chat import rendering
@@ -249,9 +249,9 @@ def build_api(
     """
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
-    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes, sessions=Sessions(server.sessions))
     selection = Selection(resolved)
-    ctx = with_parsers(ctx, selection)
+    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
+    ctx = with_parsers(with_sessions(ctx, selection), selection)
     choices = selection.choose_all("api", ctx)
     routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
     told = {choice.name: choice.record.told("routes()") for choice in choices}
@@ -267,6 +267,14 @@ def build_api(
         access_log=server.access_log,
     )
     return app, routers
+
+
+def with_sessions(ctx: ApiContext, selection: Selection) -> ApiContext:
+    """Return the context with the config's session store."""
+    about = SessionStoreContext()
+    store = selection.choose("session_store", about)
+    providers = {**ctx.providers, "session_store": [store.name]}
+    return replace(ctx, sessions=store.build(about), providers=providers)
 
 
 def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:

@@ -80,6 +80,7 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("grammar", "plain"),
         provider("pooler", "last"),
         provider("reasoning_parser", "plain"),
+        provider("session_store", "in_memory"),
         provider("tool_parser", "plain"),
         provider("api", "openai"),
         provider("api", "native"),

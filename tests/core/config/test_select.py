@@ -28,6 +28,7 @@ OTHERS = {
     "grammar": ["plain"],
     "pooler": ["last"],
     "reasoning_parser": ["plain"],
+    "session_store": ["in_memory"],
     "tool_parser": ["plain"],
     "api": ["openai", "anthropic", "native", "metrics"],
 }

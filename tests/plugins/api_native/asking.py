@@ -9,12 +9,11 @@ from typing import Any
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.core.config.sections import SessionsSection
+from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.server.http.app import build_app
-from pegboard.core.server.sessions import Sessions
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 
@@ -57,7 +56,7 @@ class Server:
     @classmethod
     def of(cls, client: CheckedClient | None = None, options: NativeOptions | None = None, **context: Any) -> Server:
         client = client or CheckedClient()
-        sessions = Sessions(SessionsSection(max_sessions=3, max_session_tokens=200))
+        sessions = session_store(max_sessions=3, max_session_tokens=200)
         ctx = ApiContext(
             client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, "providers": CHOSEN, **context}
         )

@@ -11,11 +11,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream, FakeTokenizer
-from pegboard.core.config.sections import SessionsSection
+from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.server.sessions import Sessions
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask
@@ -382,7 +381,7 @@ def test_turns_of_a_session() -> None:
 
     async def scene() -> None:
         client = FakeEngineClient(script=("Yes.",))
-        sessions = Sessions(SessionsSection())
+        sessions = session_store()
         app = asking.make_app(client, sessions=sessions)
         session = sessions.open()
         first = await call(app, "POST", CHAT, {"messages": MESSAGES, "session_params": {"id": session}})

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.core.config.sections import SessionsSection
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import NoSessions, SessionParams
-from pegboard.core.server.sessions import Sessions
+from pegboard.core.interfaces.sessions import NoSessions, SessionParams, SessionStoreContext
 from pegboard.core.toolkit.http.generation import Answers
+from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
+from pegboard.plugins.sessions_in_memory.store import InMemorySessions
 
 BOS = "\x02"
 SCRIPT = ("ab", "c")
@@ -46,7 +46,7 @@ class Talk:
     def __init__(self, *, tokenizer: FakeTokenizer | None = None, **limits: Any) -> None:
         self.client = FakeEngineClient(SCRIPT, tokenizer=tokenizer)
         self.clock = Clock()
-        self.store = Sessions(SessionsSection(**limits), self.clock)
+        self.store = InMemorySessions(SessionStoreOptions(**limits), SessionStoreContext(self.clock))
         self.store.open("s")
 
     async def begin(self, prompt: str | list[int], *, own_rid: str = "", **params: Any) -> Answers:
@@ -391,12 +391,12 @@ def test_opening_and_closing() -> None:
 )
 def test_bad_limits_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Sessions(SessionsSection()).open(**fields)
+        InMemorySessions(SessionStoreOptions(), SessionStoreContext()).open(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_their_number_is_bounded() -> None:
-    store = Sessions(SessionsSection(max_sessions=2))
+    store = InMemorySessions(SessionStoreOptions(max_sessions=2), SessionStoreContext())
     store.open("a")
     store.open("b")
     with pytest.raises(InvalidRequest) as caught:
@@ -434,7 +434,7 @@ def test_a_session_may_ask_for_less() -> None:
 
 
 def test_the_number_of_turns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pegboard.core.server.sessions.MAX_TURNS", 2)
+    monkeypatch.setattr("pegboard.plugins.sessions_in_memory.store.MAX_TURNS", 2)
 
     async def scene(talk: Talk) -> None:
         await talk.ask("1", own_rid="a")
@@ -493,9 +493,9 @@ def test_closing_does_not_disturb_a_running_turn() -> None:
 
 
 @pytest.mark.parametrize("params", [None, SessionParams(), SessionParams(id="")])
-@pytest.mark.parametrize("store", [Sessions(SessionsSection()), NoSessions()])
+@pytest.mark.parametrize("store", [InMemorySessions(SessionStoreOptions(), SessionStoreContext()), NoSessions()])
 def test_requests_without_a_session_pass_as_they_are(
-    store: Sessions | NoSessions, params: SessionParams | None
+    store: InMemorySessions | NoSessions, params: SessionParams | None
 ) -> None:
     async def scene() -> None:
         client = FakeEngineClient()

@@ -1,4 +1,4 @@
-"""The sessions of the API process: trees of turns, whose tokens later turns continue.
+"""InMemorySessions: trees of turns in the API process, whose tokens later turns continue.
 
 A finished turn is a node: its prompt and its answer, in token ids. It keeps only what it added; the tokens before are
 those of the turn that it continued. KV is not kept here: the next turn's prompt begins with the last one's, so the
@@ -7,7 +7,6 @@ prefix cache has most of it.
 
 from __future__ import annotations
 
-import time
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,13 +17,13 @@ import msgspec
 
 from pegboard.core.interfaces.client import OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import SessionParams, SessionStore
+from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
 
 if TYPE_CHECKING:
-    from pegboard.core.config.sections import SessionsSection
     from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputChunk
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 
 MAX_ID_LENGTH = 256
 MAX_TURNS = 4096
@@ -210,22 +209,23 @@ class _Session:
         )
 
 
-class Sessions(SessionStore):
-    """The store of a server. See SessionStore for what turns are and when they become history.
+class InMemorySessions(SessionStore):
+    """Sessions without a file or a database. See SessionStore for what turns are and when they become history.
 
     Turns that name the finished turn that they continue run side by side, as branches. One that does not is about the
     session's last turn, so it is refused while any other is running; as is one that names a running turn, and one whose
     end would remove what a running turn continues, or the other way round. Nothing is queued: which answer a turn
     continues would then depend on who comes first.
 
-    Sessions are bounded: `settings` say in number, in tokens each, and in time without a turn. A turn is refused when
+    The options bound sessions in number, in tokens each, and in time without a turn. A turn is refused when
     its prompt would exceed the tokens; an answer may exceed them, by its own length. Time is checked whenever a session
     is opened or used.
     """
 
-    def __init__(self, settings: SessionsSection, clock: Clock = time.monotonic) -> None:
-        self._settings = settings
-        self._clock = clock
+    def __init__(self, options: SessionStoreOptions, ctx: SessionStoreContext) -> None:
+        super().__init__(options, ctx)
+        self._settings = options
+        self._clock = ctx.clock
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:

@@ -41,7 +41,8 @@ class ConductTests(PolicySuite):
         first = self._order_by_time(_ORIGINS[0], early=False)
         # Where the machine's own clock stands in the middle of the queue, a policy that asks it cuts the queue in two.
         # In whole seconds, since rounding may change the order of those that are equally urgent.
-        for origin in (*_ORIGINS, float(round(time.monotonic()) - 2000)):
+        middle = float(round(time.monotonic()) - 2000)
+        for origin in (*_ORIGINS, middle, middle + 5):
             for early in (False, True):
                 assert self._order_by_time(origin, early) == first, (
                     f"the same queue is ordered otherwise where ctx.clock begins at {origin:g}"

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,10 @@ def _import_triton() -> bool:
 
 
 INTERPRETED = _import_triton()
+
+# Processes that tests start see the same plugins as the tests: those that fail on purpose, too.
+DRILLS = str(Path(__file__).parent / "drills")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (DRILLS, os.environ.get("PYTHONPATH"))))
 
 # A shell that starts the tests in the background has Ctrl-C ignored, which commands under test would inherit.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

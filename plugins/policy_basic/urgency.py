@@ -46,7 +46,9 @@ class PriorityPolicy(SchedulePolicy):
 
     def victims(self, running: Sequence[Req]) -> list[Req]:
         """The least urgent first; of those within a point of each other the least work lost."""
-        return sorted(super().victims(running), key=lambda req: -math.floor(self._rank(req) / self._point))
+        # Points are counted from the most urgent request, because the clock may begin anywhere.
+        first = min(map(self._rank, running), default=0.0)
+        return sorted(super().victims(running), key=lambda req: -math.floor((self._rank(req) - first) / self._point))
 
     def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
         if not self.preempts:

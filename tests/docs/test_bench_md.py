@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text("utf-8")
 
 def commands() -> dict[str, Any]:
     root: Any = get_command(app)
-    found: dict[str, Any] = root.commands["bench"].commands
+    found: dict[str, Any] = root.get_command(None, "bench").commands
     return found
 
 

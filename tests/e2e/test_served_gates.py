@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-import pegboard_drills
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import serving
 
 pytestmark = pytest.mark.slow
-
-DRILLS = Path(pegboard_drills.__file__).parents[1]
 
 
 @pytest.fixture(scope="module", params=["normal", "overlap"])
@@ -30,7 +26,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "gates": [{"use": "session", "max_waiting_turns": 4}, {"use": "drill", "timeout": 0.5}],
     }
     with (
-        serving(config, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(DRILLS)}) as server,
+        serving(config, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server,
         httpx.Client(base_url=server.address, timeout=60.0) as client,
     ):
         yield client

@@ -16,13 +16,15 @@ def find(name: str, tests: Path = TESTS) -> list[Path]:
     Mutants of a contract are found by its name, too. Raises LookupError with near misses where there is nothing.
     """
     wanted = name.removeprefix("test_").removesuffix(".py")
+    if not wanted.isidentifier():
+        raise LookupError(f"{name!r} is not a name; give a plugin's or a module's, such as cache_radix")
     folders = [path for path in tests.rglob(wanted) if path.is_dir()]
     files = [path for path in tests.rglob(f"test_{wanted}*.py") if not any(one in path.parents for one in folders)]
-    if wanted and (folders or files):
+    if folders or files:
         return sorted({*folders, *files})
     known = {path.stem.removeprefix("test_") for path in tests.rglob("test_*.py")}
     known |= {path.parent.name for path in tests.rglob("test_*.py")}
-    close = nearest(wanted, sorted(known)) if wanted else []
+    close = nearest(wanted, sorted(known))
     hint = f"did you mean {' or '.join(close)}?" if close else "give a plugin's or a module's name, such as cache_radix"
     raise LookupError(f"no tests are called {name!r}; {hint}")
 

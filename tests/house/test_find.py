@@ -25,6 +25,7 @@ def test_a_near_miss_is_suggested(name: str) -> None:
         find(name)
 
 
-def test_a_name_is_needed() -> None:
+@pytest.mark.parametrize("name", ["", ".", "*", "/x", "../core"])
+def test_a_name_is_needed(name: str) -> None:
     with pytest.raises(LookupError, match="such as cache_radix"):
-        find("")
+        find(name)

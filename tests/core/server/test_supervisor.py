@@ -87,7 +87,7 @@ def resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResolvedConfig:
     write_tiny_tokenizer(model)
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return compose(data={"model": {"path": str(model)}}, env={})

@@ -234,7 +234,12 @@ async def until_idle(client: httpx.AsyncClient) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("loop", "cache", "page_size"), [("overlap", "radix", 1), ("normal", "block", 16), ("overlap", "none", 1)]
+    ("loop", "cache", "page_size"),
+    [
+        ("overlap", "radix", 1),
+        pytest.param("normal", "block", 16, marks=pytest.mark.full),
+        pytest.param("overlap", "none", 1, marks=pytest.mark.full),
+    ],
 )
 def test_storm(loop: str, cache: str, page_size: int, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

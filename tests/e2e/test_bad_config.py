@@ -63,7 +63,7 @@ def install(site: Path, distribution: str, entry_point: str, source: str) -> Non
 class TestConfigs:
     """The same refusal from the command that checks and from the one that would serve."""
 
-    @pytest.fixture(params=["config check", "serve"])
+    @pytest.fixture(params=[pytest.param("config check", marks=pytest.mark.full), "serve"])
     def command(self, request: pytest.FixtureRequest) -> list[str]:
         return str(request.param).split()
 

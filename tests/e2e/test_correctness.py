@@ -172,7 +172,7 @@ def check_tiny(
             )
 
 
-@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
+@pytest.mark.parametrize(("cache", "page_size"), [pytest.param("radix", 1, marks=pytest.mark.full), ("block", 16)])
 @pytest.mark.parametrize("family", ["dense", "transformers"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 def test_tiny(

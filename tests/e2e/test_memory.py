@@ -100,6 +100,7 @@ def test_flat_over_five_hundred_requests(tmp_path: Path) -> None:
     assert counters["book_errors"] == counters["failed_batches"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_demo_model_stays_within_its_bounds() -> None:
     config = {

@@ -394,7 +394,7 @@ def test_every_pair_of_settings(cell: Cell, world: World) -> None:
     ],
     ids=["split", "prefill_first", "few", "hopeful"],
 )
-@pytest.mark.parametrize(("loop", "page_size"), [("normal", 1), ("overlap", 16)])
+@pytest.mark.parametrize(("loop", "page_size"), [pytest.param("normal", 1, marks=pytest.mark.full), ("overlap", 16)])
 def test_other_settings(loop: str, page_size: int, scheduler: dict[str, Any], world: World) -> None:
     """What the matrix leaves alone."""
     chosen = Cell("lof", loop, 32, False, page_size, TIGHT, "radix").config(world, **scheduler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -10,6 +12,7 @@ from tests.core.toolkit.text.demo import demo_gguf
 WORDS = ["The harbour", "Seven birds", "My uncle", "In winter", "A letter", "Nobody", "Green glass", "The clock"]
 
 
+@pytest.mark.full
 def test_few_seeded_answers_change_with_the_batch() -> None:
     """With one number per draw, 16 of 16 such answers changed; with noise for each token id it is 1 or 2."""
     demo_gguf()

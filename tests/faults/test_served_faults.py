@@ -275,6 +275,7 @@ def test_clients_that_stall_before_the_end_of_their_request(shared: Served) -> N
     assert_nothing_is_left(shared)
 
 
+@pytest.mark.full
 def test_a_slow_reader_holds_nobody_up_and_loses_nothing(shared: Served) -> None:
     """A stream of more than sockets buffer, not read until others have been answered and its own has been computed."""
     sampling = {**ENDLESS, "max_new_tokens": 3000}
@@ -298,7 +299,7 @@ def test_a_slow_reader_holds_nobody_up_and_loses_nothing(shared: Served) -> None
     assert len(found) < 3000, "it was never held up, so this shows nothing"
 
 
-@pytest.mark.parametrize("how", ["abort all", "leave"])
+@pytest.mark.parametrize("how", [pytest.param("abort all", marks=pytest.mark.full), "leave"])
 def test_a_thousand_requests_go_at_once(shared: Served, how: str) -> None:
     before = state(shared)
 

@@ -20,6 +20,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"TestRadixCache(Lfu|Priority)::test_any_sequence_of_calls_agrees_with_a_dict\[(4|16)\]",
         r"Test(RadixCacheSlru|ContractsDefaults)::test_any_sequence_of_calls_agrees_with_a_dict\[(1|4)\]",
     ),
+    "cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral|Avx512)::",),
     "cache_block/test_conformance.py": (r"test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",),
     # The other four classes read text with the same shared readers; make test-full cuts these texts, too.
     "parsers_tools/test_conformance.py": (

@@ -33,7 +33,9 @@ def contract_page(contract: Contract, registry: Registry) -> str:
     ]
     lines = [
         f"# {contract.name}",
+        "",
         f"A provider of this contract {contract.summary}.",
+        "",
         f"- **Config**: `{contract.config_path}`, {MEANING[contract.cardinality.value]}",
         f"- **Version**: {contract.version}",
         f"- **Class**: `{module}.{name}`",

@@ -15,7 +15,6 @@ LONG_FILES = {
     "conformance.sampler": "one contract; its statistics share their tables",
     "conformance.model_family": "one contract; its checkpoints share their builder",
     "core.server.client": "to be split: submitting, reading, and what was promised to whom",
-    "core.engine.build": "to be split into what was chosen, what was loaded, and what memory there is",
     "core.toolkit.grammars.gbnf": "one reader, from characters to rules",
     "core.pipeline.text.stop_regex": "one automaton, from its expression to its states",
 }
@@ -36,9 +35,6 @@ LONG_FUNCTIONS = {
     # To be cut.
     "conformance.blocking._patched",
     "conformance.fake_client.__init__",
-    "core.engine.build.build_scheduler",
-    "core.engine.build.load",
-    "core.engine.build.scheduler",
     "core.pipeline.batch.decode",
     "core.pipeline.batch.extend",
     "core.pipeline.planner.plan",

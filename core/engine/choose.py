@@ -1,0 +1,136 @@
+"""Choosing: the providers of everything that touches the device, before any weights are read; then the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pegboard.core.engine.model_probe import PoolProbe
+from pegboard.core.engine.sizing import KVMemory, make_pool, pool_context, size_memory
+from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.pipeline.culprits import Culprits
+
+if TYPE_CHECKING:
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.select import Choice, Selection
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+    from pegboard.core.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters."""
+
+    resolved: ResolvedConfig
+    selection: Selection
+    model: ModelContext
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    attention: AttentionBackend
+    processors: tuple[LogitsProcessor, ...]
+    sampler: Sampler
+    asked: tuple[LogitsProcessor | Sampler, ...]
+    runner: Choice
+    pool: Choice
+    culprits: Culprits = field(default_factory=Culprits)
+
+    def runner_context(self, network: Any) -> ModelRunnerContext:
+        """Return what the runner is built from; `network` is None for one that reads the weights itself."""
+        return ModelRunnerContext(
+            self.spec,
+            self.model,
+            network,
+            self.attention,
+            self.sampler,
+            self.processors,
+            self.model.device,
+            explicit=self.resolved.named,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner with its weights, and the memory that was left for KV."""
+
+    runner: ModelRunner
+    memory: KVMemory
+
+
+def choose_providers(
+    resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec, tokenizer: Tokenizer
+) -> Chosen:
+    """Choose attention, sampler, processors, runner and pool, so that a wrong choice is known before weights are read.
+
+    Raises ConfigError and PluginError, with what to change.
+    """
+    config, culprits = resolved.engine, Culprits()
+    attention_ctx = AttentionContext(
+        layers=spec.layers,
+        page_size=config.memory.page_size,
+        dtype=model.dtype,
+        device=model.device,
+        max_batch=config.scheduler.max_running_requests,
+        max_context_len=spec.max_context_len,
+    )
+    sampler_ctx = SamplerContext(spec.vocab_size, model.device)
+    processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer)
+    attention = selection.choose("attention", attention_ctx)
+    sampler = selection.choose("sampler", sampler_ctx)
+    processors = selection.choose_all("logits_processor", processor_ctx)
+    made_attention: AttentionBackend = culprits.know(attention.record, attention.build(attention_ctx))
+    made_processors: tuple[LogitsProcessor, ...] = tuple(
+        culprits.know(one.record, one.build(processor_ctx)) for one in processors
+    )
+    made_sampler: Sampler = culprits.know(sampler.record, sampler.build(sampler_ctx))
+    asked = (*made_processors, *((made_sampler,) if "params" in sampler.provides else ()))
+    about = ModelRunnerContext(
+        spec, model, None, made_attention, made_sampler, made_processors, model.device, explicit=resolved.named
+    )
+    runner = selection.choose("runner", about)
+    if config.scheduler.split_prefill_layers:
+        _check_pauses(runner)
+    pool = selection.choose("kv_pool", pool_context(1, config.memory.page_size, model, spec))
+    return Chosen(
+        resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
+        culprits,
+    )  # fmt: skip
+
+
+def _check_pauses(runner: Choice) -> None:
+    """Raise ConfigError unless the runner can pause between layers."""
+    if "split_prefill" not in runner.provides:
+        raise ConfigError(
+            f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
+            "capability split_prefill); set it to 0, or choose another runner.use"
+        )
+
+
+def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
+    """Read the weights, try the network out, and give KV what memory is left. Raises ModelError and OutOfMemory."""
+    know, runner = chosen.culprits.know, chosen.runner
+    if "own_weights" in runner.provides:
+        made: ModelRunner = know(runner.record, runner.build(chosen.runner_context(None)))
+        return Loaded(made, _sized(chosen))
+    (family_choice,) = chosen.selection.choices["model_family"]
+    network = know(family_choice.record, family.load())
+    page_size = chosen.resolved.engine.memory.page_size
+
+    def small_pool(num_pages: int) -> KVPool:
+        return make_pool(chosen.pool, num_pages, page_size, chosen.model, chosen.spec)
+
+    family.probe(network, PoolProbe(network, chosen.spec, chosen.attention, small_pool, page_size, chosen.model.device))
+    memory = _sized(chosen)
+    made = know(runner.record, runner.build(chosen.runner_context(network)))
+    return Loaded(made, memory)
+
+
+def _sized(chosen: Chosen) -> KVMemory:
+    memory = size_memory(chosen.pool, chosen.resolved.engine, chosen.model, chosen.spec)
+    chosen.culprits.know(chosen.pool.record, memory.pool)
+    return memory

@@ -1,0 +1,120 @@
+"""Sizing: how many tokens of KV there is room for, and what holds them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
+import torch
+
+from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
+from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+
+if TYPE_CHECKING:
+    from pegboard.core.config.sections import EngineConfig
+    from pegboard.core.config.select import Choice
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.model_family import ModelContext
+
+logger = logging.getLogger(__name__)
+
+CPU_POOL_SHARE = 0.25
+CPU_POOL_LIMIT = 8 * 2**30
+GPU_POOL_SHARE = 0.85
+"""What an unset `memory.max_total_tokens` takes of the memory that is free once weights are loaded."""
+
+_GPU_CHUNKS = ((35 * 2**30, 2048), (160 * 2**30, 8192))
+_CHUNK_ELSEWHERE = 4096
+"""Chunk sizes by device memory, SGLang's defaults; on a CPU smaller, since a chunk delays every running request."""
+_CHUNK_CPU = 512
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """The pool of keys and values, in pages, and the longest context that fits into it."""
+
+    pool: KVPool
+    num_pages: int
+    max_context_len: int
+
+
+def size_memory(choice: Choice, config: EngineConfig, model: ModelContext, spec: ModelSpec) -> KVMemory:
+    """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
+
+    Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
+    """
+    page_size = config.memory.page_size
+    per_token = cast(Any, choice.cls).bytes_per_token(spec.layers, model.dtype)
+    free = _free_bytes(model.device)
+    tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
+    num_pages = tokens // page_size
+    if num_pages < 1:
+        raise ConfigError(f"memory.max_total_tokens: {tokens} tokens hold no page of {page_size} (memory.page_size)")
+    if num_pages * page_size * per_token > free:
+        raise OutOfMemory(
+            f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only "
+            f"{free / 2**30:.1f} GiB are free on {model.device}; lower memory.max_total_tokens to at most "
+            f"{int(free // per_token)}"
+        )
+    max_context_len = min(spec.max_context_len, num_pages * page_size)
+    if max_context_len < spec.max_context_len:
+        logger.warning(
+            "the KV pool holds %d tokens, so prompt and output together are limited to that, not to the model's %d",
+            max_context_len,
+            spec.max_context_len,
+        )
+    return KVMemory(make_pool(choice, num_pages, page_size, model, spec), num_pages, max_context_len)
+
+
+def make_pool(choice: Choice, num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec) -> KVPool:
+    """Return a pool of so many pages."""
+    made: KVPool = choice.build(pool_context(num_pages, page_size, model, spec))
+    return made
+
+
+def pool_context(num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec) -> KVPoolContext:
+    """Return what a pool of so many pages is built from."""
+    return KVPoolContext(num_pages, page_size, spec.layers, model.dtype, model.device)
+
+
+def make_rows(config: EngineConfig, device: torch.device, width: int) -> ReqToTokenPool:
+    """Return the table from positions to slots, `width` tokens per request. Raises OutOfMemory if it does not fit."""
+    count = config.scheduler.max_running_requests
+    needed, free = (count + 1) * width * 4, _free_bytes(device)
+    if needed > free:
+        raise OutOfMemory(
+            f"scheduler.max_running_requests: a table of {count} requests with {width} tokens each takes "
+            f"{needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free on {device}; lower it"
+        )
+    mirrored = device.type != "cpu" or config.scheduler.loop == "overlap"
+    return ReqToTokenPool(count, width, config.memory.page_size, mirrored=mirrored)
+
+
+def chunk_size(config: EngineConfig, device: torch.device) -> int | None:
+    """Return the tokens of one chunk of a prompt; None where prompts are not cut."""
+    size = config.scheduler.chunked_prefill_size
+    if size == 0:
+        return None
+    return max(_default_chunk(device), config.memory.page_size) if size is None else size
+
+
+def _default_chunk(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CHUNK_CPU
+    total = torch.cuda.get_device_properties(device).total_memory
+    return next((size for below, size in _GPU_CHUNKS if total < below), _CHUNK_ELSEWHERE)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _pool_bytes(device: torch.device, free: int) -> float:
+    if device.type == "cuda":
+        return free * GPU_POOL_SHARE
+    return min(free * CPU_POOL_SHARE, CPU_POOL_LIMIT)

@@ -31,6 +31,7 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.http.limits import PLAIN_BODY
+from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
 from tests.core.server.api_server import Server, running, wait_for
 from tests.faults.whole_api import questions, whole_app
@@ -154,7 +155,7 @@ class Parses:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        where = f"{until_disconnect.__module__}.validate_body"
+        where = f"{parse_body.__module__}.validate_body"
         self._parse = pkgutil.resolve_name(where)
         self._lock = threading.Lock()
         self._healthy = threading.Event()

@@ -124,7 +124,8 @@ class PrefixCache(abc.ABC):
         returned handle before it unlocks the one it held, so nothing is lost in between.
 
         Raises ValueError, with nothing changed, where lengths differ, where the slots are not whole pages in their
-        order, and for a page that is cached for other tokens already: it would be freed twice.
+        order, for a page outside of the pool (1 to `num_pages`), and for a page that is cached for other tokens
+        already: it would be freed twice.
         """
 
     def extend(

@@ -174,9 +174,11 @@ class WholePromptCache(PrefixCache):
             self.version += 1
 
     def _refuse_strangers(self, entries: list[Entry], pages: list[int]) -> None:
-        """Raise ValueError, with nothing changed, for a page that is cached already, but for other tokens."""
+        """Raise ValueError for a page outside of the pool, and for one that is cached already for other tokens."""
         own = {entry.page for entry, page in zip(entries, pages, strict=False) if entry.page == page}
         for page in pages:
+            if not 1 <= page <= self.allocator.num_pages:
+                raise ValueError(f"page {page} is not in the pool: its pages run from 1 to {self.allocator.num_pages}")
             if page not in own and page in self._cached_pages:
                 raise ValueError(f"page {page} is cached already, for other tokens")
 

@@ -53,7 +53,7 @@ class InstantModel:
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self.entered = time.perf_counter()
-        n = 0 if work.sampling is None else len(work.sampling.seeds)
+        n = 0 if work.sampling is None else len(work.sampling.steps)
         tokens: NDArray[np.int64] = self.random.integers(10, VOCAB, n)
         self.left = time.perf_counter()
         return BatchResult(tokens)

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = {
+from pegboard.core.interfaces.sampling import BOUNDS
+
+NAMES = {name: name for name in BOUNDS} | {
     "max_new_tokens": "max_new_tokens max_tokens max_completion_tokens max_output_tokens num_predict n_predict",
     "min_new_tokens": "min_new_tokens min_tokens",
     "temperature": "temperature temp",
-    "top_p": "top_p",
     "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
     "repetition_penalty": "repetition_penalty repeat_penalty",
     "stop": "stop stop_sequences stop_strings",
     "stop_token_ids": "stop_token_ids",
@@ -28,13 +26,12 @@ NAMES = {
 }
 """What bodies call the engine's parameters. Case and underscores do not matter: maxTokens is max_tokens."""
 
-VALUES: dict[str, Any] = {
+VALUES: dict[str, Any] = {name: one.low + (one.high - one.low) / 8 for name, one in BOUNDS.items()} | {
     "max_new_tokens": 11,
     "min_new_tokens": 3,
     "temperature": 0.25,
     "top_p": 0.75,
     "top_k": 7,
-    "min_p": 0.125,
     "frequency_penalty": 0.5,
     "presence_penalty": 0.375,
     "repetition_penalty": 1.25,

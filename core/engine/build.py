@@ -33,6 +33,7 @@ from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAlloca
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
@@ -88,7 +89,7 @@ class BuiltScheduler:
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
         self.scheduler.stages.executor.close()
-        self.scheduler.stages.results.work.close()
+        self.scheduler.stages.results.grammars.work.close()
         if self.grammar_gate is not None:
             self.grammar_gate.close()
 
@@ -271,8 +272,7 @@ def _results(chosen: Chosen, pooler: Pooler | None) -> ResultStage:
         cast(Any, chosen.tokenizer),
         chosen.spec.eos_token_ids,
         pooler,
-        jump_ahead=grammar.jump_ahead,
-        work=GrammarWork(limits),
+        GrammarFollower(GrammarWork(limits), grammar.jump_ahead),
     )
 
 

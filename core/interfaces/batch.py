@@ -27,17 +27,14 @@ class TokenMask:
 
 @dataclass(slots=True)
 class SamplingInfo:
-    """Host side of the sampled rows' parameters: numpy float32/int64 [sampled], see SamplingBatch for their meaning.
+    """Host side of the sampled rows' parameters; SamplingBatch says what they mean.
 
-    `version` changes only when the rows do, so that a worker may keep what it made of them between two decode steps.
+    `numbers` is a structured array [sampled] with the fields of SAMPLING_ROW, `steps` int64 [sampled]. `version`
+    changes only when the numbers do, so that a worker may keep what it made of them between two decode steps.
     """
 
     version: int
-    temperatures: NDArray[np.float32]
-    top_ps: NDArray[np.float32]
-    top_ks: NDArray[np.int64]
-    min_ps: NDArray[np.float32]
-    seeds: NDArray[np.int64]
+    numbers: NDArray[np.void]
     steps: NDArray[np.int64]
     logprobs: tuple[LogprobRequest | None, ...] = ()
     rows: tuple[SamplingRow, ...] = ()

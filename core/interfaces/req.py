@@ -109,14 +109,12 @@ class ReqKV:
 class ReqOutput:
     """What has been generated and what of it was already sent.
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `stop` is
-    the stop-string matcher of a request that has stop strings, made by the pipeline. `hidden` float32 [hidden] per
-    token is kept for requests that want hidden states, None for others.
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `hidden`
+    float32 [hidden] per token is kept for requests that want hidden states, None for others.
     """
 
     sent_len: int = 0
     finish_reason: FinishReason | None = None
-    stop: Any = None
     cached_tokens: int = 0
     num_retractions: int = 0
     hidden: list[NDArray[np.float32]] | None = None

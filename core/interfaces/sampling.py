@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,46 @@ MAX_STOP_PATTERNS = 16
 MAX_TOP_K = 2**31 - 1
 _SMALLEST = 2.0**-126
 """Of the normal float32 numbers: anything smaller may be zero once it is in a tensor."""
+
+SAMPLING_ROW = (
+    ("temperature", "float32"),
+    ("top_p", "float32"),
+    ("min_p", "float32"),
+    ("top_k", "int64"),
+    ("seed", "int64"),
+)
+"""The numbers of a request that a sampler reads, as the fields of one numpy row. The core copies rows as wholes, so a
+new number is declared in this file alone: here, in `SamplingParams` with `row`, and in `SamplingBatch` with `of`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number may be: from `low` (above it, if `above`) up to `high`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Raise InvalidRequest, naming the field, for a value that is outside or not finite."""
+        low = self.low + _SMALLEST if self.above else self.low
+        if not (math.isfinite(value) and low <= value <= self.high):
+            bound = "above" if self.above else "at least"
+            raise InvalidRequest(
+                f"{name} must be {bound} {self.low:g} and at most {self.high:g}, got {value}", param=name
+            )
+
+
+BOUNDS = {
+    "temperature": Bounds(0.0, 100.0),
+    "top_p": Bounds(0.0, 1.0, above=True),
+    "min_p": Bounds(0.0, 1.0),
+    "frequency_penalty": Bounds(-2.0, 2.0),
+    "presence_penalty": Bounds(-2.0, 2.0),
+    "repetition_penalty": Bounds(0.0, 2.0, above=True),
+}
+"""The parameters that are plain numbers."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +103,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
+    def row(self, seed: int, vocab_size: int) -> tuple[float, float, float, int, int]:
+        """Return the numbers of SAMPLING_ROW; `top_k` is the vocabulary's size where it is off."""
+        top_k = self.top_k if 0 < self.top_k < vocab_size else vocab_size
+        return self.temperature, self.top_p, self.min_p, top_k, seed
+
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest, naming the field, for a value that no sampler can honour."""
         self.validate_numbers()
@@ -70,12 +115,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate_numbers(self) -> None:
         """`validate`, of what is a single number."""
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        for name, bounds in BOUNDS.items():
+            bounds.check(name, getattr(self, name))
         if not -1 <= self.top_k <= MAX_TOP_K:
             raise InvalidRequest(f"top_k must be -1 (off) or from 0 to {MAX_TOP_K}, got {self.top_k}", param="top_k")
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
@@ -120,13 +161,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"logit_bias: the bias of token {token} must be from -100 to 100, got {bias}", param="logit_bias"
                 )
-
-
-def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = math.isfinite(value) and value <= high and value >= (low + _SMALLEST if open_low else low)
-    if not ok:
-        bound = "above" if open_low else "at least"
-        raise InvalidRequest(f"{name} must be {bound} {low:g} and at most {high:g}, got {value}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +218,29 @@ class SamplingBatch:
     rows: Sequence[SamplingRow] = ()
     mask: torch.Tensor | None = None
     mask_rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: NDArray[np.void],
+        steps: torch.Tensor,
+        vocab_size: int,
+        tensor: Callable[[NDArray[Any]], torch.Tensor],
+    ) -> SamplingBatch:
+        """Build a batch from `rows` (SAMPLING_ROW) [n] and `steps` int64 [n]; `tensor` puts an array on the device."""
+        temperature, top_p, min_p, top_k = (rows[name].copy() for name in ("temperature", "top_p", "min_p", "top_k"))
+        return cls(
+            temperatures=tensor(temperature),
+            top_ps=tensor(top_p),
+            top_ks=tensor(top_k),
+            min_ps=tensor(min_p),
+            seeds=tensor(rows["seed"].copy()),
+            steps=steps,
+            all_greedy=bool(((temperature == 0.0) | (top_k == 1)).all()),
+            need_top_p=bool((top_p < 1.0).any()),
+            need_top_k=bool((top_k < vocab_size).any()),
+            need_min_p=bool((min_p > 0.0).any()),
+        )
 
     @property
     def want_logprobs(self) -> bool:

@@ -15,7 +15,7 @@ from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.grammar.state import mask_of
-from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, PROCESSED, flags_of
+from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, NUMBERS, PROCESSED, flags_of
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -288,20 +288,14 @@ class BatchBuilder:
                 logprobs = tuple(_logprobs(running.reqs[place]) for place in active.tolist())
             info = SamplingInfo(
                 version=next(self._versions),
-                temperatures=running.temperatures[active],
-                top_ps=running.top_ps[active],
-                top_ks=running.top_ks[active],
-                min_ps=running.min_ps[active],
-                seeds=running.seeds[active],
+                numbers=running.numbers[active],
                 steps=steps,
                 logprobs=logprobs if any(logprobs) else (),
             )
             if whole:
                 self._info, self._info_of = info, running.version
         else:
-            info = SamplingInfo(
-                info.version, info.temperatures, info.top_ps, info.top_ks, info.min_ps, info.seeds, steps, info.logprobs
-            )
+            info = SamplingInfo(info.version, info.numbers, steps, info.logprobs)
         if running.any(PROCESSED):
             late = running.stamps == flight
             info.rows = tuple(_row(running.reqs[place], int(late[place])) for place in active.tolist())
@@ -309,17 +303,11 @@ class BatchBuilder:
         return info
 
     def _sampling(self, reqs: list[Req]) -> SamplingInfo:
-        params = [req.sampling for req in reqs]
-        n, vocab = len(params), self.vocab_size
         logprobs = tuple(_logprobs(req) for req in reqs)
         return SamplingInfo(
             version=next(self._versions),
-            temperatures=np.fromiter((p.temperature for p in params), np.float32, n),
-            top_ps=np.fromiter((p.top_p for p in params), np.float32, n),
-            top_ks=np.fromiter((p.top_k if 0 < p.top_k < vocab else vocab for p in params), np.int64, n),
-            min_ps=np.fromiter((p.min_p for p in params), np.float32, n),
-            seeds=np.fromiter((req.seed for req in reqs), np.int64, n),
-            steps=np.fromiter((req.output_len for req in reqs), np.int64, n),
+            numbers=np.array([req.sampling.row(req.seed, self.vocab_size) for req in reqs], NUMBERS),
+            steps=np.fromiter((req.output_len for req in reqs), np.int64, len(reqs)),
             logprobs=logprobs if any(logprobs) else (),
             rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
             mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
@@ -388,8 +376,3 @@ def _mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:
 
 def _logprobs(req: Req) -> LogprobRequest | None:
     return None if req.logprobs is None else LogprobRequest(req.logprobs.top, req.logprobs.token_ids)
-
-
-def greedy_only(temperatures: NDArray[np.float32], top_ks: NDArray[np.int64]) -> bool:
-    """Whether no row of a batch needs a random number."""
-    return bool(((temperatures == 0.0) | (top_ks == 1)).all())

@@ -118,7 +118,7 @@ class Lifecycle:
 
     def ask_matchers(self) -> None:
         """Take back the requests whose matchers have caught up."""
-        for req, reason in self._results.work.take_done():
+        for req, reason in self._results.grammars.work.take_done():
             if req.finished:
                 continue
             if reason is None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.messages import TokenOutput
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline import side_outputs
-from pegboard.core.pipeline.grammar import state as grammar
-from pegboard.core.pipeline.grammar.work import GrammarWork
+from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
+from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
-from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.core.pipeline.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqLogprobs
     from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.grammar.state import GrammarState
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
 
@@ -32,12 +30,7 @@ Entry = tuple[float, int, list[tuple[float, int]]]
 PromptEntry = tuple[float | None, int, list[tuple[float, int]]]
 
 
-@dataclass(slots=True)
-class StopState:
-    """Stop strings and expressions of one request, matched on its decoded tail."""
-
-    detokenizer: IncrementalDetokenizer
-    matcher: StopMatcher
+_FINISHERS: ReqSlot[list[Finisher]] = ReqSlot(list)
 
 
 class ResultStage:
@@ -48,19 +41,9 @@ class ResultStage:
         tokenizer: TokenDecoder | None,
         eos_ids: Iterable[int] = (),
         pooler: Pooler | None = None,
-        *,
-        jump_ahead: int = 0,
-        work: GrammarWork | None = None,
+        grammars: GrammarFollower | None = None,
     ) -> None:
-        self.work = work or GrammarWork()
-        """Of the requests' matchers."""
-        self.sitting_out: list[tuple[Req, int]] = []
-        """Requests whose matchers have no time left in this step, with the token to go on by; the reader empties it."""
-        self.ahead: list[Req] = []
-        """Requests that have gained tokens beyond the sampled one; whoever reads it empties it."""
-        self.forced_tokens = 0
-        """Tokens gained so, since the start."""
-        self._jump_ahead = jump_ahead
+        self.grammars = grammars or GrammarFollower()
         self._tokenizer = tokenizer
         self._pooler = pooler
         self._eos_ids = frozenset(eos_ids)
@@ -73,7 +56,7 @@ class ResultStage:
         Requests that ended while the step was under way are left alone: their tokens are nobody's.
         """
         batch = step.batch
-        self.work.begin_step()
+        self.grammars.work.begin_step()
         batch.tokens, batch.committed_at = result.tokens, now
         batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
         embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
@@ -191,87 +174,24 @@ class ResultStage:
             _keep_logprobs(req, row, logprobs)
 
     def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
-        reason = self._stop_reason(req, token)
-        state = None if reason is not None or req.sampling.grammar is None else grammar.state_of(req)
-        if reason is None and state is not None and req.output_len:
-            if not self.work.has_room(req):
-                self.sitting_out.append((req, token))
-                return
-            reason = self._follow(req, state, token)
-        elif reason is None and req.remaining_tokens == 0:
-            reason = FinishReason(FinishType.LENGTH)
-        req.output.finish_reason = reason
+        # Without output, because none may be, the token is not the request's.
+        finishers = self._finishers(req) if req.output_len else (LENGTH,)
+        req.output.finish_reason = first_reason(finishers, req, token)
         if req.finished:
             req.timing.finished = now
             finished.append(req)
 
-    def _follow(self, req: Req, state: GrammarState, token: int) -> FinishReason | None:
-        """Go on in the request's grammar by the token and those that it forces; why the request ends, if it does."""
-        since = self.work.now()
-        before = req.output_len
-        reason = self._advance(req, state, token)
-        if reason is None:
-            reason = self._run_ahead(req, state)
-        if reason is None:
-            reason = grammar.look_ahead(req, state)
-        gained = req.output_len - before
-        reason = self.work.took(req, since, 1 + gained) if reason is None else reason
-        if gained and reason is None:
-            self.ahead.append(req)
-        return reason
-
-    def _run_ahead(self, req: Req, state: GrammarState) -> FinishReason | None:
-        """Take the tokens that the grammar leaves no choice about without asking the model; why the request ends among
-        them, if it does. Not where something is wanted that only the model can say of each token.
-        """
-        if not self._jump_ahead or req.logprobs is not None or req.output.hidden is not None:
-            return None
-        tokens = grammar.forced(req, state)[: req.remaining_tokens]
-        if len(tokens) < self._jump_ahead:
-            return None
-        for token in tokens:
-            req.tokens.append(token)
-            self.forced_tokens += 1
-            reason = self._stop_reason(req, token)
-            reason = self._advance(req, state, token) if reason is None else reason
-            if reason is not None:
-                return reason
-        return None
-
-    @staticmethod
-    def _advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
-        reason = grammar.advance(req, state, token)
-        if reason is None and req.remaining_tokens == 0:
-            return FinishReason(FinishType.LENGTH)
-        return reason
-
-    def _stop_reason(self, req: Req, token: int) -> FinishReason | None:
-        """Why the request ends with this token, length and grammar apart."""
-        params = req.sampling
-        if not req.output_len:
-            return None
-        if (not params.ignore_eos and token in req.eos_ids) or token in params.stop_token_ids:
-            return FinishReason(FinishType.STOP, matched=token)
-        if (params.stop or params.stop_regex) and (matched := self._match_stop(req, token)) is not None:
-            return FinishReason(FinishType.STOP, matched=matched)
-        return None
-
-    def _match_stop(self, req: Req, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        state = req.output.stop
-        if state is None:
-            state = req.output.stop = StopState(
-                IncrementalDetokenizer(
-                    self._tokenizer,
-                    skip_special_tokens=req.sampling.skip_special_tokens,
-                    spaces_between_special_tokens=req.sampling.spaces_between_special_tokens,
-                ),
-                StopMatcher(req.sampling.stop, req.sampling.stop_regex),
-            )
-        early = req.output_len < req.sampling.min_new_tokens
-        _, matched = state.matcher.feed(state.detokenizer.push([token]), ignore=early)
-        return matched  # type: ignore[no-any-return]
+    def _finishers(self, req: Req) -> Sequence[Finisher]:
+        """The request's own, which are made at its first token that needs a look."""
+        found = _FINISHERS.peek(req)
+        if found is None:
+            found = _FINISHERS.of(req)
+            found.append(END_TOKENS)
+            params = req.sampling
+            if (params.stop or params.stop_regex) and self._tokenizer is not None:
+                found.append(StopText.of(req, self._tokenizer))
+            found.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(found)))
+        return found
 
 
 def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.core.interfaces.sampling import SAMPLING_ROW
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -33,8 +35,10 @@ NEVER = -1
 """No step; UNSTAMPED says the same of a request, and differs from it."""
 UNSTAMPED = -2
 
-_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _SEED, _TOP_K = range(10)
-_TEMPERATURE, _TOP_P, _MIN_P = range(3)
+NUMBERS: np.dtype[np.void] = np.dtype(list(SAMPLING_ROW), align=True)
+"""What a sampler needs of a request."""
+
+_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS = range(8)
 
 
 class RunningBatch:
@@ -42,15 +46,16 @@ class RunningBatch:
 
     `rows` in the row table; `seq_lens` prompt and output tokens, those on their way included; `input_lens` the
     prompt's; `allocated` slots of the row; `left` how many more tokens may be scheduled; `last` the newest token, where
-    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `last_times` float64 when
-    its newest token was committed. `version` changes whenever a request joins or leaves.
+    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `numbers` those of its
+    sampling (NUMBERS); `last_times` float64 when its newest token was committed. `version` changes whenever a request
+    joins or leaves.
     """
 
     def __init__(self, capacity: int) -> None:
         self.reqs: list[Req] = []
         self.version = 0
-        self._ints = np.zeros((10, capacity), np.int64)
-        self._floats = np.zeros((3, capacity), np.float32)
+        self._ints = np.zeros((8, capacity), np.int64)
+        self._numbers = np.zeros(capacity, NUMBERS)
         self._times = np.zeros(capacity, np.float64)
         self._places: dict[int, int] | None = None
         self._flags_any = 0
@@ -59,7 +64,7 @@ class RunningBatch:
     def _view(self) -> None:
         """Point the views at the buffers' first n entries."""
         n = len(self.reqs)
-        ints, floats = self._ints[:, :n], self._floats[:, :n]
+        ints = self._ints[:, :n]
         self.rows: NDArray[np.int64] = ints[_ROW]
         self.seq_lens: NDArray[np.int64] = ints[_SEQ]
         self.input_lens: NDArray[np.int64] = ints[_INPUT]
@@ -68,11 +73,7 @@ class RunningBatch:
         self.last: NDArray[np.int64] = ints[_LAST]
         self.stamps: NDArray[np.int64] = ints[_STAMP]
         self.flags: NDArray[np.int64] = ints[_FLAGS]
-        self.seeds: NDArray[np.int64] = ints[_SEED]
-        self.top_ks: NDArray[np.int64] = ints[_TOP_K]
-        self.temperatures: NDArray[np.float32] = floats[_TEMPERATURE]
-        self.top_ps: NDArray[np.float32] = floats[_TOP_P]
-        self.min_ps: NDArray[np.float32] = floats[_MIN_P]
+        self.numbers: NDArray[np.void] = self._numbers[:n]
         self.last_times: NDArray[np.float64] = self._times[:n]
         self._flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
         self._places = None
@@ -105,13 +106,9 @@ class RunningBatch:
         """Let requests join whose prompts the step `stamp` computes and for each of which it samples a token."""
         start = len(self.reqs)
         for index, (req, flag) in enumerate(zip(reqs, flags, strict=True), start):
-            kv, params = req.kv, req.sampling
-            top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
-            left = max(0, req.remaining_tokens - 1)
-            self._ints[:, index] = (
-                kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag, req.seed, top_k,
-            )  # fmt: skip
-            self._floats[:, index] = params.temperature, params.top_p, params.min_p
+            kv, left = req.kv, max(0, req.remaining_tokens - 1)
+            self._ints[:, index] = kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag
+            self._numbers[index] = req.sampling.row(req.seed, vocab_size)
             self._times[index] = req.timing.last_token
             self.reqs.append(req)
         self._view()
@@ -125,7 +122,7 @@ class RunningBatch:
         for place in np.flatnonzero(~mask).tolist():
             self.reqs[place].timing.last_token = float(self._times[place])
         self._ints[:, :m] = self._ints[:, :n][:, places]
-        self._floats[:, :m] = self._floats[:, :n][:, places]
+        self._numbers[:m] = self._numbers[:n][places]
         self._times[:m] = self._times[:n][places]
         self.reqs = [self.reqs[place] for place in places.tolist()]
         self._view()

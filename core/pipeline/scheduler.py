@@ -220,17 +220,17 @@ class Scheduler:
 
     def _follow_grammars(self) -> None:
         """Move the requests whose matchers need longer, or know several tokens at once, to the planner's queues."""
-        results, planner = self.stages.results, self.planner
-        sitting, results.sitting_out = results.sitting_out, []
+        grammars, planner = self.stages.results.grammars, self.planner
+        sitting, grammars.sitting_out = grammars.sitting_out, []
         self.counters.grammar_waits += len(sitting)
         for req, token in sitting:
             planner.sit_out(req)
-            results.work.sit_out(req, token)
-        more = results.forced_tokens - self.counters.forced_tokens
+            grammars.work.sit_out(req, token)
+        more = grammars.forced_tokens - self.counters.forced_tokens
         if more:
             self.counters.forced_tokens += more
             self.counters.generated_tokens += more
-            gained, results.ahead = results.ahead, []
+            gained, grammars.ahead = grammars.ahead, []
             for req in gained:
                 planner.run_ahead(req)
 

@@ -11,7 +11,6 @@ import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.pipeline.batch import greedy_only
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 
@@ -259,19 +258,10 @@ class Worker:
         """Sampling tensors; between two steps of the same requests only `steps` changes."""
         sampling = self._sampling
         if sampling is None or info.version != self._version:
-            sampling = self._sampling = SamplingBatch(
-                temperatures=self._tensor(info.temperatures),
-                top_ps=self._tensor(info.top_ps),
-                top_ks=self._tensor(info.top_ks),
-                min_ps=self._tensor(info.min_ps),
-                seeds=self._tensor(info.seeds),
-                steps=self._tensor(info.steps),
-                all_greedy=greedy_only(info.temperatures, info.top_ks),
-                need_top_p=bool((info.top_ps < 1.0).any()),
-                need_top_k=bool((info.top_ks < self._vocab_size).any()),
-                need_min_p=bool((info.min_ps > 0.0).any()),
-                logprobs=info.logprobs,
+            sampling = self._sampling = SamplingBatch.of(
+                info.numbers, self._tensor(info.steps), self._vocab_size, self._tensor
             )
+            sampling.logprobs = info.logprobs
             self._version = info.version
         sampling.steps = self._tensor(info.steps)
         sampling.rows = info.rows

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pegboard.core.toolkit.sampling.noise import bits, gumbel
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
 
 _BLOCK = 256
 _WIDTHS = (64, 256, 1024, 4096)
@@ -33,6 +34,20 @@ class Rows:
     min_ps: torch.Tensor
     keys: torch.Tensor
 
+    @classmethod
+    def of(cls, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor) -> Rows:
+        """Take `rows` int64 [n] of a batch, ascending and distinct; without a copy of the logits when they are all."""
+        top_ks = batch.top_ks[rows]
+        return cls(
+            logits if len(rows) == len(logits) else logits.index_select(0, rows),
+            peaks[rows],
+            batch.temperatures[rows],
+            torch.where(top_ks < 1, logits.shape[1], top_ks),
+            batch.top_ps[rows].to(torch.float64),
+            batch.min_ps[rows],
+            keys(batch.seeds[rows], batch.steps[rows]),
+        )
+
     def __len__(self) -> int:
         return len(self.logits)
 
@@ -44,8 +59,7 @@ class Rows:
         """These rows, ascending and distinct; without a copy when they are all."""
         if len(rows) == len(self):
             return self
-        fields = (self.logits, self.peaks, self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.keys)
-        return Rows(*(field.index_select(0, rows) for field in fields))
+        return Rows(*(getattr(self, name).index_select(0, rows) for name in self.__slots__))
 
     def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
         """The rows, a few at a time, with their numbers."""

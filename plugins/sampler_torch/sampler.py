@@ -8,7 +8,6 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
-from pegboard.core.toolkit.sampling.noise import keys
 from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
 
 
@@ -38,23 +37,14 @@ class TorchSampler(Sampler):
         self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
     ) -> torch.Tensor:
         """Tokens of the rows that are not greedy."""
-        top_ks, top_ps = batch.top_ks[rows], batch.top_ps[rows]
-        sampled = Rows(
-            logits if len(rows) == len(logits) else logits.index_select(0, rows),
-            peaks[rows],
-            batch.temperatures[rows],
-            torch.where(top_ks < 1, logits.shape[1], top_ks),
-            top_ps.to(torch.float64),
-            batch.min_ps[rows],
-            keys(batch.seeds[rows], batch.steps[rows]),
-        )
-        cut = torch.zeros_like(top_ks, dtype=torch.bool)
+        sampled = Rows.of(logits, peaks, batch, rows)
+        cut = torch.zeros_like(rows, dtype=torch.bool)
         if batch.need_top_k:
             cut |= sampled.top_ks < sampled.vocab
         if batch.need_top_p:
-            cut |= top_ps < 1.0
+            cut |= sampled.top_ps < 1.0
         some = cut.nonzero().squeeze(1)
-        tokens = torch.zeros_like(top_ks)
+        tokens = torch.zeros_like(rows)
         if len(some):
             tokens[some] = draw_from_top(sampled.take(some))
         if len(some) < len(rows):

@@ -126,7 +126,7 @@ def make(drill: Drill) -> Iterator[Callable[..., Harness]]:
     yield one
     drill.go.set()
     for harness in made:
-        harness.scheduler.stages.results.work.close()
+        harness.scheduler.stages.results.grammars.work.close()
 
 
 def drilled(tokens: list[int]) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class TestTheFirstTime:
             made.submit(f"warm {owner}", [1], 40, sampling=drilled([9, 10]), principal=owner)
         run(made)
         before = made.scheduler.counters.grammar_waits
-        made.scheduler.stages.results.work._debts["a"] = time.monotonic() + PATIENCE
+        made.scheduler.stages.results.grammars.work._debts["a"] = time.monotonic() + PATIENCE
         made.submit("yours", [2], 40, sampling=drilled([9, 10]), principal="b")
         run(made)
         assert made.scheduler.counters.grammar_waits == before

@@ -104,8 +104,9 @@ class ModelledDevice:
         sampling = work.sampling
         if sampling is None:
             return BatchResult(np.empty(0, np.int64))
-        tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, sampling.seeds.shape)
-        ends = np.fromiter((self.ends[number] for number in sampling.seeds.tolist()), np.int64, len(tokens))
+        numbers = sampling.numbers["seed"].tolist()
+        tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, len(numbers))
+        ends = np.fromiter((self.ends[number] for number in numbers), np.int64, len(tokens))
         tokens[sampling.steps + 1 >= ends] = EOS
         return BatchResult(tokens)
 

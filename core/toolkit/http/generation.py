@@ -31,7 +31,10 @@ client left the field out.
 
 
 class SamplingFields(RequestModel):
-    """What APIs spell alike about sampling. A body adds how it calls the rest, and makes SamplingParams of it."""
+    """What APIs spell alike about sampling. A body adds how it calls the rest, and makes SamplingParams of it.
+
+    A field that has its name and its type from SamplingParams needs this one line more.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -68,26 +71,19 @@ class SamplingFields(RequestModel):
         `custom_logit_processor` where a body has it elsewhere.
         """
         fields = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
+            **{name: getattr(self, name) for name in _SHARED},
             "stop": _texts(self.stop),
             "stop_regex": _texts(self.stop_regex),
             "stop_token_ids": tuple(self.stop_token_ids),
-            "ignore_eos": self.ignore_eos,
-            "no_stop_trim": self.no_stop_trim,
-            "skip_special_tokens": self.skip_special_tokens,
-            "spaces_between_special_tokens": self.spaces_between_special_tokens,
             "logit_bias": _bias(self.logit_bias, prefix),
-            "seed": self.seed,
             "extra": processors_of(processor or self.custom_logit_processor, self.custom_params, prefix),
             **more,
         }
         return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
+
+
+_SHARED = tuple(name for name in SamplingFields.model_fields if name in SamplingParams.__struct_fields__)
+"""What body and engine call alike, and what needs no translation if nothing above gives one."""
 
 
 def for_answer(params: SamplingParams, answer: int) -> SamplingParams:

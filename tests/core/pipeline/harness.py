@@ -25,6 +25,7 @@ from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done, InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
+from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -155,7 +156,7 @@ class Harness:
             self.memory,
             chosen,
             BatchBuilder(self.memory, processors, VOCAB),
-            ResultStage(tokenizer, {EOS}, jump_ahead=jump_ahead, work=work),
+            ResultStage(tokenizer, {EOS}, grammars=GrammarFollower(work, jump_ahead)),
             ThreadExecutor(self.model.launch, self.model) if overlap else InlineExecutor(self.model),
             hooks=hooks or StepHooks(),
             **{name: part for name, part in parts.items() if name != "clock"},

@@ -12,11 +12,12 @@ import torch
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
-from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.culprits import BadTokens
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import PendingResult, Worker, on_host
 from tests.core.pipeline.harness import Harness
 
@@ -72,8 +73,8 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
     """A decode of one token for each of the first rows."""
     n = len(ids)
     ints = np.ones(n, np.int64)
-    floats = np.ones(n, np.float32)
-    sampling = SamplingInfo(1, floats * 0, floats, ints * 100, floats * 0, ints, ints)
+    greedy = SamplingParams(temperature=0.0)
+    sampling = SamplingInfo(1, np.array([greedy.row(seed=1, vocab_size=100)] * n, NUMBERS), ints)
     return ModelWorkerBatch(
         bid=1,
         forward_mode=ForwardMode.DECODE,

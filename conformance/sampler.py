@@ -16,7 +16,7 @@ from pegboard.conformance.properties import properties
 from pegboard.conformance.sampler_params import SamplerParams
 from pegboard.conformance.suite import capability
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch
+from pegboard.core.interfaces.sampling import SAMPLING_ROW, LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 
 if TYPE_CHECKING:
@@ -36,26 +36,22 @@ def make_sampling(
 ) -> SamplingBatch:
     """A SamplingBatch of rows such as ``{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "step": 0}``.
 
-    `min_p` is the other key. What a row leaves out is off; it is greedy without a temperature.
+    The keys are those of SamplingParams, and `step`. What a row leaves out is off; it is greedy without a temperature.
     """
 
-    def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([row.get(name, default) for row in rows], dtype=dtype, device=device)
+    numbers = [
+        SamplingParams(**{"temperature": 0.0, **{key: value for key, value in row.items() if key != "step"}}).row(
+            row.get("seed", 0), vocab
+        )
+        for row in rows
+    ]
+    steps = np.array([row.get("step", 0) for row in rows], np.int64)
 
-    batch = SamplingBatch(
-        temperatures=column("temperature", 0.0, torch.float32),
-        top_ps=column("top_p", 1.0, torch.float32),
-        top_ks=column("top_k", vocab, torch.int64),
-        min_ps=column("min_p", 0.0, torch.float32),
-        seeds=column("seed", 0, torch.int64),
-        steps=column("step", 0, torch.int64),
-        all_greedy=False,
-        logprobs=tuple(logprobs),
-    )
-    batch.all_greedy = bool(((batch.temperatures == 0) | (batch.top_ks == 1)).all())
-    batch.need_top_p = bool((batch.top_ps < 1).any())
-    batch.need_top_k = bool((batch.top_ks < vocab).any())
-    batch.need_min_p = bool((batch.min_ps > 0).any())
+    def tensor(array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    batch = SamplingBatch.of(np.array(numbers, list(SAMPLING_ROW)), tensor(steps), vocab, tensor)
+    batch.logprobs = tuple(logprobs)
     return batch
 
 

@@ -249,16 +249,15 @@ class Batch(ctypes.Structure):
     ]  # fmt: skip
 
 
+COLUMNS = ("temperatures", "top_ps", "min_ps", "top_ks", "seeds", "steps")
+"""The tensors of a SamplingBatch that the library reads."""
+
+
 class Sampling(ctypes.Structure):
     """PbSampling of the source."""
 
     _fields_ = [
-        *[
-            (name, ctypes.c_void_p)
-            for name in (
-                "temperatures", "top_ps", "min_ps", "top_ks", "seeds", "steps", "mask", "mask_rows",
-            )
-        ],
+        *[(name, ctypes.c_void_p) for name in (*COLUMNS, "mask", "mask_rows")],
         ("mask_words", ctypes.c_int64),
         ("masks", ctypes.c_int32),
     ]  # fmt: skip

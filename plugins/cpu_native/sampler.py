@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
-from pegboard.plugins.cpu_native.library import NativeError, Sampling, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.library import COLUMNS, NativeError, Sampling, first_that_loads, usable_cores
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch
@@ -120,14 +120,8 @@ def native_sampling(batch: SamplingBatch, *, masked: bool = False) -> tuple[list
     """The tensors that must live as long, and a batch's parameters as the library wants them: with its mask, if the
     library is to apply that.
     """
-    kept = [
-        one.contiguous()
-        for one in (batch.temperatures, batch.top_ps, batch.min_ps, batch.top_ks, batch.seeds, batch.steps)
-    ]
-    temperatures, top_ps, min_ps, top_ks, seeds, steps = (one.data_ptr() for one in kept)
-    sampling = Sampling(
-        temperatures=temperatures, top_ps=top_ps, min_ps=min_ps, top_ks=top_ks, seeds=seeds, steps=steps
-    )
+    kept: list[torch.Tensor] = [getattr(batch, name).contiguous() for name in COLUMNS]
+    sampling = Sampling(**{name: one.data_ptr() for name, one in zip(COLUMNS, kept, strict=True)})
     if masked and batch.mask is not None and batch.mask_rows is not None:
         mask, rows = batch.mask.contiguous(), batch.mask_rows.contiguous()
         sampling.mask, sampling.mask_rows = mask.data_ptr(), rows.data_ptr()

@@ -14,7 +14,7 @@ import torch
 from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import SAMPLING_ROW, SamplingBatch, SamplingParams, SamplingRow
 
 VOCAB = 64
 SEEDS = 20
@@ -112,17 +112,10 @@ def _draw(
 ) -> list[int]:
     """One token per request, all from equal logits, with equal seeds and at the same step."""
     n = len(batch)
-    ones = torch.ones(n)
-    sampling = SamplingBatch(
-        temperatures=ones,
-        top_ps=ones.clone(),
-        top_ks=torch.full((n,), VOCAB, dtype=torch.int64),
-        min_ps=torch.zeros(n),
-        seeds=torch.full((n,), seed, dtype=torch.int64),
-        steps=torch.full((n,), 5, dtype=torch.int64),
-        all_greedy=False,
-        rows=_rows(batch) if rows is None else rows,
-    )
+    free = SamplingParams(temperature=1.0)
+    numbers = np.array([free.row(seed, VOCAB)] * n, list(SAMPLING_ROW))
+    sampling = SamplingBatch.of(numbers, torch.full((n,), 5, dtype=torch.int64), VOCAB, torch.from_numpy)
+    sampling.rows = _rows(batch) if rows is None else rows
     logits = torch.linspace(-1.0, 1.0, VOCAB).roll(17).expand(n, -1).clone()
     return [int(token) for token in sampler.sample(logits, sampling)]
 

@@ -89,51 +89,59 @@ def _at_once(event: str, args: tuple[Any, ...]) -> bool:
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
     """What waits and is no audit event. A time-out of 0 only looks, and so does a socket that does not block."""
-
-    def guarded(cls: type[Any], name: str, timeout: Callable[..., float | None]) -> Any:
-        original = getattr(cls, name)
-
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            limit = timeout(self, *args, **kwargs)
-            if limit is None or limit > 0:
-                _waits(f"{cls.__name__}.{name}")
-            return original(self, *args, **kwargs)
-
-        return mock.patch.object(cls, name, call)
-
-    start = threading.Thread.start
-
-    def started(self: threading.Thread) -> None:
-        found, _state.found = getattr(_state, "found", None), None  # it waits a moment for the thread to be there
-        try:
-            start(self)
-        finally:
-            _state.found = found
-
-    def given(self: Any, timeout: float | None = None) -> float | None:
-        return timeout
-
-    def of_socket(self: socket.socket, *args: Any, **kwargs: Any) -> float | None:
-        return self.gettimeout()
-
-    def of_connection(self: multiprocessing.connection.Connection, *args: Any, **kwargs: Any) -> float | None:
-        return 0 if self.poll(0) else None
-
     # `multiprocessing` waits by others than the default.
     names = ("DefaultSelector", "PollSelector", "SelectSelector")
-    waiting = {getattr(selectors, name, selectors.DefaultSelector) for name in names}
+    selecting = {getattr(selectors, name, selectors.DefaultSelector) for name in names}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(threading.Thread, "start", started))
+        stack.enter_context(mock.patch.object(threading.Thread, "start", _unwatched(threading.Thread.start)))
         for cls, name in (
             (threading.Condition, "wait"),
             (threading.Thread, "join"),
             (subprocess.Popen, "wait"),
             (multiprocessing.process.BaseProcess, "join"),
-            *((cls, "select") for cls in waiting),
+            *((cls, "select") for cls in selecting),
         ):
-            stack.enter_context(guarded(cls, name, given))
+            stack.enter_context(_guarded(cls, name, _timeout_given))
         for name in ("recv", "recv_into"):
-            stack.enter_context(guarded(socket.socket, name, of_socket))
+            stack.enter_context(_guarded(socket.socket, name, _timeout_of_socket))
         for name in ("recv", "recv_bytes", "recv_bytes_into"):
-            stack.enter_context(guarded(multiprocessing.connection.Connection, name, of_connection))
+            stack.enter_context(_guarded(multiprocessing.connection.Connection, name, _timeout_of_connection))
         yield
+
+
+def _guarded(cls: type[Any], name: str, timeout: Callable[..., float | None]) -> Any:
+    """Patch a method so that it does not wait. `timeout` says how long it would, by its arguments; None: for ever."""
+    original = getattr(cls, name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        limit = timeout(self, *args, **kwargs)
+        if limit is None or limit > 0:
+            _waits(f"{cls.__name__}.{name}")
+        return original(self, *args, **kwargs)
+
+    return mock.patch.object(cls, name, call)
+
+
+def _timeout_given(self: Any, timeout: float | None = None) -> float | None:
+    return timeout
+
+
+def _timeout_of_socket(self: socket.socket, *args: Any, **kwargs: Any) -> float | None:
+    return self.gettimeout()
+
+
+def _timeout_of_connection(self: multiprocessing.connection.Connection, *args: Any, **kwargs: Any) -> float | None:
+    return 0 if self.poll(0) else None
+
+
+def _unwatched(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Let threads be started: `start` waits a moment for the thread to be there."""
+
+    def started(self: threading.Thread) -> None:
+        found, _state.found = getattr(_state, "found", None), None
+        try:
+            start(self)
+        finally:
+            _state.found = found
+
+    return started

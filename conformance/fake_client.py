@@ -130,19 +130,7 @@ class FakeEngineClient(EngineClient):
         self.accepting.set()
         self.release = asyncio.Event()
         self._tokenizer = tokenizer or FakeTokenizer()
-        self._info = ModelInfo(
-            served_name="fake-model",
-            path="/models/fake",
-            architecture="FakeForCausalLM",
-            architectures=("FakeForCausalLM", "FakeModel"),
-            model_type="fake",
-            max_context_len=4096,
-            vocab_size=self._tokenizer.vocab_size,
-            max_total_tokens=65536,
-            dtype="float32",
-            version="0",
-            features=("input_logprobs", "hidden_states", "embeddings", *features),
-        )
+        self._info = _model_info(self._tokenizer.vocab_size, features)
 
     @property
     def info(self) -> ModelInfo:
@@ -215,6 +203,23 @@ class FakeEngineClient(EngineClient):
 
     async def server_info(self) -> dict[str, Any]:
         return {"config": {}, "scheduler": {"waiting_requests": 1, "running_requests": 2}, "ready": self.is_ready}
+
+
+def _model_info(vocab_size: int, features: Sequence[str]) -> ModelInfo:
+    """Describe the fake model. `features` come on top of those that need no grammar."""
+    return ModelInfo(
+        served_name="fake-model",
+        path="/models/fake",
+        architecture="FakeForCausalLM",
+        architectures=("FakeForCausalLM", "FakeModel"),
+        model_type="fake",
+        max_context_len=4096,
+        vocab_size=vocab_size,
+        max_total_tokens=65536,
+        dtype="float32",
+        version="0",
+        features=("input_logprobs", "hidden_states", "embeddings", *features),
+    )
 
 
 class FakeStream(OutputStream):

@@ -81,10 +81,10 @@ class Planner:
     # ---- the plan -------------------------------------------------------------------------------------------------
 
     def plan(self, flight: Step | None) -> Step | None:
-        """The next step, with its memory allocated; None where there is nothing to do.
+        """Return the next step, with its memory allocated; None where there is nothing to do.
 
-        While a step is under way, `flight`, None may also mean that its results have to be known first: whoever
-        asks settles it and asks again. So nobody is retracted or preempted while a token of theirs is on its way.
+        While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
+        settles it and asks again. So no request is retracted or preempted while a token of its own is on its way.
         """
         if flight is not None and self.running.any(HISTORY):
             return None
@@ -102,6 +102,12 @@ class Planner:
                 return step
             if self._must_settle:
                 return None
+        return self._plan_decode(flight)
+
+    def _plan_decode(self, flight: Step | None) -> Step | None:
+        """Return a step that catches up with known tokens, else one that decodes, else the next part of a split
+        prefill; None as in `plan`.
+        """
         room = self._make_room(flight)
         if not room and flight is not None and self.running:
             return None  # and it is still the decodes' turn when the flight is settled

@@ -18,6 +18,7 @@ from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFiel
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
@@ -161,20 +162,15 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
         logprob_start: int | None = None,
         **sampling: Any,
     ) -> list[GenerateRequest]:
-        """Prompts times `copies`, prompt by prompt; those of one HTTP request are called ``<rid>_<number>``. `sampling`
-        takes precedence over the body's fields.
+        """Return prompts times `copies`, prompt by prompt; those of one HTTP request are called ``<rid>_<number>``.
+        `sampling` takes precedence over the body's fields.
         """
         total = len(prompts) * self.copies
         salt = salt_of(self.cache_salt, self.extra_key)
         if self.prompt_logprobs is not None:
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
-        params = self.sampling_params(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
-        params = msgspec.structs.replace(
-            params,
-            extra=self.processor_params(params.extra),
-            no_stop_trim=params.no_stop_trim or self.include_stop_str_in_output,
-        )
+        params = self._sampling(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
         return [
             GenerateRequest(
                 prompt=prompt,
@@ -192,6 +188,15 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
             for i, prompt in enumerate(prompts)
             for answer in range(self.copies)
         ]
+
+    def _sampling(self, **values: Any) -> SamplingParams:
+        """Return the body's sampling parameters, with those of processors; `values` take precedence."""
+        params = self.sampling_params(**values)
+        return msgspec.structs.replace(
+            params,
+            extra=self.processor_params(params.extra),
+            no_stop_trim=params.no_stop_trim or self.include_stop_str_in_output,
+        )
 
 
 def check_top(name: str, value: int) -> None:

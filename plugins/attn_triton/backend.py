@@ -197,6 +197,7 @@ class TritonAttention(AttentionBackend):
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
         if decode is not None and metadata.decoding is not None:
             self._decode(q, out, layer, batch, metadata.decoding, decode, sinks)
+            self._reduce(out, layer, metadata.decoding, decode, sinks)
         if extend is not None:
             self._extend(q, out, layer, batch, extend, sinks)
         return out
@@ -224,11 +225,7 @@ class TritonAttention(AttentionBackend):
             batch.extend_start_loc,
             batch.extend_prefix_lens,
             batch.extend_lens,
-            *q.stride()[:2],
-            *out.stride()[:2],
-            *keys.stride()[:2],
-            *values.stride()[:2],
-            table.stride(0),
+            *_strides((q, 2), (out, 2), (keys, 2), (values, 2), (table, 1)),
             layer.window or 0,
             *_factors(layer),
             GROUP=layer.num_heads // layer.num_kv_heads,
@@ -249,13 +246,12 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
         table = batch.kv_groups[layer.kv_group].row_table
-        group, count = layer.num_heads // layer.num_kv_heads, len(decoding.rows)
-        split = launch.parts is not None and launch.tops is not None
+        group = layer.num_heads // layer.num_kv_heads
+        programs = layer.num_kv_heads * -(-group // launch.blocks.rows)
         # Placeholders where there is nothing to split: the kernel is then compiled without them.
         parts = launch.parts if launch.parts is not None else out[:, None]
         tops = launch.tops if launch.tops is not None else out
-        constants = _constants(layer, launch.blocks, sinks)
-        self._kernels.decode_kernel[(count, layer.num_kv_heads * -(-group // launch.blocks.rows), launch.splits)](
+        self._kernels.decode_kernel[(len(decoding.rows), programs, launch.splits)](
             q,
             parts,
             tops,
@@ -266,40 +262,50 @@ class TritonAttention(AttentionBackend):
             decoding.rows,
             decoding.tokens,
             decoding.seq_lens,
-            *q.stride()[:2],
-            *parts.stride()[:3],
-            *tops.stride()[:2],
-            *keys.stride()[:2],
-            *values.stride()[:2],
-            table.stride(0),
+            *_strides((q, 2), (parts, 3), (tops, 2), (keys, 2), (values, 2), (table, 1)),
             layer.window or 0,
             launch.split_size,
             *_factors(layer),
             GROUP=group,
             BLOCK_H=launch.blocks.rows,
-            SPLIT=split,
-            **constants,
+            SPLIT=launch.parts is not None,
+            **_constants(layer, launch.blocks, sinks),
         )
-        if split:
-            self._kernels.reduce_kernel[(count, layer.num_heads)](
-                parts,
-                tops,
-                out,
-                q if sinks is None else sinks,
-                decoding.tokens,
-                decoding.seq_lens,
-                *parts.stride()[:3],
-                *tops.stride()[:2],
-                *out.stride()[:2],
-                layer.window or 0,
-                launch.split_size,
-                DV=layer.v_head_dim,
-                BLOCK_S=power_of_two(launch.splits, 2),
-                BLOCK_DV=constants["BLOCK_DV"],
-                HAS_WINDOW=constants["HAS_WINDOW"],
-                HAS_SINKS=constants["HAS_SINKS"],
-                **COMMON,
-            )
+
+    def _reduce(
+        self,
+        out: torch.Tensor,
+        layer: LayerSpec,
+        decoding: Decoding,
+        launch: DecodeLaunch,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Put the parts of each request together."""
+        parts, tops = launch.parts, launch.tops
+        if parts is None or tops is None:
+            return
+        self._kernels.reduce_kernel[(len(decoding.rows), layer.num_heads)](
+            parts,
+            tops,
+            out,
+            tops if sinks is None else sinks,
+            decoding.tokens,
+            decoding.seq_lens,
+            *_strides((parts, 3), (tops, 2), (out, 2)),
+            layer.window or 0,
+            launch.split_size,
+            DV=layer.v_head_dim,
+            BLOCK_S=power_of_two(launch.splits, 2),
+            BLOCK_DV=power_of_two(layer.v_head_dim),
+            HAS_WINDOW=layer.window is not None,
+            HAS_SINKS=sinks is not None,
+            **COMMON,
+        )
+
+
+def _strides(*tensors: tuple[torch.Tensor, int]) -> tuple[int, ...]:
+    """Return the strides of each tensor's first dimensions, as many as stand beside it."""
+    return tuple(stride for tensor, dims in tensors for stride in tensor.stride()[:dims])
 
 
 def _factors(layer: LayerSpec) -> tuple[float, float]:

@@ -78,22 +78,20 @@ class CpuNativeRunner(ModelRunner):
     ) -> ForwardOutput:
         if batch.forward_mode is ForwardMode.IDLE or batch.num_tokens == 0:
             return self._nothing(return_logits, return_hidden_states)
-        sampled = batch.batch_size if batch.sample_rows is None else batch.sample_rows.shape[0]
-        if sampling is not None and len(sampling) != sampled:
-            raise ValueError(f"{len(sampling)} rows of sampling parameters for {sampled} sampled rows")
-        wants_tokens = sampling is not None and sampled > 0
-        fused = sampled > 0 and not return_logits and sampling is not None and self._samples(sampling)
-        vocab = self.ctx.spec.vocab_size
-        logits = torch.empty(sampled, vocab) if return_logits or (wants_tokens and not fused) else None
-        tokens = torch.empty(sampled, dtype=torch.int64) if fused else None
+        sampled = _sampled(batch, sampling)
+        wanted = sampling if sampled else None
+        fused = wanted if wanted is not None and not return_logits and self._samples(wanted) else None
+        apart = wanted if fused is None else None
+        logits = torch.empty(sampled, self.ctx.spec.vocab_size) if return_logits or apart is not None else None
+        tokens = torch.empty(sampled, dtype=torch.int64) if fused is not None else None
         kept, native = None, None
-        if fused and sampling is not None and not _all_greedy(sampling):
-            kept, native = native_sampling(sampling, masked=True)
+        if fused is not None and not _all_greedy(fused):
+            kept, native = native_sampling(fused, masked=True)
         rows = _hidden_rows(batch, sampled, return_hidden_states)
         hidden = None if rows is None else torch.empty(len(rows), self.ctx.spec.hidden_size)
         self._model.forward(
             batch,
-            sampled=sampled if wants_tokens or return_logits else 0,
+            sampled=0 if logits is None and tokens is None else sampled,
             logits=logits,
             tokens=tokens,
             sampling=native,
@@ -106,10 +104,8 @@ class CpuNativeRunner(ModelRunner):
         if tokens is not None:
             check_tokens(tokens)
             output.next_token_ids = tokens
-        elif wants_tokens:
-            assert sampling is not None
-            assert logits is not None
-            sample(logits, sampling, self.ctx, output, return_logits=return_logits)
+        elif apart is not None and logits is not None:
+            sample(logits, apart, self.ctx, output, return_logits=return_logits)
         return output
 
     def _samples(self, sampling: SamplingBatch) -> bool:
@@ -149,6 +145,14 @@ class CpuNativeRunner(ModelRunner):
             logits=torch.empty(0, spec.vocab_size) if return_logits else None,
             hidden_states=torch.empty(0, spec.hidden_size) if return_hidden_states else None,
         )
+
+
+def _sampled(batch: ForwardBatch, sampling: SamplingBatch | None) -> int:
+    """Return how many rows are sampled. Raise ValueError where the sampling parameters are of another number."""
+    sampled = batch.batch_size if batch.sample_rows is None else batch.sample_rows.shape[0]
+    if sampling is not None and len(sampling) != sampled:
+        raise ValueError(f"{len(sampling)} rows of sampling parameters for {sampled} sampled rows")
+    return sampled
 
 
 def _all_greedy(sampling: SamplingBatch) -> bool:

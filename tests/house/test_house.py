@@ -31,27 +31,9 @@ LONG_FUNCTIONS = {
     # Triton compiles a kernel as one function.
     "plugins.attn_triton.kernels.extend_kernel",
     "plugins.attn_triton.kernels.decode_kernel",
-    "plugins.attn_triton.backend._decode",
     # To be cut.
-    "conformance.blocking._patched",
-    "conformance.fake_client.__init__",
     "core.pipeline.batch.decode",
     "core.pipeline.batch.extend",
-    "core.pipeline.planner.plan",
-    "core.server.http.app.build_app",
-    "core.server.http.middleware.__call__",
-    "core.toolkit.chat.rendering.render_chat",
-    "core.toolkit.chat.turn.take_turn",
-    "core.toolkit.grammars.grammar.grammar_of",
-    "core.toolkit.model.decoder_spec.from_config",
-    "core.toolkit.parsing.call_stream.read_call",
-    "core.toolkit.text.tokenizer.from_directory",
-    "plugins.api_openai.fields.engine_requests",
-    "plugins.cpu_native.runner.execute",
-    "plugins.model_sources.gguf.metadata.model_config",
-    "tools.bench.figures.figures",
-    "tools.lab.assemble.assemble",
-    "tools.lab.report.summarise",
 }
 
 

@@ -20,7 +20,7 @@ SHOWN_ERRORS = 5
 
 
 def figures(outcome: Outcome, slo: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """All figures of a run: latencies in milliseconds, rates per second. `slo` has the most milliseconds that a
+    """Return all figures of a run: latencies in milliseconds, rates per second. `slo` has the most milliseconds that a
     request's ttft, tpot or e2e may take for it to count as good.
 
     Latencies are those of requests that succeeded. Of a rate the time is from the first request's start to the last
@@ -31,9 +31,7 @@ def figures(outcome: Outcome, slo: Mapping[str, float] | None = None) -> dict[st
     seconds = outcome.duration
     inputs = sum(one.input_tokens or 0 for one in good)
     outputs = sum(one.output_tokens for one in good)
-    told = [one for one in good if one.cached_tokens is not None and one.prompt_tokens]
-    prompts = sum(one.prompt_tokens or 0 for one in told)
-    found: dict[str, Any] = {
+    return {
         "requests": outcome.wanted,
         "completed": len(good),
         "failed": len(failed),
@@ -46,29 +44,47 @@ def figures(outcome: Outcome, slo: Mapping[str, float] | None = None) -> dict[st
         "output_throughput": outputs / seconds,
         "total_throughput": (inputs + outputs) / seconds,
         "mean_concurrency": sum(one.end - one.sent for one in outcome.records if one.end) / seconds,
-        "cached_tokens": sum(one.cached_tokens or 0 for one in told) if told else None,
-        "hit_rate": sum(one.cached_tokens or 0 for one in told) / prompts if prompts else None,
+        **_cache_hits(good),
+        **_latencies(good),
+        "goodput": sum(meets(one, slo) for one in good) / seconds if slo else None,
+        "counted": dict(Counter(one.counted for one in good)),
+        "finish_reasons": dict(Counter(one.finish_reason for one in good)),
+        "errors": _commonest([one.error for one in failed]),
+        "stopped": outcome.stopped,
+        "client": _client(outcome, outputs),
+    }
+
+
+def _cache_hits(good: Sequence[Record]) -> dict[str, float | None]:
+    """Count cached tokens over the requests whose server says how many there were; None where no server does."""
+    known = [one for one in good if one.cached_tokens is not None and one.prompt_tokens]
+    if not known:
+        return {"cached_tokens": None, "hit_rate": None}
+    cached = sum(one.cached_tokens or 0 for one in known)
+    return {"cached_tokens": cached, "hit_rate": cached / sum(one.prompt_tokens or 0 for one in known)}
+
+
+def _latencies(good: Sequence[Record]) -> dict[str, dict[str, float] | None]:
+    """Return the spread of each latency, in milliseconds."""
+    return {
         "ttft_ms": spread([one.ttft for one in good]),
         "tpot_ms": spread([one.tpot for one in good if one.tpot is not None]),
         "itl_ms": spread([gap for one in good for gap in one.intervals()]),
         "e2e_ms": spread([one.e2e for one in good]),
-        "goodput": None,
-        "counted": dict(Counter(one.counted for one in good)),
-        "finish_reasons": dict(Counter(one.finish_reason for one in good)),
-        "errors": [
-            {"message": message, "count": count}
-            for message, count in Counter(one.error for one in failed).most_common(SHOWN_ERRORS)
-        ],
-        "stopped": outcome.stopped,
-        "client": {
-            "cpu_s": outcome.cpu_seconds,
-            "cpu_us_per_token": outcome.cpu_seconds * 1e6 / outputs if outputs else None,
-            "lag_ms": spread([one.sent - one.due for one in outcome.records]),
-        },
     }
-    if slo:
-        found["goodput"] = sum(meets(one, slo) for one in good) / seconds
-    return found
+
+
+def _commonest(errors: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"message": message, "count": count} for message, count in Counter(errors).most_common(SHOWN_ERRORS)]
+
+
+def _client(outcome: Outcome, output_tokens: int) -> dict[str, Any]:
+    """Return what the measuring itself cost, and how late its requests left."""
+    return {
+        "cpu_s": outcome.cpu_seconds,
+        "cpu_us_per_token": outcome.cpu_seconds * 1e6 / output_tokens if output_tokens else None,
+        "lag_ms": spread([one.sent - one.due for one in outcome.records]),
+    }
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:

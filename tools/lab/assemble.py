@@ -47,7 +47,7 @@ def assemble(
     hooks: StepHooks,
     vocab_size: int,
 ) -> Scheduler:
-    """Raises ConfigError where the config asks for what the lab cannot do."""
+    """Return a scheduler around `execute`. Raise ConfigError where the config asks for what the lab cannot do."""
     config = resolved.engine
     if config.scheduler.loop == "overlap":
         raise ConfigError(
@@ -56,20 +56,12 @@ def assemble(
         )
     selection, page_size = Selection(resolved), config.memory.page_size
     pages = (config.memory.max_total_tokens or DEFAULT_TOKENS) // page_size
-    allocator_ctx = TokenAllocatorContext(pages, page_size)
-    allocator = cast(TokenAllocator, selection.choose("token_allocator", allocator_ctx).build(allocator_ctx))
-    cache_ctx = PrefixCacheContext(allocator, page_size)
-    cache = cast(PrefixCache, selection.choose("prefix_cache", cache_ctx).build(cache_ctx))
-    policy_ctx = SchedulePolicyContext(cache, config.scheduler.seed, clock)
-    policy = cast(SchedulePolicy, selection.choose("schedule_policy", policy_ctx).build(policy_ctx))
-    gate_ctx = AdmissionGateContext(clock)
-    gates = [
-        (choice.name, cast(AdmissionGate, choice.build(gate_ctx)))
-        for choice in selection.choose_all("admission_gate", gate_ctx)
-    ]
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
-    memory = MemoryManager(rows, allocator, cache)
+    memory = _memory(selection, rows, TokenAllocatorContext(pages, page_size))
+    policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
+    policy = cast(SchedulePolicy, selection.choose("schedule_policy", policy_ctx).build(policy_ctx))
+    gates = _gates(selection, AdmissionGateContext(clock))
     chunk = config.scheduler.chunked_prefill_size
     stages = Stages(
         memory,
@@ -82,3 +74,17 @@ def assemble(
     )
     limits = Limits(context, None if chunk == 0 else chunk or max(DEFAULT_CHUNK, page_size), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)
+
+
+def _memory(selection: Selection, rows: ReqToTokenPool, ctx: TokenAllocatorContext) -> MemoryManager:
+    """Build the allocator and the prefix cache that the config chooses."""
+    allocator = cast(TokenAllocator, selection.choose("token_allocator", ctx).build(ctx))
+    cache_ctx = PrefixCacheContext(allocator, ctx.page_size)
+    cache = cast(PrefixCache, selection.choose("prefix_cache", cache_ctx).build(cache_ctx))
+    return MemoryManager(rows, allocator, cache)
+
+
+def _gates(selection: Selection, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
+    """Build the gates that the config lists, by name."""
+    choices = selection.choose_all("admission_gate", ctx)
+    return [(choice.name, cast(AdmissionGate, choice.build(ctx))) for choice in choices]

@@ -21,7 +21,7 @@ NOTABLE = 0.001
 
 
 def summarise(outcome: Outcome) -> dict[str, Any]:
-    """All figures of a run. Times in seconds of virtual time.
+    """Return all figures of a run. Times in seconds of virtual time.
 
     TTFT is from arrival to first token, TPOT the mean time per further token of a request, ITL the time between two
     tokens, queue time from arrival until it was first scheduled. The hit rate is the share of all prompt tokens that
@@ -32,8 +32,8 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     prompts = sum(record.prompt_len for record in done)
     outputs = sum(record.output_len for record in done)
     span = max(outcome.duration, 1e-9)
-    hit_rate = outcome.cached_tokens / max(1, prompts)
-    figures: dict[str, Any] = {
+    queued = [r.scheduled - r.arrived for r in done if r.scheduled > 0]
+    return {
         "label": outcome.label,
         "requests": len(outcome.records),
         "finished": len(done),
@@ -46,25 +46,30 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "tpot": _spread([(r.finished - r.first_token) / (r.output_len - 1) for r in done if r.output_len > 1]),
         "itl": _from_histogram(outcome.intervals),
         "e2e": _spread([r.finished - r.arrived for r in done]),
-        "queue": _spread([r.scheduled - r.arrived for r in done if r.scheduled > 0]),
-        "hit_rate": hit_rate,
-        "optimal_hit_rate": None,
-        "hit_rate_of_optimal": None,
+        "queue": _spread(queued),
+        **_hit_rates(outcome, prompts),
         "retractions": outcome.retractions,
         "preemptions": outcome.preemptions,
         "prefill_steps": outcome.prefill_steps,
         "decode_steps": outcome.decode_steps,
         "fallback_share": _fallback_share(outcome.policy),
         "fairness": fairness(done),
-        "max_queue": max((r.scheduled - r.arrived for r in done if r.scheduled > 0), default=0.0),
+        "max_queue": max(queued, default=0.0),
         "book_errors": outcome.info.get("book_errors", 0),
         "wall": outcome.wall,
     }
-    if outcome.optimal_cached is not None:
-        optimal = outcome.optimal_cached / max(1, prompts)
-        figures["optimal_hit_rate"] = optimal
-        figures["hit_rate_of_optimal"] = hit_rate / optimal if optimal >= NOTABLE else None
-    return figures
+
+
+def _hit_rates(outcome: Outcome, prompt_tokens: int) -> dict[str, float | None]:
+    """Return the hit rate, the best possible one, and the share of it; None where the best is unknown or nothing."""
+    total = max(1, prompt_tokens)
+    rate = outcome.cached_tokens / total
+    optimal = None if outcome.optimal_cached is None else outcome.optimal_cached / total
+    return {
+        "hit_rate": rate,
+        "optimal_hit_rate": optimal,
+        "hit_rate_of_optimal": rate / optimal if optimal is not None and optimal >= NOTABLE else None,
+    }
 
 
 def fairness(records: Sequence[Record]) -> float:

@@ -49,51 +49,64 @@ def build_app(
     access_log: bool = False,
     told: Callable[[str], AbstractContextManager[None] | None] | None = None,
 ) -> FastAPI:
-    """The application of named routers, in this order. Raises ConfigError where two claim the same path and method.
+    """Return the application of named routers, in this order. Raise ConfigError where two claim the same path and
+    method.
 
     `hosts` are the names under which it may be asked where there are no keys; without them, under any. `told` gives
     what to put around a router's `routes()`, by its name, so that errors name its plugin.
     """
     app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
-    owners: dict[tuple[str, str], str] = {}
-    formats = app.state.errors = ErrorFormats()
     named = []
     for name, router in routers:
         with (told(name) if told else None) or nullcontext():
             named.append((name, _routes(router)))
-    every: list[BaseRoute] = []
-    for name, routes in [*named, ("the server", Documents().routes())]:
-        _claim(owners, name, routes.routes)
-        formats.add(routes.routes)
-        every += routes.routes
-    # Not include_router: FastAPI would look for each request's route twice.
-    app.router.routes.extend(sorted(every, key=lambda route: not _only_with(route)))
+    _add_routes(app, [*named, ("the server", Documents().routes())])
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
+    app.state.keys = keys = keys or Keys()
     cors = cors or CorsSection()
     # The last one added is the first to see a request.
     table = Routes()
     app.add_middleware(Heads)
     app.add_middleware(Billing)
     app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes))
-    keys = keys or Keys()
-    app.state.keys = keys
     app.add_middleware(Front, table, keys, hosts=hosts, origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors.allow_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID.decode(), "retry-after"],
-            max_age=cors.max_age,
-        )
+        _allow_origins(app, cors)
     app.state.own_middleware = list(app.user_middleware)
+    _add_error_handlers(app)
+    return app
+
+
+def _add_routes(app: FastAPI, named: Sequence[tuple[str, APIRouter]]) -> None:
+    """Give the application the routes of all routers, and their formats of errors."""
+    owners: dict[tuple[str, str], str] = {}
+    formats = app.state.errors = ErrorFormats()
+    every: list[BaseRoute] = []
+    for name, routes in named:
+        _claim(owners, name, routes.routes)
+        formats.add(routes.routes)
+        every += routes.routes
+    # Not include_router: FastAPI would look for each request's route twice.
+    app.router.routes.extend(sorted(every, key=lambda route: not _only_with(route)))
+
+
+def _allow_origins(app: FastAPI, cors: CorsSection) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=cors.allow_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID.decode(), "retry-after"],
+        max_age=cors.max_age,
+    )
+
+
+def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(InvalidRequest, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnected, _gone)
     app.add_exception_handler(Exception, _bug)
-    return app
 
 
 def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[str, Any]] | None:

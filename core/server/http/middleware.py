@@ -73,11 +73,7 @@ class Front:
         began = time.perf_counter()
         entry = self._routes.find(scope)
         headers = {name: value for name, value in scope["headers"] if name in _WANTED}
-        rid = _request_id(headers.get(REQUEST_ID))
-        scope.setdefault("state", {})["request_id"] = rid
-        named = (REQUEST_ID, rid.encode())
-        scope["state"][ASKED_BY] = self._keys.asker(headers)
-        ASKER.set(scope["state"][ASKED_BY])
+        named = (REQUEST_ID, self._identify(scope, headers).encode())
         status = 0
 
         async def sending(message: Message) -> None:
@@ -105,6 +101,14 @@ class Front:
         finally:
             if self._log:
                 _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
+
+    def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Note the request's id, and who asks by its key; return the id."""
+        state = scope.setdefault("state", {})
+        state["request_id"] = _request_id(headers.get(REQUEST_ID))
+        state[ASKED_BY] = self._keys.asker(headers)
+        ASKER.set(state[ASKED_BY])
+        return str(state["request_id"])
 
     def _refusal(self, entry: Entry, scope: Scope, headers: dict[bytes, bytes]) -> InvalidRequest | None:
         if not self._keys and self._hosts is not None and (error := self._hosts.refusal(headers.get(b"host"))):

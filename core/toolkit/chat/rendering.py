@@ -65,7 +65,7 @@ async def render_chat(
     continue_final_message: bool = False,
     template: str | None = None,
 ) -> str:
-    """The prompt of a conversation; submit it with ``add_special_tokens=False``.
+    """Return the prompt of a conversation; submit it with ``add_special_tokens=False``.
 
     `messages` are in OpenAI's form, with text content; tool calls have their arguments as JSON text or as objects, and
     reach the template as objects, as models expect. Templates that read `tools` get them; for others `tool_parser`
@@ -79,27 +79,29 @@ async def render_chat(
     a template that takes too long or too much memory (400), and where too many wait or helpers are killed from outside
     (503). Being cancelled is fine.
     """
-    sources = client.tokenizer.chat_templates
     active = tools if tools is not None and tools.active else None
-    source = select_source(sources, name=template, with_tools=active is not None)
     texts = JsonTexts()
-    chat = [_message(i, one, texts) for i, one in enumerate(messages)]
     prompt = ChatPrompt(
-        source=source,
-        messages=chat,
+        source=select_source(client.tokenizer.chat_templates, name=template, with_tools=active is not None),
+        messages=[_message(i, one, texts) for i, one in enumerate(messages)],
         tokens=dict(client.tokenizer.named_tokens),
         kwargs=dict(kwargs or {}),
         hints=dict(hints or {}),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
-    if active is not None:
-        prompt.tools = active.for_template
-    if tool_parser is not None:
-        prompt.written = _written(chat, tool_parser)
-        if active is not None:
-            prompt.instructions = tool_parser.instructions(active.functions)
+    _add_tools(prompt, active, tool_parser)
     return await asyncio.wrap_future(_pool().submit(prompt))
+
+
+def _add_tools(prompt: ChatPrompt, tools: Tools | None, parser: OutputParser | None) -> None:
+    """Give a prompt its tools, if any may be called, and the parser's words for templates that do not read them."""
+    if tools is not None:
+        prompt.tools = tools.for_template
+    if parser is not None:
+        prompt.written = _written(prompt.messages, parser)
+        if tools is not None:
+            prompt.instructions = parser.instructions(tools.functions)
 
 
 def warm_up() -> None:

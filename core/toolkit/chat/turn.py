@@ -64,34 +64,14 @@ async def take_turn(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> Turn:
-    """The turn after `messages`, which templates can read already. `grammar` is the request's own.
+    """Return the turn after `messages`, which templates can read already. `grammar` is the request's own.
 
     With a format (JSON) and tools, an answer is either calls or of that format, where parser and engine can have it so
     (many functions may be more than the engine takes), and else always of that format; a call that is required goes
     before any format. With an expression or rules of its own an answer is what these say. Raises InvalidRequest where
     tools are there and nothing reads calls, and where a call is required beside an expression or rules.
     """
-    if tools.active and ctx.tool_parser is None:
-        raise InvalidRequest(
-            "tools: no tool parser fits this model's chat template, so its calls cannot be read; set tool_parser.use "
-            "in the server's config, or leave tools out",
-            param="tools",
-            code="unsupported",
-        )
-    if grammar is not None and tools.active and tools.choice == "required":
-        if grammar.kind in ("regex", "ebnf"):
-            raise InvalidRequest(
-                f"tool_choice: a call is required, and {grammar.kind} says otherwise; leave one of them out",
-                param="tool_choice",
-            )
-        grammar = None
-    openings: tuple[str, ...] = ()
-    if grammar is not None and grammar.kind in ("json_schema", "json_object") and tools.active:
-        either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
-        if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
-            grammar, openings = either
-    # With a grammar of its own alone an answer is what that says, so there is nothing in it to be found.
-    whole = grammar is not None and grammar.kind != "structural_tag"
+    form = _form(ctx, tools, grammar)
     prompt = await until_disconnect(
         request,
         render_chat(
@@ -105,20 +85,74 @@ async def take_turn(
             continue_final_message=continue_final_message,
         ),
     )
-    tool_parser = ctx.tool_parser if tools.active and (openings or not whole) else None
-    reasoning_parser = ctx.reasoning_parser if separate_reasoning else None
+    prefill = str(messages[-1]["content"]) if continue_final_message else ""
+    return _turn(ctx, tools, form, prompt, prefill, separate_reasoning=separate_reasoning, skip_special=skip_special)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What an answer has to look like, by the request's own grammar; `openings` as in `Turn`."""
+
+    grammar: Grammar | None
+    openings: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether an answer is what the grammar says and nothing else, so that no call is to be found in it."""
+        return self.grammar is not None and self.grammar.kind != "structural_tag"
+
+
+def _form(ctx: ApiContext, tools: Tools, grammar: Grammar | None) -> _Form:
+    """Reconcile tools and the request's own grammar; `take_turn` says how, and what it raises."""
+    if not tools.active:
+        return _Form(grammar)
+    if ctx.tool_parser is None:
+        raise InvalidRequest(
+            "tools: no tool parser fits this model's chat template, so its calls cannot be read; set tool_parser.use "
+            "in the server's config, or leave tools out",
+            param="tools",
+            code="unsupported",
+        )
     if grammar is None:
-        grammar = tools.grammar(ctx.tool_parser, features=ctx.client.info.features)
+        return _Form(None)
+    if tools.choice == "required":
+        if grammar.kind in ("regex", "ebnf"):
+            raise InvalidRequest(
+                f"tool_choice: a call is required, and {grammar.kind} says otherwise; leave one of them out",
+                param="tool_choice",
+            )
+        return _Form(None)
+    if grammar.kind in ("json_schema", "json_object"):
+        either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
+        if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
+            return _Form(*either)
+    return _Form(grammar)
+
+
+def _turn(
+    ctx: ApiContext,
+    tools: Tools,
+    form: _Form,
+    prompt: str,
+    prefill: str,
+    *,
+    separate_reasoning: bool,
+    skip_special: bool,
+) -> Turn:
+    """Choose how the answer to this prompt is constrained and read."""
+    tool_parser = ctx.tool_parser if tools.active and (form.openings or not form.whole) else None
+    reasoning_parser = ctx.reasoning_parser if separate_reasoning else None
+    grammar = form.grammar or tools.grammar(ctx.tool_parser, features=ctx.client.info.features)
     return Turn(
         prompt=prompt,
-        prefill=str(messages[-1]["content"]) if continue_final_message else "",
+        prefill=prefill,
         tools=tools,
         grammar=grammar,
         skip_special_tokens=skip_special and skip_special_tokens(tools, tool_parser, reasoning_parser),
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
-        constrained=whole or (tools.active and tools.choice == "required"),
-        openings=openings,
+        constrained=form.whole or (tools.active and tools.choice == "required"),
+        openings=form.openings,
     )
 
 

@@ -30,7 +30,7 @@ def grammar_of(
     structural_tag: Any = None,
     names: Mapping[GrammarKind, str] | None = None,
 ) -> Grammar | None:
-    """The grammar of a request, or None where it has none. Whatever is None was not given.
+    """Return the grammar of a request, or None where it has none. Whatever is None was not given.
 
     `json_schema` is a schema (an object, or true), or its JSON text; `structural_tag` an object or its JSON text, in
     the form of `Grammar` or in one of those that others use: with a `type` beside it, or ``{"format": {"type":
@@ -55,9 +55,14 @@ def grammar_of(
         fields = " and ".join(dict.fromkeys(called[kind] for kind in given))
         raise InvalidRequest(f"one grammar per request: {fields} exclude each other", param=called[given[1]])
     kind = given[0]
-    name, value, texts = called[kind], values[kind], JsonTexts()
+    return _read(kind, values[kind], called[kind])
+
+
+def _read(kind: GrammarKind, value: Any, name: str) -> Grammar:
+    """Check and spell one grammar, which is called `name` in the body. Raises InvalidRequest as `grammar_of` says."""
     if kind == "json_object":
         return Grammar("json_object")
+    texts = JsonTexts()
     if kind == "json_schema":
         schema = _parsed(value, name, texts)
         if not isinstance(schema, (dict, bool)):

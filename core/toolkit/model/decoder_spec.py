@@ -90,17 +90,8 @@ class DecoderSpec:
             raise ModelError(
                 f"quantised checkpoints (quant_method {method!r}) are not supported; use unquantised weights"
             )
-        heads = size(config, "num_attention_heads")
         hidden = size(config, "hidden_size")
-        kv_default = heads if config.get("num_key_value_heads", 0) is None else family.kv_heads or heads
-        kv_heads = size(config, "num_key_value_heads", kv_default)
-        if heads % kv_heads:
-            raise ModelError(
-                f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-            )
-        head_dim = size(config, "head_dim", family.head_dim or hidden // heads)
-        if head_dim % 2:
-            raise ModelError(f"config.json: head_dim must be even for rotary embeddings, found {head_dim}")
+        heads, kv_heads, head_dim = _heads(config, family, hidden)
         max_position = size(config, "max_position_embeddings", family.max_position)
         layers = size(config, "num_hidden_layers")
         bias = family.bias_option and flag(config, "attention_bias")
@@ -170,6 +161,21 @@ def _architecture(config: Mapping[str, Any]) -> str:
             return str(name)
     stated = ", ".join(map(str, names)) or "none"
     raise ModelError(f"architecture {stated} is not one of {', '.join(ARCHITECTURES)}")
+
+
+def _heads(config: Mapping[str, Any], family: _Family, hidden: int) -> tuple[int, int, int]:
+    """Return the number of query heads and of KV heads, and the size of a head. Raise ModelError where they misfit."""
+    heads = size(config, "num_attention_heads")
+    kv_default = heads if config.get("num_key_value_heads", 0) is None else family.kv_heads or heads
+    kv_heads = size(config, "num_key_value_heads", kv_default)
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+    head_dim = size(config, "head_dim", family.head_dim or hidden // heads)
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim must be even for rotary embeddings, found {head_dim}")
+    return heads, kv_heads, head_dim
 
 
 def _activation(config: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pegboard.core.toolkit.parsing.json_stream import as_object, nobody, read_string, read_value
@@ -12,6 +13,15 @@ from pegboard.core.toolkit.parsing.text_stream import Broken, Reading, TextStrea
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ARGUMENTS = ("arguments", "parameters")
 _ASIDES = ("id", "type")
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call that is being read. `arguments` are JSON text, "" until they are there."""
+
+    name: str = ""
+    arguments: str = ""
+    told: bool = False
 
 
 class CallStream(TextStream):
@@ -72,11 +82,10 @@ class CallStream(TextStream):
         self.sink.end()
 
     def read_call(self, *, strict: bool = False) -> Reading[None]:
-        """A call such as ``{"name": "f", "arguments": {"a": 1}}``. `strict` takes no other keys, for text that is only
-        by its keys known to be a call. Arguments that come before the name are told with it.
+        """Read a call such as ``{"name": "f", "arguments": {"a": 1}}``. `strict` takes no other keys, for text that is
+        only by its keys known to be a call. Arguments that come before the name are told with it.
         """
-        source = self.source
-        name, arguments, told = "", "", False
+        source, call = self.source, _Call()
         yield from source.expect("{")
         while True:
             yield from source.skip_space()
@@ -84,35 +93,36 @@ class CallStream(TextStream):
             yield from source.skip_space()
             yield from source.expect(":")
             yield from source.skip_space()
-            if key == "name" and not name:
-                name = yield from read_string(source)
-                self.check(name)
-                if arguments:
-                    self.tell_whole(name, arguments)
-                    told = True
-            elif key in _ARGUMENTS and not (arguments or told):
-                if name and (yield from source.peek()) == "{":
-                    yield from self.read_object(name)
-                    told = True
-                else:
-                    arguments = yield from self._read_arguments()
-                    if name:
-                        self.tell_whole(name, arguments)
-                        told = True
-            elif strict and key not in _ASIDES:
-                raise Broken
-            else:
-                yield from read_value(source, nobody)
+            yield from self._read_field(call, key, strict=strict)
             yield from source.skip_space()
             if (yield from source.peek()) != ",":
                 break
             source.take(1)
-        if (yield from source.peek()) != "}" or (strict and not (told or arguments)):
+        if (yield from source.peek()) != "}" or (strict and not (call.told or call.arguments)):
             raise Broken
-        self.check(name)
+        self.check(call.name)
         source.take(1)
-        if not told:
-            self.tell_whole(name, arguments or "{}")
+        if not call.told:
+            self.tell_whole(call.name, call.arguments or "{}")
+
+    def _read_field(self, call: _Call, key: str, *, strict: bool) -> Reading[None]:
+        """Read the value of one key, and tell the call as soon as it has both name and arguments."""
+        if key == "name" and not call.name:
+            call.name = yield from read_string(self.source)
+            self.check(call.name)
+        elif key in _ARGUMENTS and not (call.arguments or call.told):
+            if call.name and (yield from self.source.peek()) == "{":
+                yield from self.read_object(call.name)
+                call.told = True
+                return
+            call.arguments = yield from self._read_arguments()
+        elif strict and key not in _ASIDES:
+            raise Broken
+        else:
+            yield from read_value(self.source, nobody)
+        if call.name and call.arguments and not call.told:
+            self.tell_whole(call.name, call.arguments)
+            call.told = True
 
     def _read_arguments(self) -> Reading[str]:
         """Arguments that cannot be told yet, or stand there in a form of their own: as a string, or as null."""

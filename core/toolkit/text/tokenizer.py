@@ -69,7 +69,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a model directory in Hugging Face's layout.
+        """Return the tokenizer of a model directory in Hugging Face's layout.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json and
         chat_template.jinja. As in transformers, tokenizer.json alone says what surrounds a plain prompt: add_bos_token
@@ -77,20 +77,12 @@ class Tokenizer:
         broken.
         """
         path = Path(directory)
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(
-                f"{path} has no tokenizer.json. Pegboard reads the fast tokenizer format only; transformers writes it "
-                f"with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-            )
+        file = _tokenizer_file(path)
         config = {
             **read_json_object(path / "special_tokens_map.json"),
             **read_json_object(path / "tokenizer_config.json"),
         }
-        try:
-            backend = _Backend.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
+        backend = _read_backend(file)
         eos_token_ids = model_eos_token_ids(path)
         try:
             _add_declared_tokens(backend, config)
@@ -224,6 +216,23 @@ class _TokenBytes(dict[int, bytes]):
             return b""
         found = self[token_id] = bytes_of(spelling)
         return found
+
+
+def _tokenizer_file(directory: Path) -> Path:
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(
+            f"{directory} has no tokenizer.json. Pegboard reads the fast tokenizer format only; transformers writes it "
+            f"with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    return file
+
+
+def _read_backend(file: Path) -> _Backend:
+    try:
+        return _Backend.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
 def _is_byte_level(backend: _Backend) -> bool:

@@ -149,12 +149,16 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         config["attention_bias"] = True
     if scaling := _rope_scaling(file, head_dim, config):
         config["rope_scaling"] = scaling
-    for name in ("bos", "eos", "padding"):
-        token_id = file.get(f"tokenizer.ggml.{name}_token_id")
-        if token_id is not None:
-            config["pad_token_id" if name == "padding" else f"{name}_token_id"] = int(token_id)
+    config |= _special_token_ids(file)
     check_model_config(config, str(file.path))
     return config
+
+
+def _special_token_ids(file: GGUFFile) -> dict[str, int]:
+    """Return the ids that the file names, by their keys in a config.json."""
+    names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+    found = {ours: file.get(f"tokenizer.ggml.{name}_token_id") for name, ours in names.items()}
+    return {name: int(token_id) for name, token_id in found.items() if token_id is not None}
 
 
 def _precision(file: GGUFFile) -> str:

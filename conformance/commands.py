@@ -6,14 +6,18 @@ import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegboard.core.cli.output import check_writable, write, write_json, write_table
 from pegboard.core.cli.output import files as named_files
 from pegboard.core.cli.plugins import Json, find_records
+
+if TYPE_CHECKING:
+    from pegboard.core.registry.records import ProviderRecord
 
 REPORT = Path("reports/conformance.json")
 _ROW = {"contract", "provider", "distribution", "distribution_version", "class", "capabilities", "verdict", "counts"}
@@ -29,7 +33,6 @@ def check(
 
     Exit code 1: a test failed, or none passed. 8: nothing failed, but most tests that apply were skipped.
     """
-    from pegboard.conformance.check import HARDLY_TESTED, run
     from pegboard.core.interfaces.errors import PluginError
     from pegboard.core.registry.registry import Registry
 
@@ -42,17 +45,8 @@ def check(
     runnable = [record for record in records if record.contract.suite]
     if not runnable:
         raise PluginError(f"no conformance suite yet for {', '.join(one.provider.contract for one in records)}")
-    worst = 0
-    merged: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, record in enumerate(runnable):
-            part = Path(folder) / f"{number}.json"
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                code = run(record.provider.contract, record.name, report=part)
-            if code and worst in (0, HARDLY_TESTED):
-                worst = code
-            if part.exists():
-                _merge_report(merged, json.loads(part.read_text("utf-8")))
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        code, merged = _run_all(runnable)
     if report:
         report.write_text(json.dumps(merged, indent=2) + "\n", "utf-8")
     if as_json:
@@ -60,7 +54,24 @@ def check(
     for record in records:
         if record not in runnable:
             typer.echo(f"{record.provider.contract}/{record.name}: its contract has no conformance suite yet", err=True)
-    raise typer.Exit(worst)
+    raise typer.Exit(code)
+
+
+def _run_all(records: Sequence[ProviderRecord]) -> tuple[int, dict[str, Any]]:
+    """Run the tests of each provider. Return the worst exit code and the reports as one."""
+    from pegboard.conformance.check import HARDLY_TESTED, run
+
+    worst = 0
+    merged: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, record in enumerate(records):
+            part = Path(folder) / f"{number}.json"
+            code = run(record.provider.contract, record.name, report=part)
+            if code and worst in (0, HARDLY_TESTED):
+                worst = code
+            if part.exists():
+                _merge_report(merged, json.loads(part.read_text("utf-8")))
+    return worst, merged
 
 
 def matrix(

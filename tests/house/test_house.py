@@ -21,13 +21,6 @@ LONG_FILES = {
 """Modules that may be longer, and why. A new entry needs a reason that a reviewer accepts."""
 
 LONG_FUNCTIONS = {
-    # Commands of the command line: most of their lines declare options.
-    "tools.bench.command.serve",
-    "tools.bench.local_commands.offline",
-    "tools.batch.command.generate",
-    "tools.chat.command.chat",
-    "tools.lab.command.simulate",
-    "conformance.commands.check",
     # Triton compiles a kernel as one function.
     "plugins.attn_triton.kernels.extend_kernel",
     "plugins.attn_triton.kernels.decode_kernel",

@@ -21,6 +21,7 @@ from pegboard.tools.bench.output import (
     with_records,
     write_results,
 )
+from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -29,81 +30,83 @@ if TYPE_CHECKING:
     from pegboard.tools.bench.offline import OfflineBench, OfflineSettings
 
 
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="So many requests at a time; all at once by default.", rich_help_panel=options.LOAD),
+]
+_Stream = Annotated[
+    bool,
+    typer.Option("--stream", help="Take each token as it comes, for latencies.", rich_help_panel=options.REQUESTS),
+]
+
+
+@with_option_groups
 def offline(
+    *,
     files: Files = None,
     overrides: Overrides = None,
-    workload: options.Workload = options.WorkloadName.RANDOM,
-    num_prompts: options.NumPrompts = None,
-    input_len: options.InputLen = 128,
-    output_len: options.OutputLen = 128,
-    range_ratio: options.RangeRatio = 0.0,
-    prefix_len: options.PrefixLen = 1024,
-    groups: options.Groups = 1,
-    turns: options.Turns = 4,
-    file: options.File = None,
-    prompt_kind: options.Kind = options.PromptKind.AUTO,
-    seed: options.Seed = 0,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="So many requests at a time; all at once by default.", rich_help_panel=options.LOAD),
-    ] = None,
-    repeat: options.Repeat = 1,
-    warmup: options.Warmup = 1,
-    temperature: options.Temperature = 0.0,
-    ignore_eos: options.IgnoreEos = True,
-    stream: Annotated[
-        bool,
-        typer.Option("--stream", help="Take each token as it comes, for latencies.", rich_help_panel=options.REQUESTS),
-    ] = False,
-    json_file: options.JsonFile = None,
-    save_requests: options.SaveRequests = False,
-    plot: options.Plot = None,
+    workload: options.WorkloadOptions,
+    concurrency: _Concurrency = None,
+    runs: options.RunOptions,
+    answers: options.AnswerOptions,
+    stream: _Stream = False,
+    results: options.ResultOptions,
 ) -> None:
     """Measure an engine in this process, without HTTP."""
-    check_results(json_file, plot)
+    check_results(results.json_file, results.plot)
     from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import compose
     from pegboard.tools.bench.files import read_lines
     from pegboard.tools.bench.offline import OfflineBench, OfflineSettings
-    from pegboard.tools.bench.workloads import Shape
 
-    lines = None if file is None else read_lines(file)
-    count = num_prompts or len(lines or ()) or options.DEFAULT_REQUESTS
+    lines = None if workload.file is None else read_lines(workload.file)
     settings = OfflineSettings(
-        workload=options.workload_name(workload, file),
-        shape=Shape(count, input_len, output_len, range_ratio, groups, prefix_len, turns),
-        file=file,
-        prompt_kind=prompt_kind.value,
+        workload=workload.name,
+        shape=workload.shape(workload.num_prompts or len(lines or ()) or options.DEFAULT_REQUESTS),
+        file=workload.file,
+        prompt_kind=workload.prompt_kind.value,
         concurrency=concurrency,
         stream=stream,
-        seed=seed,
-        repeat=repeat,
-        warmup=warmup,
-        temperature=temperature,
-        ignore_eos=ignore_eos,
+        seed=workload.seed,
+        repeat=runs.repeat,
+        warmup=runs.warmup,
+        temperature=answers.temperature,
+        ignore_eos=answers.ignore_eos,
     )
     with Signals() as signals, _engine(compose(files or (), overrides=overrides or ())) as engine:
         bench = OfflineBench(engine, settings, lines)
         signals.gentle()
-        outcomes, runs = _runs(bench, settings, lambda: signals.stopped)
+        outcomes, found = _runs(bench, settings, lambda: signals.stopped)
         about = _about(engine)
+    _report(settings, outcomes, found, about, results)
+    raise typer.Exit(tell_failures(found, outcomes[-1].stopped))
+
+
+def _report(
+    settings: OfflineSettings,
+    outcomes: list[Outcome],
+    runs: list[dict[str, Any]],
+    about: dict[str, Any],
+    results: options.ResultOptions,
+) -> None:
+    """Show what was measured, write it and draw it."""
     from pegboard.tools.bench.figures import median
 
     middle = median(runs)
-    if json_file is None or str(json_file) != "-":
+    if not results.prints_json:
         show_figures(settings.workload, runs, middle)
         write()
         _show_steps(middle["steps"])
-    if json_file is not None:
-        written = with_records(runs, [(one.start, one.records) for one in outcomes]) if save_requests else runs
-        said = {**dataclasses.asdict(settings), "file": None if file is None else str(file)}
-        write_results({**head("offline", said), "engine": about, "median": middle, "runs": written}, json_file)
-    if plot is not None:
+    if results.json_file is not None:
+        if results.save_requests:
+            runs = with_records(runs, [(one.start, one.records) for one in outcomes])
+        said = {**dataclasses.asdict(settings), "file": None if settings.file is None else str(settings.file)}
+        write_results({**head("offline", said), "engine": about, "median": middle, "runs": runs}, results.json_file)
+    if results.plot is not None:
         from pegboard.tools.bench import pictures
 
-        plot.mkdir(exist_ok=True)
-        note(f"picture: {pictures.draw_runs(outcomes, plot / 'offline.png', settings.workload)}")
-    raise typer.Exit(tell_failures(runs, outcomes[-1].stopped))
+        results.plot.mkdir(exist_ok=True)
+        note(f"picture: {pictures.draw_runs(outcomes, results.plot / 'offline.png', settings.workload)}")
 
 
 def _runs(

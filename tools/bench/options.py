@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegboard.core.interfaces.errors import PegboardError
+
+if TYPE_CHECKING:
+    from pegboard.tools.bench.workloads import Shape
 
 
 class ApiName(StrEnum):
@@ -49,58 +53,194 @@ class StepMode(StrEnum):
 
 
 WORKLOAD, LOAD, REQUESTS, SERVER, RESULTS = "Workload", "Load", "Requests", "Server", "Results"
+DEFAULT_REQUESTS = 100
 
-Workload = Annotated[WorkloadName, typer.Option(help="What is asked.", rich_help_panel=WORKLOAD)]
-NumPrompts = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="How many requests; 100 by default, of a file all.", show_default=False, rich_help_panel=WORKLOAD
-    ),
-]
-InputLen = Annotated[int, typer.Option(min=1, help="Tokens of a prompt.", rich_help_panel=WORKLOAD)]
-OutputLen = Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WORKLOAD)]
-RangeRatio = Annotated[
-    float,
-    typer.Option(help="Lengths are drawn between (1 - ratio) and (1 + ratio) times these.", rich_help_panel=WORKLOAD),
-]
-PrefixLen = Annotated[
-    int, typer.Option(min=1, help="shared-prefix: tokens that a group shares.", rich_help_panel=WORKLOAD)
-]
-Groups = Annotated[int, typer.Option(min=1, help="shared-prefix: how many prefixes.", rich_help_panel=WORKLOAD)]
-Turns = Annotated[int, typer.Option(min=1, help="multi-turn: requests of a conversation.", rich_help_panel=WORKLOAD)]
-File = Annotated[
-    Path | None,
-    typer.Option(
-        help="Prompts, chats, ShareGPT or a trace, as JSON or a JSON object per line.", rich_help_panel=WORKLOAD
-    ),
-]
-Kind = Annotated[
-    PromptKind, typer.Option(help="Token ids, or text; auto: ids, where they are taken.", rich_help_panel=WORKLOAD)
-]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.", rich_help_panel=WORKLOAD)]
-Repeat = Annotated[int, typer.Option(min=1, help="So many runs, and medians over them.", rich_help_panel=LOAD)]
-Warmup = Annotated[int, typer.Option(min=0, help="Requests before the first run.", rich_help_panel=LOAD)]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=REQUESTS)]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos/--stop-at-eos", help="Answers have their full length.", rich_help_panel=REQUESTS)
-]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write all figures to this file; - prints.", rich_help_panel=RESULTS)
-]
-SaveRequests = Annotated[
-    bool, typer.Option("--save-requests", help="Put every request into --json.", rich_help_panel=RESULTS)
 ]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw pictures into this directory.", metavar="DIR", rich_help_panel=RESULTS)
 ]
 
 
-DEFAULT_REQUESTS = 100
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server that is measured."""
+
+    url: Annotated[str, typer.Option(help="Where the server is.", rich_help_panel=SERVER)] = "http://127.0.0.1:30000"
+    api: Annotated[ApiName, typer.Option(help="How it is asked; auto: as OpenAI is.", rich_help_panel=SERVER)] = (
+        ApiName.AUTO
+    )
+    model: Annotated[
+        str, typer.Option(help="The model's name; the server's first by default.", rich_help_panel=SERVER)
+    ] = ""
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with the server's key.", rich_help_panel=SERVER)] = (
+        None
+    )
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a server that is starting.", rich_help_panel=SERVER)
+    ] = 0.0
+
+    @property
+    def key(self) -> str:
+        """The API key from the file, or from the environment."""
+        if self.api_key_file is None:
+            return os.environ.get("PEGBOARD_API_KEY", "")
+        try:
+            return self.api_key_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise PegboardError(f"--api-key-file: {self.api_key_file}: {reason}") from None
 
 
-def workload_name(name: WorkloadName, file: Path | None) -> str:
-    """A file is a workload, without its being called one."""
-    return WorkloadName.FILE.value if file is not None and name is WorkloadName.RANDOM else name.value
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """The requests of a run."""
+
+    workload: Annotated[WorkloadName, typer.Option(help="What is asked.", rich_help_panel=WORKLOAD)] = (
+        WorkloadName.RANDOM
+    )
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many requests; 100 by default, of a file all.",
+            show_default=False,
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = None
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.", rich_help_panel=WORKLOAD)] = 128
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WORKLOAD)] = 128
+    range_ratio: Annotated[
+        float,
+        typer.Option(
+            help="Lengths are drawn between (1 - ratio) and (1 + ratio) times these.", rich_help_panel=WORKLOAD
+        ),
+    ] = 0.0
+    prefix_len: Annotated[
+        int, typer.Option(min=1, help="shared-prefix: tokens that a group shares.", rich_help_panel=WORKLOAD)
+    ] = 1024
+    groups: Annotated[int, typer.Option(min=1, help="shared-prefix: how many prefixes.", rich_help_panel=WORKLOAD)] = 1
+    turns: Annotated[
+        int, typer.Option(min=1, help="multi-turn: requests of a conversation.", rich_help_panel=WORKLOAD)
+    ] = 4
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts, chats, ShareGPT or a trace, as JSON or a JSON object per line.", rich_help_panel=WORKLOAD
+        ),
+    ] = None
+    prompt_kind: Annotated[
+        PromptKind, typer.Option(help="Token ids, or text; auto: ids, where they are taken.", rich_help_panel=WORKLOAD)
+    ] = PromptKind.AUTO
+    seed: Seed = 0
+
+    @property
+    def name(self) -> str:
+        """The workload's name. A file is a workload, without its being called one."""
+        by_file = self.file is not None and self.workload is WorkloadName.RANDOM
+        return WorkloadName.FILE.value if by_file else self.workload.value
+
+    def shape(self, requests: int) -> Shape:
+        """Return the shape of a run of so many requests."""
+        from pegboard.tools.bench.workloads import Shape
+
+        return Shape(
+            requests, self.input_len, self.output_len, self.range_ratio, self.groups, self.prefix_len, self.turns
+        )
+
+
+@dataclass(frozen=True)
+class ArrivalOptions:
+    """When requests are sent to a server."""
+
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.", rich_help_panel=LOAD)
+    ] = None
+    request_rate: Annotated[
+        float, typer.Option(help="Open loop: arrivals per second on average; inf: all at once.", rich_help_panel=LOAD)
+    ] = math.inf
+    burstiness: Annotated[
+        float, typer.Option(help="1: Poisson arrivals; below: in bursts; above: more evenly.", rich_help_panel=LOAD)
+    ] = 1.0
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SPEED", help="Arrivals are a file's timestamps, so many times as fast.", rich_help_panel=LOAD
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How often it is measured."""
+
+    repeat: Annotated[int, typer.Option(min=1, help="So many runs, and medians over them.", rich_help_panel=LOAD)] = 1
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the first run.", rich_help_panel=LOAD)] = 1
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The search for the highest rate that keeps within a bound."""
+
+    find_rate: Annotated[
+        str,
+        typer.Option(
+            metavar="BOUND",
+            help="Search the highest rate that keeps to ttft:p99:1000 (ms), or another bound.",
+            rich_help_panel=LOAD,
+        ),
+    ] = ""
+    trial_seconds: Annotated[
+        float, typer.Option(help="--find-rate: how long one rate is tried.", rich_help_panel=LOAD)
+    ] = 30.0
+    precision: Annotated[
+        float, typer.Option(help="--find-rate: how exactly, as a share of the rate.", rich_help_panel=LOAD)
+    ] = 0.05
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What every request says about its answer."""
+
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=REQUESTS)] = 0.0
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos/--stop-at-eos", help="Answers have their full length.", rich_help_panel=REQUESTS),
+    ] = True
+
+
+@dataclass(frozen=True)
+class RequestOptions(AnswerOptions):
+    """What every request to a server says, and how long it may take."""
+
+    extra_body: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", help="Further fields of requests, as '{\"top_p\": 0.9}'.", rich_help_panel=REQUESTS
+        ),
+    ] = ""
+    timeout: Annotated[
+        float,
+        typer.Option(help="A request has failed after so many seconds without a byte.", rich_help_panel=REQUESTS),
+    ] = 600.0
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Where figures go."""
+
+    json_file: JsonFile = None
+    save_requests: Annotated[
+        bool, typer.Option("--save-requests", help="Put every request into --json.", rich_help_panel=RESULTS)
+    ] = False
+    plot: Plot = None
+
+    @property
+    def prints_json(self) -> bool:
+        """Whether JSON goes to stdout, so that nothing else may."""
+        return self.json_file is not None and str(self.json_file) == "-"
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
@@ -126,13 +266,3 @@ def slo_of(given: list[str]) -> dict[str, float]:
         if name not in ("ttft", "tpot", "e2e") or not found[name] > 0:
             raise PegboardError(f"--slo: {part!r} is not ttft:MS, tpot:MS or e2e:MS")
     return found
-
-
-def key_of(file: Path | None) -> str:
-    """The API key from a file, or from the environment."""
-    if file is None:
-        return os.environ.get("PEGBOARD_API_KEY", "")
-    try:
-        return file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PegboardError(f"--api-key-file: {file}: {getattr(error, 'strerror', None) or error}") from None

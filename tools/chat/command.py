@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegboard.core.cli.config import Files, Overrides
 from pegboard.core.cli.output import quiet_logging, spinner
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
     from pegboard.tools.chat.backends import Speaker
@@ -21,19 +23,48 @@ STOPPED = 130
 """Exit code where Ctrl-C ended it, as shells have it."""
 
 
-def chat(
-    files: Files = None,
-    overrides: Overrides = None,
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server to talk to, if any."""
+
     url: Annotated[
         str, typer.Option(help="Talk to a running server with OpenAI's API, such as http://127.0.0.1:30000.")
-    ] = "",
+    ] = ""
     api_key: Annotated[
         str, typer.Option(help="The server's API key.", envvar="PEGBOARD_API_KEY", show_default=False)
-    ] = "",
+    ] = ""
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key in its first line.", show_default=False)
-    ] = None,
-    model: Annotated[str, typer.Option(help="Which of the server's models; the first one otherwise.")] = "",
+    ] = None
+    model: Annotated[str, typer.Option(help="Which of the server's models; the first one otherwise.")] = ""
+
+    def check(self, *, has_config: bool) -> None:
+        """Raise PegboardError for a config beside a server, and for options that need --url."""
+        if self.url and has_config:
+            raise PegboardError(
+                "--url talks to a server, which has a config of its own; leave config files and --set out"
+            )
+        if not self.url and (self.api_key_file or self.model):
+            raise PegboardError(f"{'--model' if self.model else '--api-key-file'} goes with --url")
+
+    @property
+    def key(self) -> str:
+        """The API key, from the file if one is named. Raises PegboardError where it cannot be read."""
+        if self.api_key_file is None:
+            return self.api_key.strip()
+        try:
+            lines = self.api_key_file.read_text("utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            raise PegboardError(f"--api-key-file: {self.api_key_file} cannot be read: {error}") from None
+        return lines[0].strip()
+
+
+@with_option_groups
+def chat(
+    *,
+    files: Files = None,
+    overrides: Overrides = None,
+    server: ServerOptions,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[
@@ -51,29 +82,40 @@ def chat(
 
     /help inside lists the commands. With a pipe every line of the input is a message, and only answers are printed.
     """
-    from pegboard.tools.chat.session import COMMANDS, Session, parse_setting
-
-    given = {"temperature": temperature} | ({} if max_tokens is None else {"max_tokens": max_tokens})
-    chosen = {name: parse_setting(name, str(value)) for name, value in given.items()}
-    for text in settings or ():
-        name, _, value = text.partition("=")
-        chosen[name] = parse_setting(name, value)
-    if url and (files or overrides):
-        raise PegboardError("--url talks to a server, which has a config of its own; leave config files and --set out")
-    if not url and (api_key_file or model):
-        raise PegboardError(f"{'--model' if model else '--api-key-file'} goes with --url")
-    code = 0
+    chosen = _settings(temperature, max_tokens, settings or ())
+    server.check(has_config=bool(files or overrides))
     try:
-        speaker = _server(url, _key(api_key, api_key_file), model) if url else _engine(files, overrides)
-        with contextlib.closing(speaker), contextlib.closing(_terminal(list(COMMANDS), keep=history)) as terminal:
-            session = Session(speaker, terminal, system=system, settings=chosen)
-            if load is not None:
-                session.load(str(load))
-            _talk(session.handle, terminal, f"{speaker.name}{f' at {url}' if url else ''}")
-            code = 1 if session.failed and not terminal.interactive else 0
+        speaker = _server(server) if server.url else _engine(files, overrides)
+        with contextlib.closing(speaker), contextlib.closing(_terminal(keep=history)) as terminal:
+            code = _converse(speaker, terminal, system, chosen, load, server.url)
     except KeyboardInterrupt:
         code = STOPPED
     raise typer.Exit(code)
+
+
+def _settings(temperature: float, max_tokens: int | None, further: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a chat by name; `further` are NAME=VALUE. Raise PegboardError for a wrong one."""
+    from pegboard.tools.chat.session import parse_setting
+
+    given = {"temperature": temperature} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+    chosen = {name: parse_setting(name, str(value)) for name, value in given.items()}
+    for text in further:
+        name, _, value = text.partition("=")
+        chosen[name] = parse_setting(name, value)
+    return chosen
+
+
+def _converse(
+    speaker: Speaker, terminal: Terminal, system: str, settings: Mapping[str, Any], load: Path | None, url: str
+) -> int:
+    """Talk until the end; return the exit code."""
+    from pegboard.tools.chat.session import Session
+
+    session = Session(speaker, terminal, system=system, settings=settings)
+    if load is not None:
+        session.load(str(load))
+    _talk(session.handle, terminal, f"{speaker.name}{f' at {url}' if url else ''}")
+    return 1 if session.failed and not terminal.interactive else 0
 
 
 def _talk(handle: Callable[[str], bool], terminal: Terminal, whom: str) -> None:
@@ -92,29 +134,20 @@ def _talk(handle: Callable[[str], bool], terminal: Terminal, whom: str) -> None:
             terminal.note("(Ctrl-D or /quit ends the chat)")
 
 
-def _terminal(commands: list[str], *, keep: bool) -> Terminal:
+def _terminal(*, keep: bool) -> Terminal:
     from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+    from pegboard.tools.chat.session import COMMANDS
     from pegboard.tools.chat.terminal import Terminal
 
     history = default_cache_dir() / "chat_history" if keep else None
-    return Terminal(history=history, commands=[f"/{name}" for name in (*commands, "quit")])
+    return Terminal(history=history, commands=[f"/{name}" for name in (*COMMANDS, "quit")])
 
 
-def _key(key: str, file: Path | None) -> str:
-    if file is None:
-        return key.strip()
-    try:
-        lines = file.read_text("utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise PegboardError(f"--api-key-file: {file} cannot be read: {error}") from None
-    return lines[0].strip()
-
-
-def _server(url: str, key: str, model: str) -> Speaker:
+def _server(options: ServerOptions) -> Speaker:
     from pegboard.tools.chat.backends import ServerSpeaker
     from pegboard.tools.chat.server_client import ServerClient
 
-    client = ServerClient(url, key)
+    client, model = ServerClient(options.url, options.key), options.model
     models = client.models(wait=lambda: spinner(f"{client.url} is loading its model ..."))
     if model and model not in models:
         raise PegboardError(f"--model: {client.url} has no {model!r}; it has {', '.join(models) or 'none'}")

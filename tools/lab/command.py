@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegboard.core.cli.config import Overrides
 from pegboard.core.cli.output import check_writable, write, write_json, write_table
+from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
     from pegboard.tools.lab.run import Outcome, Simulation
@@ -21,25 +25,65 @@ WORKLOAD_HELP = (
 )
 
 
+@dataclass(frozen=True)
+class VariantOptions:
+    """The runs to compare."""
+
+    compare: Annotated[
+        str | None, typer.Option(help="One run per value: 'scheduler.policy.use=fcfs,lpm'.", metavar="KEY=A,B,...")
+    ] = None
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run", help="One run, with its label: 'lpm: scheduler.policy.use=lpm'.", metavar="LABEL: K=V ..."
+        ),
+    ] = None
+
+    def labelled(self) -> list[tuple[str, list[str]]]:
+        """Return labels and overrides of all runs; one without either by default. Raise ConfigError for broken ones."""
+        from pegboard.core.interfaces.errors import ConfigError
+
+        found = []
+        if self.compare:
+            key, equals, values = self.compare.partition("=")
+            if not equals or not all(values.split(",")):
+                raise ConfigError(f"--compare: {self.compare!r} is not KEY=A,B,...")
+            found += [(value, [f"{key}={value}"]) for value in values.split(",")]
+        for run in self.runs or ():
+            label, colon, settings = run.partition(":")
+            if not colon or not label.strip():
+                raise ConfigError(f"--run: {run!r} is not LABEL: KEY=VALUE ...")
+            found.append((label.strip(), settings.split()))
+        return found or [("run", [])]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The requests to make, and how they arrive."""
+
+    requests: Annotated[int, typer.Option(min=1, help="How many requests to make.")] = 1000
+    rate: Annotated[float, typer.Option(help="Arrivals per second, on average; inf: all at once.")] = 8.0
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0
+
+    def check(self) -> None:
+        """Raise ConfigError for a rate that no run can have."""
+        from pegboard.core.interfaces.errors import ConfigError
+
+        if not self.rate > 0 or math.isnan(self.rate):
+            raise ConfigError(f"--rate must be above 0, got {self.rate}")
+
+
+@with_option_groups
 def simulate(
+    *,
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
     files: Annotated[
         list[Path] | None, typer.Option("--config", help="A config file, as for `serve`; may be given again.")
     ] = None,
     overrides: Overrides = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests to make.")] = 1000,
-    rate: Annotated[float, typer.Option(help="Arrivals per second, on average; inf: all at once.")] = 8.0,
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    load: LoadOptions,
     cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2",
-    compare: Annotated[
-        str | None, typer.Option(help="One run per value: 'scheduler.policy.use=fcfs,lpm'.", metavar="KEY=A,B,...")
-    ] = None,
-    variants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--run", help="One run, with its label: 'lpm: scheduler.policy.use=lpm'.", metavar="LABEL: K=V ..."
-        ),
-    ] = None,
+    variants: VariantOptions,
     optimal: Annotated[bool, typer.Option(help="Reckon the best possible hit rate (takes memory).")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file; - prints.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
@@ -48,76 +92,62 @@ def simulate(
 
     Policies, caches, memory and gates are those that the config chooses; no model is loaded.
     """
-    from pegboard.tools.lab.report import summarise, table
+    from pegboard.tools.lab.report import summarise
 
     for path, option in ((json_file, "--json"), (png, "--png")):
         if path is not None and str(path) != "-":
             check_writable(path, option)
-    runs = _simulations(
-        workload, files or [], overrides or [], _variants(compare, variants or []), requests, rate, seed, cost, optimal
-    )
-    outcomes = [_run(one, requests) for one in runs]
+    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, optimal)
+    outcomes = [_run(one, load.requests) for one in runs]
     summaries = [summarise(one) for one in outcomes]
-    if json_file is not None and str(json_file) == "-":
-        write_json(summaries)
-    else:
-        write_table(("", *(one["label"] for one in summaries)), table(summaries))
-        if json_file is not None:
-            import json
-
-            json_file.write_text(json.dumps(summaries, indent=2) + "\n", "utf-8")
+    _write(summaries, json_file)
     if png is not None:
         from pegboard.tools.lab.pictures import draw
 
-        draw(outcomes, summaries, png, f"{workload}, {requests} requests at {rate:g}/s, cost model {cost}")
+        draw(outcomes, summaries, png, f"{workload}, {load.requests} requests at {load.rate:g}/s, cost model {cost}")
         if json_file is None or str(json_file) != "-":
             write(f"picture: {png}")
+
+
+def _write(summaries: Sequence[dict[str, Any]], json_file: Path | None) -> None:
+    """Print a table, or JSON where that is to go to stdout; write JSON to any other file."""
+    from pegboard.tools.lab.report import table
+
+    if json_file is not None and str(json_file) == "-":
+        write_json(summaries)
+        return
+    write_table(("", *(one["label"] for one in summaries)), table(summaries))
+    if json_file is not None:
+        json_file.write_text(json.dumps(summaries, indent=2) + "\n", "utf-8")
 
 
 def _simulations(
     text: str,
     files: list[Path],
     overrides: list[str],
-    variants: list[tuple[str, list[str]]],
-    requests: int,
-    rate: float,
-    seed: int,
+    variants: VariantOptions,
+    load: LoadOptions,
     cost_name: str,
     optimal: bool,
 ) -> list[Simulation]:
-    from pegboard.core.interfaces.errors import ConfigError
     from pegboard.tools.lab.assemble import resolve
     from pegboard.tools.lab.cost import load_cost
     from pegboard.tools.lab.run import Simulation
     from pegboard.tools.lab.workloads import WorkloadChoice
 
-    if not rate > 0 or math.isnan(rate):
-        raise ConfigError(f"--rate must be above 0, got {rate}")
+    labelled = variants.labelled()
+    load.check()
     choice, cost = WorkloadChoice.parse(text), load_cost(cost_name)
     return [
         Simulation(
-            label, resolve(files, [*overrides, *more]), choice.build(requests, rate, seed), cost, optimal=optimal
+            label,
+            resolve(files, [*overrides, *more]),
+            choice.build(load.requests, load.rate, load.seed),
+            cost,
+            optimal=optimal,
         )
-        for label, more in variants
+        for label, more in labelled
     ]
-
-
-def _variants(compare: str | None, runs: list[str]) -> list[tuple[str, list[str]]]:
-    """Labels and overrides of all runs that are asked for; one without either by default."""
-    from pegboard.core.interfaces.errors import ConfigError
-
-    found = []
-    if compare:
-        key, equals, values = compare.partition("=")
-        if not equals or not all(values.split(",")):
-            raise ConfigError(f"--compare: {compare!r} is not KEY=A,B,...")
-        found += [(value, [f"{key}={value}"]) for value in values.split(",")]
-    for run in runs:
-        label, colon, settings = run.partition(":")
-        if not colon or not label.strip():
-            raise ConfigError(f"--run: {run!r} is not LABEL: KEY=VALUE ...")
-        found.append((label.strip(), settings.split()))
-    return found or [("run", [])]
 
 
 def _run(simulation: Simulation, requests: int) -> Outcome:

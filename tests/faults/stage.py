@@ -76,6 +76,6 @@ def refused(status: int, code: str, *requests: GenerateRequest) -> None:
         assert (caught.value.status, caught.value.code) == (status, code), caught.value
         assert json.dumps(caught.value.message)
         assert wire.sent == []
-        assert not client._streams
+        assert not client.pending.streams
 
     play(scene)

@@ -14,7 +14,6 @@ LONG_FILES = {
     "conformance.model_runner": "one contract with seven capabilities",
     "conformance.sampler": "one contract; its statistics share their tables",
     "conformance.model_family": "one contract; its checkpoints share their builder",
-    "core.server.client": "to be split: submitting, reading, and what was promised to whom",
     "core.toolkit.grammars.gbnf": "one reader, from characters to rules",
     "core.pipeline.text.stop_regex": "one automaton, from its expression to its states",
 }

@@ -19,7 +19,7 @@ from pegboard.core.interfaces.messages import (
     TokenOutputs,
 )
 from pegboard.core.server.client import AsyncEngineClient
-from tests.core.server.test_client import END, Wire, play, settle
+from tests.core.server.client_scene import END, Wire, play, settle
 
 
 def vector(*values: float) -> bytes:

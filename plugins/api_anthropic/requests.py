@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import RequestModel
 from pegboard.core.toolkit.http.generation import SamplingFields, salt_of
 from pegboard.core.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.plugins.api_anthropic.conversation import continues, template_messages
+from pegboard.plugins.api_anthropic.tools import message_tools
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.toolkit.chat.tool_calls import Tools
     from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.plugins.api_anthropic.responses import Thinking
 
@@ -112,17 +113,8 @@ class PromptBody(RefusingModel):
                 raise InvalidRequest(f"{name} is not supported by this server", param=name, code="unsupported")
 
     def checked_tools(self) -> Tools:
-        """The tools. Raises InvalidRequest for those that this server would have to run itself."""
-        for i, tool in enumerate(self.tools):
-            kind = tool.get("type") if isinstance(tool, dict) else None
-            if kind not in (None, "custom"):
-                raise InvalidRequest(
-                    f"tools.{i}.type: this server runs no tools of its own, so it has no {str(kind)[:64]!r}; "
-                    "custom tools are the client's",
-                    param=f"tools.{i}.type",
-                    code="unsupported",
-                )
-        return Tools.of_anthropic(self.tools, self.tool_choice)
+        """Return the tools. Raises InvalidRequest for those that this server would have to run itself."""
+        return message_tools(self.tools, self.tool_choice)
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it."""

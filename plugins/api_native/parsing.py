@@ -14,6 +14,7 @@ from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream, Tools
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.plugins.api_native.bodies import Described, answers, takes
+from pegboard.plugins.api_native.tools import called_tools
 
 _LONG = 4096
 """Characters from which on a text is parsed in a thread."""
@@ -85,7 +86,7 @@ class Parsing:
     async def function_call(self, request: Request) -> Response:
         body = await parse_body(request, FunctionCallBody)
         self._check_name("tool_parser", "tool_call_parser", body.tool_call_parser)
-        tools = Tools.of_chat(body.tools)
+        tools = called_tools(body.tools)
         if not tools.active:
             raise InvalidRequest("tools is empty", param="tools")
         found = await _parse(body.text, tools=tools, tool_parser=self._ctx.tool_parser)

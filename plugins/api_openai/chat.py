@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.turn import Turn, take_turn
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.openapi import error_responses
@@ -13,6 +12,7 @@ from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.chat_body import ChatBody
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names, new_id
+from pegboard.plugins.api_openai.tools import chat_tools
 
 
 class Chat:
@@ -71,7 +71,7 @@ class Chat:
             surface.ctx,
             request,
             template_messages(body.messages, surface.client.tokenizer.chat_templates.values()),
-            tools=Tools.of_chat(body.tools, body.tool_choice, body.parallel_tool_calls),
+            tools=chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
             grammar=grammar,
             separate_reasoning=body.separate_reasoning,
             skip_special=body.skip_special_tokens,

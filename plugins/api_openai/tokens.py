@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.rendering import render_chat
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.http.answers import built_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
+from pegboard.plugins.api_openai.tools import chat_tools
 
 T = TypeVar("T")
 Ids = Sequence[Sequence[int]]
@@ -149,7 +149,7 @@ class Tokens:
         render = render_chat(
             client,
             template_messages(body.messages, client.tokenizer.chat_templates.values()),
-            tools=Tools.of_chat(body.tools),
+            tools=chat_tools(body.tools),
             tool_parser=self._surface.ctx.tool_parser,
             kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

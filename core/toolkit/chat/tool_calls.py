@@ -2,7 +2,7 @@
 
 ::
 
-    tools = Tools.of_chat(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = Tools(checked_functions(body.tools, find), choice, parallel=body.parallel)
     prompt = await render_chat(client, messages, tools=tools, tool_parser=ctx.tool_parser)
     grammar = tools.grammar(ctx.tool_parser)
     ...
@@ -28,15 +28,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallStart,
 )
 from pegboard.core.toolkit.chat.call_or import CallOrStream
-from pegboard.core.toolkit.chat.tool_schema import (
-    Choice,
-    allowed_tools,
-    anthropic_choice,
-    chat_choice,
-    checked_functions,
-    outline,
-    responses_choice,
-)
+from pegboard.core.toolkit.chat.tool_schema import Choice, outline
 from pegboard.core.toolkit.grammars.grammar import any_of
 
 if TYPE_CHECKING:
@@ -45,35 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a request says about tools, checked. `functions` are those that may be called, in OpenAI's form (name,
-    description, parameters, strict); `name` is the function that has to be called, "" for any.
+    """What a request says about tools, checked. `functions` are those that may be called, each with `name`,
+    `parameters` (a JSON schema), and where they were given `description` and `strict` (see `checked_functions`); `name`
+    is the function that has to be called, "" for any; `parallel` allows several calls in one answer.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: Choice = "auto"
     name: str = ""
     parallel: bool = True
-
-    @classmethod
-    def of_chat(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
-        """From the fields of OpenAI's chat completions. Raises InvalidRequest with the path of what is wrong."""
-        functions = checked_functions(tools, "function", "parameters")
-        functions, tool_choice = allowed_tools(tool_choice, functions, "function")
-        return cls(functions, *chat_choice(tool_choice, functions), parallel_tool_calls is not False)
-
-    @classmethod
-    def of_responses(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
-        """From the fields of OpenAI's responses, where a tool is its function."""
-        functions = checked_functions(tools, "", "parameters")
-        functions, tool_choice = allowed_tools(tool_choice, functions, "")
-        return cls(functions, *responses_choice(tool_choice, functions), parallel_tool_calls is not False)
-
-    @classmethod
-    def of_anthropic(cls, tools: Any = None, tool_choice: Any = None) -> Tools:
-        """From the fields of Anthropic's messages: `input_schema`, and choices auto, any, tool, none."""
-        functions = checked_functions(tools, "", "input_schema")
-        choice, name, parallel = anthropic_choice(tool_choice, functions)
-        return cls(functions, choice, name, parallel)
 
     @property
     def active(self) -> bool:

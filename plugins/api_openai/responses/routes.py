@@ -10,7 +10,6 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.turn import Turn, effort_hints, take_turn
 from pegboard.core.toolkit.http.answer_stream import AnswerStream
 from pegboard.core.toolkit.http.answers import built_response, json_response
@@ -29,6 +28,7 @@ from pegboard.plugins.api_openai.responses.run import Run
 from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputItems, InputTokens, ResponseAnswer
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Shelf, Stored
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
+from pegboard.plugins.api_openai.tools import response_tools
 
 Items = list[Item]
 
@@ -212,7 +212,7 @@ class Responses:
             self._surface.ctx,
             request,
             messages_of(items, body.instructions, given=len(own)),
-            tools=Tools.of_responses(functions, choice, body.parallel_tool_calls),
+            tools=response_tools(functions, choice, body.parallel_tool_calls),
             grammar=grammar,
             skip_special=body.skip_special_tokens,
             kwargs=body.chat_template_kwargs,

@@ -18,6 +18,7 @@ from pegboard.core.interfaces.output_parser import OutputParser, OutputParserCon
 from pegboard.core.registry.registry import Registry
 from pegboard.core.toolkit.chat.call_or import CallOrStream
 from pegboard.core.toolkit.chat.tool_calls import Tools
+from pegboard.core.toolkit.chat.tool_schema import Choice
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
@@ -44,9 +45,9 @@ ANSWER = {
 FORM = Grammar("json_schema", json.dumps(ANSWER))
 
 
-def tools(*, parallel: bool = True, strict: bool = True, choice: str = "auto") -> Tools:
+def tools(*, parallel: bool = True, strict: bool = True, choice: Choice = "auto") -> Tools:
     functions = [{"name": name, "parameters": one, "strict": strict} for name, one in SCHEMAS.items()]
-    return Tools.of_chat([{"type": "function", "function": one} for one in functions], choice, parallel)
+    return Tools(tuple(functions), choice, parallel=parallel)
 
 
 @pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.full)])

@@ -26,7 +26,7 @@ from pegboard.core.toolkit.chat.tool_calls import Tools
 
 CHAT = [{"role": "user", "content": "Hi 漢😀"}]
 RENDERED = "user: Hi 漢😀\nassistant:"
-WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+WEATHER = Tools(({"name": "weather", "parameters": {"type": "object"}},))
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom", "n": 1}'}}
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -86,15 +86,14 @@ class TestWhatIsRendered:
         assert render(template="{{ eos_token }}{{ bos_token is defined }}") == "\x03False"
 
     def test_templates_that_read_tools_get_them(self) -> None:
-        tools = Tools.of_chat(WEATHER)
         template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | length }}"
         text = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]1'
-        assert render(template=template, tools=tools, tool_parser=Parser(None, None)) == text  # type: ignore[arg-type]
-        none = Tools.of_chat(WEATHER, "none")
+        assert render(template=template, tools=WEATHER, tool_parser=Parser(None, None)) == text  # type: ignore[arg-type]
+        none = Tools(WEATHER.functions, "none")
         assert render(template=template, tools=none, tool_parser=Parser(None, None)) == "1"  # type: ignore[arg-type]
 
     def test_others_have_them_explained(self) -> None:
-        more: Any = {"tools": Tools.of_chat(WEATHER), "tool_parser": Parser(None, None)}  # type: ignore[arg-type]
+        more: Any = {"tools": WEATHER, "tool_parser": Parser(None, None)}  # type: ignore[arg-type]
         assert render(**more) == "system: TOOLS: weather\n" + RENDERED
         chat = [{"role": "system", "content": "Be brief."}, *CHAT]
         assert render(chat, **more) == "system: Be brief.\n\nTOOLS: weather\n" + RENDERED
@@ -112,7 +111,7 @@ class TestWhatIsRendered:
             client.tokenizer.chat_templates = {"default": "plain", "tool_use": "tools", "rag": "rag"}
             return [
                 await render_chat(client, CHAT),
-                await render_chat(client, CHAT, tools=Tools.of_chat(WEATHER)),
+                await render_chat(client, CHAT, tools=WEATHER),
                 await render_chat(client, CHAT, template="rag"),
             ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
@@ -24,7 +23,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallStart,
 )
 from pegboard.core.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
-from pegboard.core.toolkit.chat.tool_schema import MAX_TOOLS, check_schema
+from pegboard.core.toolkit.chat.tool_schema import Choice
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.text_stream import Reading, TextStream
 
@@ -32,8 +31,12 @@ CTX = OutputParserContext("", "", "")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **function}}
+def function(name: str = "weather", **more: Any) -> dict[str, Any]:
+    return {"name": name, "parameters": SCHEMA, **more}
+
+
+def tools_of(*functions: dict[str, Any], choice: Choice = "auto", name: str = "", parallel: bool = True) -> Tools:
+    return Tools(functions, choice, name, parallel)
 
 
 class Bracketed(CallStream):
@@ -74,7 +77,7 @@ class Thoughts(OutputParser):
 
 
 CALLS, THOUGHTS = Calls(None, CTX), Thoughts(None, CTX)
-TOOLS = Tools.of_chat([tool(), tool("now")])
+TOOLS = tools_of(function(), function("now"))
 TEXT = '--Let me 😀 see.--Look:\n<<{"name": "weather", "arguments": {"city": "Rom\\u00e9"}}>> <<{"name": "now"}>>\nSo.'
 
 
@@ -83,217 +86,51 @@ def chat_stream(**more: Any) -> ChatStream:
 
 
 class TestTools:
-    def test_chat_completions(self) -> None:
-        tools = Tools.of_chat([tool(description="It rains.", strict=True), tool("now", parameters=None)])
-        assert tools == Tools(
-            (
-                {"name": "weather", "description": "It rains.", "parameters": SCHEMA, "strict": True},
-                {"name": "now", "parameters": {"type": "object", "properties": {}}},
-            )
-        )
+    def test_templates_do_not_read_strict(self) -> None:
+        tools = tools_of(function(description="It rains.", strict=True), function("now"))
         assert tools.active
-        functions = [one["function"] for one in tools.for_template]
-        assert functions[0] == {"name": "weather", "description": "It rains.", "parameters": SCHEMA}
-
-    def test_responses(self) -> None:
-        flat = {"type": "function", "name": "weather", "parameters": SCHEMA}
-        tools = Tools.of_responses([flat], {"type": "function", "name": "weather"}, False)
-        assert tools == Tools(({"name": "weather", "parameters": SCHEMA},), "required", "weather", False)
-
-    def test_messages(self) -> None:
-        given = {"name": "weather", "description": "It rains.", "input_schema": SCHEMA}
-        function = {"name": "weather", "description": "It rains.", "parameters": SCHEMA}
-        assert Tools.of_anthropic([given]) == Tools((function,))
-        single = {"type": "any", "disable_parallel_tool_use": True}
-        assert Tools.of_anthropic([given], single) == Tools((function,), "required", "", False)
-        named = {"type": "tool", "name": "weather"}
-        assert Tools.of_anthropic([given], named) == Tools((function,), "required", "weather")
-        assert Tools.of_anthropic([given], {"type": "none"}) == Tools((function,), "none")
+        assert tools.for_template == [
+            {"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": SCHEMA}},
+            {"type": "function", "function": {"name": "now", "parameters": SCHEMA}},
+        ]
 
     @pytest.mark.parametrize("choice", ["auto", "none", "required"])
-    def test_choices(self, choice: str) -> None:
-        tools = Tools.of_chat([tool()], choice)
-        assert (tools.choice, tools.name, tools.active) == (choice, "", choice != "none")
+    def test_choices(self, choice: Choice) -> None:
+        tools = tools_of(function(), choice=choice)
+        assert tools.active == (choice != "none")
         assert bool(tools.for_template) == tools.active
 
     def test_no_tools(self) -> None:
-        for tools in (Tools(), Tools.of_chat(), Tools.of_chat([], "auto"), Tools.of_chat(None, "none")):
+        for tools in (Tools(), Tools(choice="none")):
             assert not tools.active
+            assert tools.for_template == []
             assert tools.grammar(CALLS) is None
-
-    @pytest.mark.parametrize(
-        ("tools", "param"),
-        [
-            ("x", "tools"),
-            ({"type": "function"}, "tools"),
-            ([5], "tools.0"),
-            ([{}], "tools.0.function"),
-            ([{"type": "function", "function": "f"}], "tools.0.function"),
-            ([{"type": "web_search"}], "tools.0.type"),
-            ([{"type": ["function"], "function": {"name": "f"}}], "tools.0.type"),
-            ([tool(), tool("")], "tools.1.function.name"),
-            ([tool("a b")], "tools.0.function.name"),
-            ([tool("é")], "tools.0.function.name"),
-            ([tool("x\n")], "tools.0.function.name"),
-            ([tool("x" * 65)], "tools.0.function.name"),
-            ([tool(5)], "tools.0.function.name"),  # type: ignore[arg-type]
-            ([tool(), tool("now"), tool()], "tools.2.function.name"),
-            ([tool(description=5)], "tools.0.function.description"),
-            ([tool(strict="yes")], "tools.0.function.strict"),
-            ([tool(parameters="{}")], "tools.0.function.parameters"),
-            ([tool(parameters=[])], "tools.0.function.parameters"),
-            ([tool(parameters={"type": "string"})], "tools.0.function.parameters.type"),
-            ([tool(f"f{i}") for i in range(MAX_TOOLS + 1)], "tools"),
-            ([tool(description="x" * 600_000)], "tools"),
-            ([tool(description="\ud800")], "tools"),
-            ([tool(parameters={"type": "object", "default": float("nan")})], "tools"),
-        ],
-    )
-    def test_odd_tools(self, tools: Any, param: str) -> None:
-        with pytest.raises(InvalidRequest) as error:
-            Tools.of_chat(tools)
-        assert (error.value.status, error.value.param) == (400, param)
-        assert len(error.value.message) < 300
-
-    @pytest.mark.parametrize(
-        ("schema", "below"),
-        [
-            ({"properties": {"a": {"type": "strin"}}}, "properties.a.type"),
-            ({"properties": {"a": {"type": []}}}, "properties.a.type"),
-            ({"properties": {"a": {"type": {}}}}, "properties.a.type"),
-            ({"properties": {"a": {"type": [["string"]]}}}, "properties.a.type"),
-            ({"properties": {"a": 5}}, "properties.a"),
-            ({"properties": [1]}, "properties"),
-            ({"properties": {"a": {"pattern": 7}}}, "properties.a.pattern"),
-            ({"properties": {"a": {"enum": []}}}, "properties.a.enum"),
-            ({"required": "a"}, "required"),
-            ({"required": [1]}, "required"),
-            ({"$ref": 1}, "$ref"),
-            ({"anyOf": []}, "anyOf"),
-            ({"anyOf": [{}, "x"]}, "anyOf.1"),
-            ({"$defs": {"x": {"items": "y"}}}, "$defs.x.items"),
-            ({"properties": {"a": {"items": [{}, 1]}}}, "properties.a.items.1"),
-            ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength"),
-            ({"properties": {"a": {"maxItems": "2"}}}, "properties.a.maxItems"),
-            ({"properties": {"a": {"maxItems": float("inf")}}}, "properties.a.maxItems"),
-            ({"properties": {"a": {"minimum": "2"}}}, "properties.a.minimum"),
-            ({"additionalProperties": "no"}, "additionalProperties"),
-        ],
-    )
-    def test_cve_2025_48944_odd_schemas(self, schema: dict[str, Any], below: str) -> None:
-        """CVE-2025-48944: a tool schema with an odd `type` or `pattern` ended the server."""
-        with pytest.raises(InvalidRequest) as error:
-            Tools.of_chat([tool(parameters={"type": "object", **schema})])
-        assert (error.value.status, error.value.param) == (400, f"tools.0.function.parameters.{below}")
-        for make, path in ((Tools.of_responses, "parameters"), (Tools.of_anthropic, "input_schema")):
-            with pytest.raises(InvalidRequest) as error:
-                make([{"name": "f", path: {"type": "object", **schema}}])
-            assert error.value.param == f"tools.0.{path}.{below}"
-
-    def test_deep_schemas(self) -> None:
-        schema: dict[str, Any] = {}
-        for _ in range(5000):
-            schema = {"items": schema}
-        with pytest.raises(InvalidRequest, match="levels deep"):
-            Tools.of_chat([tool(parameters={"type": "object", "properties": {"a": schema}})])
-        value: Any = 1
-        for _ in range(100_000):
-            value = [value]
-        with pytest.raises(InvalidRequest, match="nested too deeply"):
-            Tools.of_chat([tool(parameters={"type": "object", "default": value})])
-
-    @pytest.mark.parametrize(
-        "schema",
-        [
-            {},
-            True,
-            {"type": ["string", "null"], "minLength": 0, "maxLength": 3.0},
-            {"items": [{}, True], "prefixItems": []},
-            {"exclusiveMinimum": True, "minimum": -1.5},
-            {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"enum": [None, 1, "x"]}}, "x-own": object()},
-            {"properties": {"type": {"type": "string"}, "properties": {}, "required": {}}},
-        ],
-    )
-    def test_sound_schemas(self, schema: Any) -> None:
-        check_schema(schema, "here")
-
-    @properties()
-    @given(
-        schema=st.recursive(
-            st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["string", "object", "x", ""]),
-            lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(
-                    st.sampled_from(
-                        ["type", "properties", "items", "anyOf", "enum", "required", "pattern", "$defs", "a"]
-                    ),
-                    inner,
-                    max_size=4,
-                )
-            ),
-            max_leaves=12,
-        )
-    )
-    def test_whatever_is_sent_is_taken_or_refused(self, schema: Any) -> None:
-        tools = [{"name": "f", "parameters": schema, "input_schema": schema, "function": schema}]
-        for make in (Tools.of_responses, Tools.of_chat, Tools.of_anthropic):
-            with contextlib.suppress(InvalidRequest):
-                json.dumps(make(tools, schema).for_template)
-
-    @pytest.mark.parametrize(
-        ("choice", "param"),
-        [
-            ("any", "tool_choice"),
-            (5, "tool_choice"),
-            ([], "tool_choice"),
-            ({}, "tool_choice"),
-            ({"type": "function"}, "tool_choice.function"),
-            ({"type": "function", "function": {}}, "tool_choice.function.name"),
-            ({"type": "function", "function": {"name": "sun"}}, "tool_choice.function.name"),
-        ],
-    )
-    def test_odd_choices(self, choice: Any, param: str) -> None:
-        with pytest.raises(InvalidRequest) as error:
-            Tools.of_chat([tool()], choice)
-        assert (error.value.status, error.value.param) == (400, param)
-
-    def test_a_call_of_nothing_cannot_be_required(self) -> None:
-        for make, choice in ((Tools.of_chat, "required"), (Tools.of_anthropic, {"type": "any"})):
-            with pytest.raises(InvalidRequest, match="there are no tools"):
-                make([], choice)
-        with pytest.raises(InvalidRequest, match="no tool is called"):
-            Tools.of_responses([], {"type": "function", "name": "f"})
-        for odd in ("auto", {"type": "all"}, {"type": "auto", "disable_parallel_tool_use": 1}):
-            with pytest.raises(InvalidRequest) as error:
-                Tools.of_anthropic([], odd)
-            assert (error.value.param or "").startswith("tool_choice")
 
 
 class TestGrammars:
     def test_required_and_named(self) -> None:
-        functions = [tool(), tool("now")]
-        found = Tools.of_chat(functions, "required").grammar(CALLS)
+        functions = (function(), function("now"))
+        found = tools_of(*functions, choice="required").grammar(CALLS)
         assert found == Grammar("regex", "['weather', 'now']  True True")
-        named = {"type": "function", "function": {"name": "now"}}
-        found = Tools.of_chat(functions, named).grammar(CALLS)
+        found = tools_of(*functions, choice="required", name="now").grammar(CALLS)
         assert found == Grammar("regex", "['weather', 'now'] now False True")
-        found = Tools.of_chat(functions, "required", False).grammar(CALLS)
+        found = tools_of(*functions, choice="required", parallel=False).grammar(CALLS)
         assert found == Grammar("regex", "['weather', 'now']  False True")
 
     def test_what_cannot_be_forced_is_refused(self) -> None:
         for parser in (None, THOUGHTS):
             with pytest.raises(InvalidRequest, match="cannot be forced") as error:
-                Tools.of_chat([tool()], "required").grammar(parser)
+                tools_of(function(), choice="required").grammar(parser)
             assert (error.value.status, error.value.param) == (400, "tool_choice")
 
     def test_strict_functions(self) -> None:
-        strict = Tools.of_chat([tool(strict=True)])
+        strict = tools_of(function(strict=True))
         assert strict.grammar(CALLS) == Grammar("regex", "['weather']  True False")
         assert strict.grammar(CALLS, features=["grammar.regex"]) is not None
         assert strict.grammar(CALLS, features=["grammar.ebnf"]) is None
         assert strict.grammar(None) is None
         assert strict.grammar(THOUGHTS) is None
-        assert Tools.of_chat([tool(strict=False)]).grammar(CALLS) is None
+        assert tools_of(function(strict=False)).grammar(CALLS) is None
 
 
 class TestChatStream:
@@ -328,7 +165,7 @@ class TestChatStream:
         assert chat_stream(tool_parser=None).collect(TEXT).content == TEXT.split("--")[2]
         assert ChatStream().collect(TEXT).content == TEXT
 
-    @pytest.mark.parametrize("tools", [None, Tools(), Tools.of_chat([tool()], "none")])
+    @pytest.mark.parametrize("tools", [None, Tools(), tools_of(function(), choice="none")])
     def test_without_tools_nothing_is_called(self, tools: Tools | None) -> None:
         answer = chat_stream(tools=tools).collect(TEXT)
         assert answer.content == TEXT.split("--")[2]
@@ -339,7 +176,7 @@ class TestChatStream:
         assert (answer.reasoning, answer.content, answer.calls) == ('<<{"name": "now"}>>', "Hm.", ())
 
     def test_one_call_where_they_may_not_be_parallel(self) -> None:
-        tools = Tools.of_chat([tool(), tool("now")], None, False)
+        tools = tools_of(function(), function("now"), parallel=False)
         stream = chat_stream(tools=tools)
         events = [one for char in TEXT for one in stream.feed(char)] + stream.finish()
         assert [name for name, _ in told(events).calls] == ["weather"]

@@ -1,8 +1,8 @@
 """Choosing a provider where the config leaves it to the model and the device.
 
 selection = Selection(resolved)
-attention = selection.choose("attention", context).build(context)
-processors = [one.build(context) for one in selection.choose_all("logits_processor", context)]
+attention = selection.choose(ATTENTION, context).build(context)
+processors = [one.build(context) for one in selection.choose_all(LOGITS_PROCESSOR, context)]
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
 from pegboard.core.config.compose import ResolvedConfig
 from pegboard.core.config.requires import solve
 from pegboard.core.config.shape import use_path
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract, Ctx, T
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.options import Options
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Generic[T, Ctx]):
     """A chosen provider, imported, with its options and the capabilities that it has with them.
 
     `reasons` says why others before it were passed over.
     """
 
     record: ProviderRecord
-    cls: type[Any]
+    cls: type[T]
     options: Options
     provides: frozenset[str] = frozenset()
     automatic: bool = False
@@ -41,7 +41,7 @@ class Choice:
     def name(self) -> str:
         return self.record.name
 
-    def build(self, context: object) -> Any:
+    def build(self, context: Ctx) -> T:
         """An instance, built from its options and the contract's context."""
         with self.record.told("building it"):
             return self.cls(self.options, context)
@@ -64,32 +64,33 @@ class Selection:
         self._left = dict(resolved.candidates)
         self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
 
-    def choose(self, contract: str, context: object) -> Choice:
+    def choose(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
         """The best provider that supports `context`, the same one each time it is asked for again.
 
         Candidates are imported and asked in rank order until one has no objection. Raises ConfigError where none is
         left, with each one's objection, and PluginError where a plugin's own import fails.
         """
-        if contract not in self.choices:
+        name = contract.name
+        if name not in self.choices:
             choice = self._pick(contract, context)
-            self.choices[contract] = (choice,)
+            self.choices[name] = (choice,)
             log.info("%s", choice)
-        return self.choices[contract][0]
+        return self.choices[name][0]
 
-    def choose_all(self, contract: str, context: object) -> tuple[Choice, ...]:
+    def choose_all(self, contract: Contract[T, Ctx], context: Ctx) -> tuple[Choice[T, Ctx], ...]:
         """Every provider of a list, in the config's order. Raises ConfigError where one does not support `context`."""
-        if contract not in self.choices:
+        if contract.name not in self.choices:
             chosen = []
-            for index, record in enumerate(self._left[contract]):
-                choice, objection = self._ask(record, context)
+            for index, record in enumerate(self._left[contract.name]):
+                choice, objection = self._ask(contract, record, context)
                 if choice is None:
-                    path = f"{CONTRACTS[contract].config_path}[{index}]"
+                    path = f"{contract.config_path}[{index}]"
                     raise ConfigError(
                         Problem(path, f"{record} cannot be used: {objection}", self.resolved.origins.get(path, ""))
                     )
                 chosen.append(choice)
-            self.choices[contract] = tuple(chosen)
-        return self.choices[contract]
+            self.choices[contract.name] = tuple(chosen)
+        return self.choices[contract.name]
 
     def summary(self) -> dict[str, str | list[str]]:
         """The names chosen so far, by contract: a list where the contract takes several."""
@@ -100,14 +101,14 @@ class Selection:
             for contract, chosen in self.choices.items()
         }
 
-    def _pick(self, contract: str, context: object) -> Choice:
-        reasons = self._reasons.setdefault(contract, [])
-        for record in self._left[contract]:
-            narrowed = solve({**self._left, contract: (record,)}, self.resolved.registry, self.resolved.provides)
+    def _pick(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
+        reasons = self._reasons.setdefault(contract.name, [])
+        for record in self._left[contract.name]:
+            narrowed = solve({**self._left, contract.name: (record,)}, self.resolved.registry, self.resolved.provides)
             if narrowed.problems:
                 reasons.append(f"{record.name}: {narrowed.problems[0].message}")
                 continue
-            choice, objection = self._ask(record, context, tuple(reasons))
+            choice, objection = self._ask(contract, record, context, tuple(reasons))
             if choice is None:
                 reasons.append(f"{record.name}: {objection}")
                 continue
@@ -117,9 +118,11 @@ class Selection:
             return choice
         raise ConfigError(self._nobody(contract, reasons))
 
-    def _ask(self, record: ProviderRecord, context: object, reasons: tuple[str, ...] = ()) -> tuple[Choice | None, str]:
+    def _ask(
+        self, contract: Contract[T, Ctx], record: ProviderRecord, context: Ctx, reasons: tuple[str, ...] = ()
+    ) -> tuple[Choice[T, Ctx] | None, str]:
         try:
-            cls = record.load()
+            cls: type[T] = record.load()
         except MissingExtra as error:
             return None, str(error)
         options = self.resolved.options(record)
@@ -130,16 +133,16 @@ class Selection:
             return None, str(error)
         if objection is not None:
             return None, objection
-        automatic = record.contract.name not in self.resolved.named
+        automatic = contract.name not in self.resolved.named
         return Choice(record, cls, options, self.resolved.provides(record), automatic, reasons), ""
 
-    def _nobody(self, contract: str, reasons: Sequence[str]) -> Problem:
-        path = use_path(CONTRACTS[contract])
+    def _nobody(self, contract: Contract, reasons: Sequence[str]) -> Problem:
+        path = use_path(contract)
         origin = self.resolved.origins.get(path, "")
-        if contract in self.resolved.named:
-            record = self.resolved.candidates[contract][0]
+        if contract.name in self.resolved.named:
+            record = self.resolved.candidates[contract.name][0]
             return Problem(path, f"{record} cannot be used: {reasons[-1].partition(': ')[2]}", origin)
-        return Problem(path, f"no provider of {contract} can be used: {'; '.join(reasons)}", origin)
+        return Problem(path, f"no provider of {contract.name} can be used: {'; '.join(reasons)}", origin)
 
 
 def _objection(answer: object) -> str | None:
@@ -150,8 +153,8 @@ def _objection(answer: object) -> str | None:
 
 
 def select(
-    contract: str, candidates: Sequence[ProviderRecord], context: object
-) -> tuple[type[Any] | None, Mapping[str, str]]:
+    contract: Contract[T, Ctx], candidates: Sequence[ProviderRecord], context: Ctx
+) -> tuple[type[T] | None, Mapping[str, str]]:
     """The class of the first candidate without an objection to `context`, and the objections of those before it.
 
     For callers without a config, such as the conformance kit; an engine uses `Selection`.
@@ -159,7 +162,7 @@ def select(
     objections: dict[str, str] = {}
     for record in candidates:
         try:
-            cls = record.load()
+            cls: type[T] = record.load()
             options = record.options_model()()
         except MissingExtra as error:
             objections[record.name] = str(error)

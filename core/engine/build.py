@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,15 +20,27 @@ from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
+from pegboard.core.interfaces.contracts import (
+    ADMISSION_GATE,
+    GRAMMAR,
+    MODEL_FAMILY,
+    POOLER,
+    PREFIX_CACHE,
+    SCHEDULE_POLICY,
+    TOKEN_ALLOCATOR,
+    Contract,
+    Ctx,
+    T,
+)
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
-from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelRunner
 from pegboard.core.interfaces.pooler import Pooler, PoolerContext
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
-from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
@@ -52,7 +64,6 @@ if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
-    from pegboard.core.interfaces.grammar import GrammarBackend
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.registry.hooks import Hooks
@@ -111,8 +122,8 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     started = time.monotonic()
     prepared = prepare_model(resolved, selection)
     model = _model_context(config, prepared.directory)
-    family_choice = selection.choose("model_family", model)
-    family = cast(ModelFamily, family_choice.build(model))
+    family_choice = selection.choose(MODEL_FAMILY, model)
+    family = family_choice.build(model)
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
@@ -186,7 +197,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     config, spec = chosen.resolved.engine, chosen.spec
     settings = _scheduler_settings(chosen)
     allocator, cache = _cache(chosen, loaded)
-    policy: SchedulePolicy = _made(chosen, "schedule_policy", SchedulePolicyContext(cache, settings.seed))
+    policy = _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed))
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
@@ -233,7 +244,7 @@ def _built(
     )
 
 
-def _made(chosen: Chosen, contract: str, ctx: object) -> Any:
+def _made(chosen: Chosen, contract: Contract[T, Ctx], ctx: Ctx) -> T:
     """Return what the chosen provider builds, known by its name, should it raise."""
     choice = chosen.selection.choose(contract, ctx)
     return chosen.culprits.know(choice.record, choice.build(ctx))
@@ -242,8 +253,8 @@ def _made(chosen: Chosen, contract: str, ctx: object) -> Any:
 def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache]:
     page_size = chosen.resolved.engine.memory.page_size
     allocator_ctx = TokenAllocatorContext(loaded.memory.num_pages, page_size)
-    allocator: TokenAllocator = chosen.selection.choose("token_allocator", allocator_ctx).build(allocator_ctx)
-    return allocator, _made(chosen, "prefix_cache", PrefixCacheContext(allocator, page_size))
+    allocator = chosen.selection.choose(TOKEN_ALLOCATOR, allocator_ctx).build(allocator_ctx)
+    return allocator, _made(chosen, PREFIX_CACHE, PrefixCacheContext(allocator, page_size))
 
 
 def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, pooler: Pooler | None) -> Worker:
@@ -269,7 +280,7 @@ def _results(chosen: Chosen, pooler: Pooler | None) -> ResultStage:
     grammar = chosen.resolved.engine.grammar
     limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
     return ResultStage(
-        cast(Any, chosen.tokenizer),
+        chosen.tokenizer,
         chosen.spec.eos_token_ids,
         pooler,
         GrammarFollower(GrammarWork(limits), grammar.jump_ahead),
@@ -288,11 +299,11 @@ def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:
 def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     spec = chosen.spec
     ctx = GrammarContext(chosen.model.directory, chosen.tokenizer, spec.vocab_size, spec.eos_token_ids)
-    choice = chosen.selection.choose("grammar", ctx)
+    choice = chosen.selection.choose(GRAMMAR, ctx)
     kinds = tuple(kind for kind in KINDS if kind in choice.provides)
     if not kinds:
         return _Grammars()
-    backend: GrammarBackend = choice.build(ctx)
+    backend = choice.build(ctx)
     settings = chosen.resolved.engine.grammar
     return _Grammars(make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx), kinds)
 
@@ -300,15 +311,14 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
 def _gates(chosen: Chosen, grammars: _Grammars, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
     """Return the gates in their order. That of grammars comes first: what it refuses need not pass the others."""
     first = [] if grammars.gate is None else [("grammar", grammars.gate)]
-    return [*first, *((one.name, one.build(ctx)) for one in chosen.selection.choose_all("admission_gate", ctx))]
+    return [*first, *((one.name, one.build(ctx)) for one in chosen.selection.choose_all(ADMISSION_GATE, ctx))]
 
 
 def _pooler(chosen: Chosen) -> Pooler | None:
     """Return None where the runner gives no hidden states to pool."""
     if "hidden_states" not in chosen.runner.provides:
         return None
-    made: Pooler = _made(chosen, "pooler", PoolerContext(chosen.model.directory, chosen.spec.hidden_size))
-    return made
+    return _made(chosen, POOLER, PoolerContext(chosen.model.directory, chosen.spec.hidden_size))
 
 
 def _scheduler_settings(chosen: Chosen) -> SchedulerSection:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.engine.sizing import KVMemory, make_pool, pool_context, size_memory
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
+from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
@@ -17,9 +18,9 @@ from pegboard.core.pipeline.culprits import Culprits
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.select import Choice, Selection
-    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.layers import ModelSpec
-    from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+    from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
@@ -36,11 +37,11 @@ class Chosen:
     processors: tuple[LogitsProcessor, ...]
     sampler: Sampler
     asked: tuple[LogitsProcessor | Sampler, ...]
-    runner: Choice
-    pool: Choice
+    runner: Choice[ModelRunner, ModelRunnerContext]
+    pool: Choice[KVPool, KVPoolContext]
     culprits: Culprits = field(default_factory=Culprits)
 
-    def runner_context(self, network: Any) -> ModelRunnerContext:
+    def runner_context(self, network: Network | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
         return ModelRunnerContext(
             self.spec,
@@ -80,29 +81,27 @@ def choose_providers(
     )
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer)
-    attention = selection.choose("attention", attention_ctx)
-    sampler = selection.choose("sampler", sampler_ctx)
-    processors = selection.choose_all("logits_processor", processor_ctx)
-    made_attention: AttentionBackend = culprits.know(attention.record, attention.build(attention_ctx))
-    made_processors: tuple[LogitsProcessor, ...] = tuple(
-        culprits.know(one.record, one.build(processor_ctx)) for one in processors
-    )
-    made_sampler: Sampler = culprits.know(sampler.record, sampler.build(sampler_ctx))
+    attention = selection.choose(ATTENTION, attention_ctx)
+    sampler = selection.choose(SAMPLER, sampler_ctx)
+    processors = selection.choose_all(LOGITS_PROCESSOR, processor_ctx)
+    made_attention = culprits.know(attention.record, attention.build(attention_ctx))
+    made_processors = tuple(culprits.know(one.record, one.build(processor_ctx)) for one in processors)
+    made_sampler = culprits.know(sampler.record, sampler.build(sampler_ctx))
     asked = (*made_processors, *((made_sampler,) if "params" in sampler.provides else ()))
     about = ModelRunnerContext(
         spec, model, None, made_attention, made_sampler, made_processors, model.device, explicit=resolved.named
     )
-    runner = selection.choose("runner", about)
+    runner = selection.choose(RUNNER, about)
     if config.scheduler.split_prefill_layers:
         _check_pauses(runner)
-    pool = selection.choose("kv_pool", pool_context(1, config.memory.page_size, model, spec))
+    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
         culprits,
     )  # fmt: skip
 
 
-def _check_pauses(runner: Choice) -> None:
+def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext]) -> None:
     """Raise ConfigError unless the runner can pause between layers."""
     if "split_prefill" not in runner.provides:
         raise ConfigError(
@@ -115,7 +114,7 @@ def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     """Read the weights, try the network out, and give KV what memory is left. Raises ModelError and OutOfMemory."""
     know, runner = chosen.culprits.know, chosen.runner
     if "own_weights" in runner.provides:
-        made: ModelRunner = know(runner.record, runner.build(chosen.runner_context(None)))
+        made = know(runner.record, runner.build(chosen.runner_context(None)))
         return Loaded(made, _sized(chosen))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())

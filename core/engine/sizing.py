@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -41,13 +41,15 @@ class KVMemory:
     max_context_len: int
 
 
-def size_memory(choice: Choice, config: EngineConfig, model: ModelContext, spec: ModelSpec) -> KVMemory:
+def size_memory(
+    choice: Choice[KVPool, KVPoolContext], config: EngineConfig, model: ModelContext, spec: ModelSpec
+) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
-    per_token = cast(Any, choice.cls).bytes_per_token(spec.layers, model.dtype)
+    per_token = choice.cls.bytes_per_token(spec.layers, model.dtype)
     free = _free_bytes(model.device)
     tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
     num_pages = tokens // page_size
@@ -69,10 +71,11 @@ def size_memory(choice: Choice, config: EngineConfig, model: ModelContext, spec:
     return KVMemory(make_pool(choice, num_pages, page_size, model, spec), num_pages, max_context_len)
 
 
-def make_pool(choice: Choice, num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec) -> KVPool:
+def make_pool(
+    choice: Choice[KVPool, KVPoolContext], num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec
+) -> KVPool:
     """Return a pool of so many pages."""
-    made: KVPool = choice.build(pool_context(num_pages, page_size, model, spec))
-    return made
+    return choice.build(pool_context(num_pages, page_size, model, spec))
 
 
 def pool_context(num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec) -> KVPoolContext:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
+from pegboard.core.interfaces.contracts import MODEL_SOURCE
+from pegboard.core.interfaces.model_source import ModelSourceContext
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -30,5 +31,5 @@ def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedMod
     context = ModelSourceContext(
         reference=model.path, cache_dir=cache_path(model.cache_dir) if model.cache_dir else default_cache_dir()
     )
-    source = cast(ModelSource, selection.choose("model_source", context).build(context))
+    source = selection.choose(MODEL_SOURCE, context).build(context)
     return PreparedModel(source.prepare(), source.tokenizer())

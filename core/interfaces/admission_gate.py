@@ -12,9 +12,9 @@ import enum
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.interfaces.options import Options, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -69,7 +69,7 @@ class Verdict:
 OPEN = Verdict(GateState.OPEN)
 
 
-class AdmissionGate(abc.ABC):
+class AdmissionGate(abc.ABC, Generic[OptionsT]):
     """Lets requests through when their time has come. Called by the scheduler's loop alone, so no call may block: work
     happens elsewhere (a thread, a process, the network), and `poll` looks how far it is.
 
@@ -77,12 +77,12 @@ class AdmissionGate(abc.ABC):
     in a ReqSlot or under the request's `rid`, and forgets it when `cancel` or `finished` ends the matter.
     """
 
-    def __init__(self, options: Any, ctx: AdmissionGateContext) -> None:
+    def __init__(self, options: OptionsT, ctx: AdmissionGateContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: AdmissionGateContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: AdmissionGateContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 
@@ -100,7 +100,7 @@ class AdmissionGate(abc.ABC):
         """News of requests that this gate blocks, by rid; of those left out the last verdict stands. Once per step."""
         return {}
 
-    def cancel(self, req: Req) -> None:  # noqa: B027 - optional: most gates keep nothing of a request
+    def cancel(self, req: Req) -> None:  # optional: most gates keep nothing of a request
         """The request has ended before it went through: it was aborted, its time ran out, or another gate failed it.
 
         Also called for one that this gate has let through and a later gate has not, and for one that it has failed
@@ -117,5 +117,5 @@ class AdmissionGate(abc.ABC):
         """Rids of held requests that may go now. Once per step while this gate holds somebody."""
         return ()
 
-    def drop(self, req: Req) -> None:  # noqa: B027 - optional: only a gate that holds needs it
+    def drop(self, req: Req) -> None:  # optional: only a gate that holds needs it
         """A request that is held has to go at once: it was aborted, or `released` has raised."""

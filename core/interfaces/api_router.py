@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
+from pegboard.core.interfaces.options import OptionsT
 from pegboard.core.interfaces.sessions import NoSessions, SessionStore
 
 if TYPE_CHECKING:
@@ -32,20 +33,20 @@ class ApiContext:
     providers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-class ApiRouter(abc.ABC):
+class ApiRouter(abc.ABC, Generic[OptionsT]):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
     Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http.levels`; and LARGE, where
     it takes prompts: others get bodies of 1 MiB at most.
     """
 
-    def __init__(self, options: Any, ctx: ApiContext) -> None:
+    def __init__(self, options: OptionsT, ctx: ApiContext) -> None:
         self.options = options
         self.ctx = ctx
         self.client = ctx.client
 
     @classmethod
-    def supports(cls, options: Any, ctx: ApiContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: ApiContext) -> str | None:
         """None, or the reason why it cannot serve here."""
         return None
 

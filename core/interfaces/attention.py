@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -27,19 +29,19 @@ class AttentionContext:
     max_context_len: int
 
 
-class AttentionBackend(abc.ABC):
+class AttentionBackend(abc.ABC, Generic[OptionsT]):
     """Causal attention of a batch's new tokens over their requests' KV, old and new.
 
     The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no
     slot but those of a request's own row below its `seq_lens`: free slots may hold NaN.
     """
 
-    def __init__(self, options: Any, ctx: AttentionContext) -> None:
+    def __init__(self, options: OptionsT, ctx: AttentionContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: AttentionContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: AttentionContext) -> str | None:
         """None, or the reason why it cannot serve these layers on this device."""
         return None
 

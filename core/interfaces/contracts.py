@@ -5,6 +5,43 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+
+from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+    from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
+    from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
+    from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
+    from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+    from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
+    from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+    from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
+    from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
+    from pegboard.core.interfaces.pooler import Pooler, PoolerContext
+    from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
+    from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+    from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+    from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
+    from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
+
+
+class Built(Protocol):
+    """What the core builds of a provider: all contracts are built and asked in this way."""
+
+    def __init__(self, options: Any, ctx: Any) -> None: ...
+
+    @classmethod
+    def supports(cls, options: Any, ctx: Any) -> str | None:
+        """Return None, or the reason why it cannot work with this context."""
+
+
+T = TypeVar("T", bound=Built, default=Any)
+"""The abstract class of a contract."""
+Ctx = TypeVar("Ctx", default=Any)
+"""What its providers are built from."""
 
 
 class Cardinality(enum.Enum):
@@ -19,8 +56,8 @@ class Cardinality(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
-    """One contract of the core.
+class Contract(Generic[T, Ctx]):
+    """One contract of the core. Its type says what a chosen provider of it is, and what that is built from.
 
     `interface` and `suite` are lazy names of the abstract class and of its conformance suite ("" where the suite lands
     with a later feature). `config_path` is the dotted place of the choice in the config. `capabilities` documents every
@@ -40,190 +77,204 @@ class Contract:
 _I = "pegboard.core.interfaces"
 _S = "pegboard.conformance"
 
-_ALL = (
-    Contract(
-        "model_source",
-        "model.source",
-        Cardinality.MATCHED,
-        f"{_I}.model_source:ModelSource",
-        "turns a model reference into a local directory, and its tokenizer",
-    ),
-    Contract(
-        "model_family",
-        "model",
-        Cardinality.MATCHED,
-        f"{_I}.model_family:ModelFamily",
-        "builds the network of an architecture and loads its weights",
-        suite=f"{_S}.model_family:ModelFamilyContract",
-    ),
-    Contract(
-        "runner",
-        "runner",
-        Cardinality.ONE,
-        f"{_I}.model_runner:ModelRunner",
-        "executes one forward batch: logits, processors, sampling",
-        suite=f"{_S}.model_runner:ModelRunnerContract",
-        capabilities={
-            "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
-            "graph": "replays captured graphs for decode steps",
-            "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
-            "input_logprobs": "returns the logprobs of prompts' tokens when asked",
-            "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
-            "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
-            "turn: `scheduler.mixed_chunk` is on where it is unset",
-            "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
-        },
-    ),
-    Contract(
-        "attention",
-        "attention",
-        Cardinality.ONE,
-        f"{_I}.attention:AttentionBackend",
-        "extend and decode attention over paged keys and values",
-        suite=f"{_S}.attention:AttentionContract",
-        capabilities={
-            "sliding_window": "honours LayerSpec.window",
-            "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
-            "sinks": "honours per-head attention sinks",
-            "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
-            "tree_mask": "verifies a tree of draft tokens in one call",
-        },
-    ),
-    Contract(
-        "kv_pool",
-        "memory.pool",
-        Cardinality.ONE,
-        f"{_I}.kv_pool:KVPool",
-        "the device buffers in which keys and values live",
-    ),
-    Contract(
-        "token_allocator",
-        "memory.allocator",
-        Cardinality.ONE,
-        f"{_I}.token_allocator:TokenAllocator",
-        "owns the free pages of the KV pool",
-        suite=f"{_S}.token_allocator:TokenAllocatorContract",
-    ),
-    Contract(
-        "prefix_cache",
-        "prefix_cache",
-        Cardinality.ONE,
-        f"{_I}.prefix_cache:PrefixCache",
-        "finds, locks, keeps and evicts the KV of shared prefixes",
-        suite=f"{_S}.prefix_cache:PrefixCacheContract",
-        capabilities={
-            "reuse": "a prefix inserted once is found again (all but the null cache)",
-            "host_tier": "keeps evicted pages in host memory and loads them back",
-        },
-    ),
-    Contract(
-        "schedule_policy",
-        "scheduler.policy",
-        Cardinality.ONE,
-        f"{_I}.schedule_policy:SchedulePolicy",
-        "orders the waiting queue and picks victims for retraction",
-        suite=f"{_S}.schedule_policy:SchedulePolicyContract",
-        capabilities={
-            "cache_aware": "reads the prefix cache to order the queue",
-            "preempts": "may let a waiting request push out running ones",
-            "aging": "waiting counts, so that nobody is overtaken for ever",
-        },
-    ),
-    Contract(
-        "admission_gate",
-        "gates",
-        Cardinality.MANY,
-        f"{_I}.admission_gate:AdmissionGate",
-        "holds a request back until something is ready, or keeps a finished one's KV for a while",
-        suite=f"{_S}.admission_gate:AdmissionGateContract",
-        capabilities={"holds": "may keep a finished request's KV until it says so"},
-    ),
-    Contract(
-        "logits_processor",
-        "logits_processors",
-        Cardinality.MANY,
-        f"{_I}.logits_processor:LogitsProcessor",
-        "changes a batch's logits before sampling, vectorised",
-        suite=f"{_S}.logits_processor:LogitsProcessorContract",
-        capabilities={"params": "requests may name it, with parameters of their own"},
-    ),
-    Contract(
-        "sampler",
-        "sampler",
-        Cardinality.ONE,
-        f"{_I}.sampler:Sampler",
-        "turns logits into tokens and logprobs",
-        suite=f"{_S}.sampler:SamplerContract",
-        capabilities={
-            "seeded": "the same seed and logits give the same token in any batch, and logits that rounding moves "
-            "seldom another one",
-            "params": "requests may bring parameters for it, under its name",
-        },
-    ),
-    Contract(
-        "grammar",
-        "grammar",
-        Cardinality.MATCHED,
-        f"{_I}.grammar:GrammarBackend",
-        "compiles grammars and says which tokens may come next",
-        suite=f"{_S}.grammar:GrammarContract",
-        capabilities={
-            "json_schema": "JSON that satisfies a schema",
-            "json_object": "any JSON object",
-            "regex": "what a regular expression matches",
-            "ebnf": "what an EBNF grammar (GBNF) derives",
-            "structural_tag": "free text with structures in it that follow a trigger, or structures alone",
-            "any_of": "what one of several grammars allows, of any kinds that it declares",
-            "rollback": "takes accepted tokens back",
-            "jump_ahead": "names tokens that must come next",
-        },
-    ),
-    Contract(
-        "pooler",
-        "pooler",
-        Cardinality.MATCHED,
-        f"{_I}.pooler:Pooler",
-        "makes one vector of a prompt's hidden states",
-        suite=f"{_S}.pooler:PoolerContract",
-    ),
-    Contract(
-        "reasoning_parser",
-        "reasoning_parser",
-        Cardinality.MATCHED,
-        f"{_I}.output_parser:OutputParser",
-        "tells a model's thinking from its answer, in streamed text",
-        suite=f"{_S}.reasoning_parser:ReasoningParserContract",
-    ),
-    Contract(
-        "tool_parser",
-        "tool_parser",
-        Cardinality.MATCHED,
-        f"{_I}.output_parser:OutputParser",
-        "finds tool calls in streamed text, and writes the grammars that force them",
-        suite=f"{_S}.tool_parser:ToolParserContract",
-        capabilities={
-            "forces": "has a grammar for answers that have to be calls",
-            "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
-            "streams_arguments": "tells arguments while they come, not when the call is complete",
-        },
-    ),
-    Contract(
-        "session_store",
-        "server.sessions",
-        Cardinality.ONE,
-        f"{_I}.sessions:SessionStore",
-        "remembers conversations, so that a request brings only what is new",
-        suite=f"{_S}.session_store:SessionStoreContract",
-    ),
-    Contract(
-        "api",
-        "apis",
-        Cardinality.MANY,
-        f"{_I}.api_router:ApiRouter",
-        "HTTP routes onto the engine client",
-        suite=f"{_S}.api_router:ApiRouterContract",
-    ),
+MODEL_SOURCE: Contract[ModelSource, ModelSourceContext] = Contract(
+    "model_source",
+    "model.source",
+    Cardinality.MATCHED,
+    f"{_I}.model_source:ModelSource",
+    "turns a model reference into a local directory, and its tokenizer",
 )
 
-CONTRACTS: Mapping[str, Contract] = {contract.name: contract for contract in _ALL}
-"""Every contract by name. The order is the order of `pegboard plugins list`."""
+MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
+    "model_family",
+    "model",
+    Cardinality.MATCHED,
+    f"{_I}.model_family:ModelFamily",
+    "builds the network of an architecture and loads its weights",
+    suite=f"{_S}.model_family:ModelFamilyContract",
+)
+
+RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
+    "runner",
+    "runner",
+    Cardinality.ONE,
+    f"{_I}.model_runner:ModelRunner",
+    "executes one forward batch: logits, processors, sampling",
+    suite=f"{_S}.model_runner:ModelRunnerContract",
+    capabilities={
+        "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
+        "graph": "replays captured graphs for decode steps",
+        "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
+        "input_logprobs": "returns the logprobs of prompts' tokens when asked",
+        "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
+        "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
+        "turn: `scheduler.mixed_chunk` is on where it is unset",
+        "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
+    },
+)
+
+ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
+    "attention",
+    "attention",
+    Cardinality.ONE,
+    f"{_I}.attention:AttentionBackend",
+    "extend and decode attention over paged keys and values",
+    suite=f"{_S}.attention:AttentionContract",
+    capabilities={
+        "sliding_window": "honours LayerSpec.window",
+        "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
+        "sinks": "honours per-head attention sinks",
+        "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
+        "tree_mask": "verifies a tree of draft tokens in one call",
+    },
+)
+
+KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
+    "kv_pool",
+    "memory.pool",
+    Cardinality.ONE,
+    f"{_I}.kv_pool:KVPool",
+    "the device buffers in which keys and values live",
+)
+
+TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
+    "token_allocator",
+    "memory.allocator",
+    Cardinality.ONE,
+    f"{_I}.token_allocator:TokenAllocator",
+    "owns the free pages of the KV pool",
+    suite=f"{_S}.token_allocator:TokenAllocatorContract",
+)
+
+PREFIX_CACHE: Contract[PrefixCache, PrefixCacheContext] = Contract(
+    "prefix_cache",
+    "prefix_cache",
+    Cardinality.ONE,
+    f"{_I}.prefix_cache:PrefixCache",
+    "finds, locks, keeps and evicts the KV of shared prefixes",
+    suite=f"{_S}.prefix_cache:PrefixCacheContract",
+    capabilities={
+        "reuse": "a prefix inserted once is found again (all but the null cache)",
+        "host_tier": "keeps evicted pages in host memory and loads them back",
+    },
+)
+
+SCHEDULE_POLICY: Contract[SchedulePolicy, SchedulePolicyContext] = Contract(
+    "schedule_policy",
+    "scheduler.policy",
+    Cardinality.ONE,
+    f"{_I}.schedule_policy:SchedulePolicy",
+    "orders the waiting queue and picks victims for retraction",
+    suite=f"{_S}.schedule_policy:SchedulePolicyContract",
+    capabilities={
+        "cache_aware": "reads the prefix cache to order the queue",
+        "preempts": "may let a waiting request push out running ones",
+        "aging": "waiting counts, so that nobody is overtaken for ever",
+    },
+)
+
+ADMISSION_GATE: Contract[AdmissionGate, AdmissionGateContext] = Contract(
+    "admission_gate",
+    "gates",
+    Cardinality.MANY,
+    f"{_I}.admission_gate:AdmissionGate",
+    "holds a request back until something is ready, or keeps a finished one's KV for a while",
+    suite=f"{_S}.admission_gate:AdmissionGateContract",
+    capabilities={"holds": "may keep a finished request's KV until it says so"},
+)
+
+LOGITS_PROCESSOR: Contract[LogitsProcessor, LogitsProcessorContext] = Contract(
+    "logits_processor",
+    "logits_processors",
+    Cardinality.MANY,
+    f"{_I}.logits_processor:LogitsProcessor",
+    "changes a batch's logits before sampling, vectorised",
+    suite=f"{_S}.logits_processor:LogitsProcessorContract",
+    capabilities={"params": "requests may name it, with parameters of their own"},
+)
+
+SAMPLER: Contract[Sampler, SamplerContext] = Contract(
+    "sampler",
+    "sampler",
+    Cardinality.ONE,
+    f"{_I}.sampler:Sampler",
+    "turns logits into tokens and logprobs",
+    suite=f"{_S}.sampler:SamplerContract",
+    capabilities={
+        "seeded": "the same seed and logits give the same token in any batch, and logits that rounding moves "
+        "seldom another one",
+        "params": "requests may bring parameters for it, under its name",
+    },
+)
+
+GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
+    "grammar",
+    "grammar",
+    Cardinality.MATCHED,
+    f"{_I}.grammar:GrammarBackend",
+    "compiles grammars and says which tokens may come next",
+    suite=f"{_S}.grammar:GrammarContract",
+    capabilities={
+        "json_schema": "JSON that satisfies a schema",
+        "json_object": "any JSON object",
+        "regex": "what a regular expression matches",
+        "ebnf": "what an EBNF grammar (GBNF) derives",
+        "structural_tag": "free text with structures in it that follow a trigger, or structures alone",
+        "any_of": "what one of several grammars allows, of any kinds that it declares",
+        "rollback": "takes accepted tokens back",
+        "jump_ahead": "names tokens that must come next",
+    },
+)
+
+POOLER: Contract[Pooler, PoolerContext] = Contract(
+    "pooler",
+    "pooler",
+    Cardinality.MATCHED,
+    f"{_I}.pooler:Pooler",
+    "makes one vector of a prompt's hidden states",
+    suite=f"{_S}.pooler:PoolerContract",
+)
+
+REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
+    "reasoning_parser",
+    "reasoning_parser",
+    Cardinality.MATCHED,
+    f"{_I}.output_parser:OutputParser",
+    "tells a model's thinking from its answer, in streamed text",
+    suite=f"{_S}.reasoning_parser:ReasoningParserContract",
+)
+
+TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
+    "tool_parser",
+    "tool_parser",
+    Cardinality.MATCHED,
+    f"{_I}.output_parser:OutputParser",
+    "finds tool calls in streamed text, and writes the grammars that force them",
+    suite=f"{_S}.tool_parser:ToolParserContract",
+    capabilities={
+        "forces": "has a grammar for answers that have to be calls",
+        "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
+        "streams_arguments": "tells arguments while they come, not when the call is complete",
+    },
+)
+
+SESSION_STORE: Contract[SessionStore, SessionStoreContext] = Contract(
+    "session_store",
+    "server.sessions",
+    Cardinality.ONE,
+    f"{_I}.sessions:SessionStore",
+    "remembers conversations, so that a request brings only what is new",
+    suite=f"{_S}.session_store:SessionStoreContract",
+)
+
+API: Contract[ApiRouter, ApiContext] = Contract(
+    "api",
+    "apis",
+    Cardinality.MANY,
+    f"{_I}.api_router:ApiRouter",
+    "HTTP routes onto the engine client",
+    suite=f"{_S}.api_router:ApiRouterContract",
+)
+
+CONTRACTS: Mapping[str, Contract] = {one.name: one for one in tuple(globals().values()) if isinstance(one, Contract)}
+"""Every contract above by name. The order is the order of `pegboard plugins list`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Generic, Literal
 
 import msgspec
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,17 +102,17 @@ class CompiledGrammar(abc.ABC):
         """A matcher at the beginning."""
 
 
-class GrammarBackend(abc.ABC):
+class GrammarBackend(abc.ABC, Generic[OptionsT]):
     """Compiles grammars. It runs in two places: in a helper process, where `compile` may take its time, run wild and be
     killed for it, and in the scheduler, where `load` makes of the result what requests use.
     """
 
-    def __init__(self, options: Any, ctx: GrammarContext) -> None:
+    def __init__(self, options: OptionsT, ctx: GrammarContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: GrammarContext) -> str | None:
         """None, or the reason why it cannot work with this tokenizer."""
         return None
 

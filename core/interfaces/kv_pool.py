@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +25,20 @@ class KVPoolContext:
     device: torch.device
 
 
-class KVPool(abc.ABC):
+class KVPool(abc.ABC, Generic[OptionsT]):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
     So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory;
     what is in a free slot is undefined and may be NaN, so nobody may read one, not even multiplied by zero.
     """
 
-    def __init__(self, options: Any, ctx: KVPoolContext) -> None:
+    def __init__(self, options: OptionsT, ctx: KVPoolContext) -> None:
         self.options = options
         self.page_size = ctx.page_size
         self.num_slots = (ctx.num_pages + 1) * ctx.page_size
 
     @classmethod
-    def supports(cls, options: Any, ctx: KVPoolContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: KVPoolContext) -> str | None:
         """None, or the reason why this pool cannot hold these layers."""
         return None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +28,7 @@ class LogitsProcessorContext:
     tokenizer: Tokenizer | None = None
 
 
-class LogitsProcessor(abc.ABC):
+class LogitsProcessor(abc.ABC, Generic[OptionsT]):
     """One vectorised change of logits. Processors run in the config's order.
 
     What it must remember of a request from step to step it keeps in `SamplingRow.memo`, under itself as the key. Steps
@@ -42,12 +44,12 @@ class LogitsProcessor(abc.ABC):
     before its next step; a processor that only counts tokens (`SamplingRow.generated`) or reads the parameters says
     False."""
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: OptionsT, ctx: LogitsProcessorContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: LogitsProcessorContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 

@@ -6,7 +6,9 @@ import abc
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -58,15 +60,15 @@ class Network(abc.ABC):
         which the caller may change in place."""
 
 
-class ModelFamily(abc.ABC):
+class ModelFamily(abc.ABC, Generic[OptionsT]):
     """Built cheaply from config.json alone; `spec` is then known, and `load` does the heavy work once."""
 
-    def __init__(self, options: Any, ctx: ModelContext) -> None:
+    def __init__(self, options: OptionsT, ctx: ModelContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: ModelContext) -> str | None:
         """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads
         weights.
         """
@@ -84,7 +86,7 @@ class ModelFamily(abc.ABC):
         Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
         """
 
-    def probe(self, network: Network, run: ProbeRun) -> None:  # noqa: B027 - optional, nothing to check by default
+    def probe(self, network: Network, run: ProbeRun) -> None:  # optional, nothing to check by default
         """Self-check after loading, for families that cannot know in advance whether a model works with paged
         attention.
 

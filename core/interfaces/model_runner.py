@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +41,15 @@ class ModelRunnerContext:
     explicit: frozenset[str] = frozenset()
 
 
-class ModelRunner(abc.ABC):
+class ModelRunner(abc.ABC, Generic[OptionsT]):
     """Runs the network over a batch, then processors and sampler on the sampled rows only."""
 
-    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+    def __init__(self, options: OptionsT, ctx: ModelRunnerContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelRunnerContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: ModelRunnerContext) -> str | None:
         """None, or the reason why it cannot run this model."""
         return None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -19,15 +21,15 @@ class ModelSourceContext:
     cache_dir: Path
 
 
-class ModelSource(abc.ABC):
+class ModelSource(abc.ABC, Generic[OptionsT]):
     """Turns a reference into a directory in Hugging Face's layout: config.json, safetensors, tokenizer.json."""
 
-    def __init__(self, options: Any, ctx: ModelSourceContext) -> None:
+    def __init__(self, options: OptionsT, ctx: ModelSourceContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: ModelSourceContext) -> str | None:
         """None when the reference is of this source's kind, or the reason why not. Looks, but fetches nothing."""
         return None
 

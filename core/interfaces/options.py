@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
 
 
 class Options(BaseModel):
@@ -22,3 +25,7 @@ class Options(BaseModel):
 
 class NoOptions(Options):
     """The options of a provider that has none."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options, default=Any)
+"""The type of a provider's options. A plugin says it once: ``class RadixCache(PrefixCache[RadixOptions])``."""

@@ -8,9 +8,10 @@ import abc
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.options import OptionsT
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,18 @@ class ParserStream(abc.ABC):
         """
 
 
-class OutputParser(abc.ABC):
+class OutputParser(abc.ABC, Generic[OptionsT]):
     """Knows one family of models' way to write tool calls, or to think."""
 
     skip_special_tokens = True
     """Whether its markers are ordinary text. False: the output must be decoded with special tokens in it."""
 
-    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+    def __init__(self, options: OptionsT, ctx: OutputParserContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: OutputParserContext) -> str | None:
         """None, or the reason why this model does not write so. Asked where the config says `auto`."""
         return None
 

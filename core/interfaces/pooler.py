@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +34,17 @@ class PoolSpan:
     length: int
 
 
-class Pooler(abc.ABC):
+class Pooler(abc.ABC, Generic[OptionsT]):
     """Pools a prompt that may be computed in several chunks: `reduce` on the device, chunk by chunk, `combine` on the
     host at its end.
     """
 
-    def __init__(self, options: Any, ctx: PoolerContext) -> None:
+    def __init__(self, options: OptionsT, ctx: PoolerContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: PoolerContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: PoolerContext) -> str | None:
         """None, or the reason why the model is not pooled so. Asked where the config says `auto`."""
         return None
 

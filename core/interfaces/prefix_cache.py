@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
 
 import numpy as np
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,10 +73,10 @@ class InsertResult:
     handle: CacheHandle
 
 
-class PrefixCache(abc.ABC):
+class PrefixCache(abc.ABC, Generic[OptionsT]):
     """Finds, locks, keeps and evicts the KV of shared prefixes. Not thread-safe: one scheduler calls it."""
 
-    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+    def __init__(self, options: OptionsT, ctx: PrefixCacheContext) -> None:
         self.options = options
         self.allocator = ctx.allocator
         self.page_size = ctx.page_size
@@ -84,7 +86,7 @@ class PrefixCache(abc.ABC):
         """
 
     @classmethod
-    def supports(cls, options: Any, ctx: PrefixCacheContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: PrefixCacheContext) -> str | None:
         """None, or the reason why this cache cannot work here (an unsupported page size, say)."""
         return None
 
@@ -178,5 +180,5 @@ class PrefixCache(abc.ABC):
         eviction.
         """
 
-    def check(self) -> None:  # noqa: B027 - optional self-check, empty by default
+    def check(self) -> None:  # optional self-check, empty by default
         """Verify the internal books; raises AssertionError with a description. For tests and the idle check."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ class SamplerContext:
     device: torch.device
 
 
-class Sampler(abc.ABC):
+class Sampler(abc.ABC, Generic[OptionsT]):
     """Draws one token per row. Filters apply in this order: temperature, top_k, top_p, min_p (as in the field).
 
     With the capability `seeded` a row's draw is a function of its logits, its parameters, its seed and its step alone,
@@ -52,12 +54,12 @@ class Sampler(abc.ABC):
     reads_output = False
     """Whether `sample` reads `SamplingRow.output_ids` (see `LogitsProcessor.reads_output`)."""
 
-    def __init__(self, options: Any, ctx: SamplerContext) -> None:
+    def __init__(self, options: OptionsT, ctx: SamplerContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: SamplerContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: SamplerContext) -> str | None:
         """None, or the reason why it cannot sample here."""
         return None
 

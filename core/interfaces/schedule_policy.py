@@ -6,7 +6,9 @@ import abc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -28,7 +30,7 @@ class SchedulePolicyContext:
     clock: Clock = time.monotonic
 
 
-class SchedulePolicy(abc.ABC):
+class SchedulePolicy(abc.ABC, Generic[OptionsT]):
     """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot.
 
     It is asked in every step, with thousands of requests at times: a call's cost grows about as the queue does, and not
@@ -39,12 +41,12 @@ class SchedulePolicy(abc.ABC):
     preempts = False
     """Whether `preempt` may name anybody; without it a full engine does not order its queue."""
 
-    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+    def __init__(self, options: OptionsT, ctx: SchedulePolicyContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: SchedulePolicyContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: SchedulePolicyContext) -> str | None:
         """None, or the reason why it cannot work here."""
         return None
 

@@ -6,11 +6,12 @@ import abc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
 from pydantic import BaseModel, ConfigDict
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.options import NoOptions, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputStream
@@ -46,7 +47,7 @@ class SessionStoreContext:
     clock: Clock = time.monotonic
 
 
-class SessionStore(abc.ABC):
+class SessionStore(abc.ABC, Generic[OptionsT]):
     """The sessions of a server. Lives in the API process, whose event loop alone uses it.
 
     For an API plugin a turn of a session is a request like any other; `submit` takes the place of
@@ -57,12 +58,12 @@ class SessionStore(abc.ABC):
         )
     """
 
-    def __init__(self, options: Any, ctx: SessionStoreContext) -> None:
+    def __init__(self, options: OptionsT, ctx: SessionStoreContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: Any, ctx: SessionStoreContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: SessionStoreContext) -> str | None:
         """Return None, or the reason why it cannot serve here."""
         return None
 
@@ -98,15 +99,15 @@ class SessionStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Figures for `/server_info`."""
 
 
-class NoSessions(SessionStore):
+class NoSessions(SessionStore[NoOptions]):
     """The store of a server without sessions: there are none, and none can be opened."""
 
     def __init__(self) -> None:
-        super().__init__(None, SessionStoreContext())
+        super().__init__(NoOptions(), SessionStoreContext())
 
     def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
         raise self._error("session_id")
@@ -121,7 +122,7 @@ class NoSessions(SessionStore):
             raise self._error("session_params")
         return await client.submit_all(requests)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {}
 
     def _error(self, param: str) -> InvalidRequest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,16 +23,16 @@ class TokenAllocatorContext:
     page_size: int
 
 
-class TokenAllocator(abc.ABC):
+class TokenAllocator(abc.ABC, Generic[OptionsT]):
     """Hands out and takes back pages 1..num_pages. Host-side and exact; not thread-safe."""
 
-    def __init__(self, options: Any, ctx: TokenAllocatorContext) -> None:
+    def __init__(self, options: OptionsT, ctx: TokenAllocatorContext) -> None:
         self.options = options
         self.num_pages = ctx.num_pages
         self.page_size = ctx.page_size
 
     @classmethod
-    def supports(cls, options: Any, ctx: TokenAllocatorContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: TokenAllocatorContext) -> str | None:
         """None, or the reason why this allocator cannot work here."""
         return None
 

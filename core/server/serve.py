@@ -17,13 +17,14 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pegboard.core.config.early import API_SIDE, import_chosen
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
+from pegboard.core.interfaces.contracts import API, REASONING_PARSER, SESSION_STORE, TOOL_PARSER
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.interfaces.sessions import SessionStoreContext
@@ -252,8 +253,8 @@ def build_api(
     selection = Selection(resolved)
     ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
     ctx = with_parsers(with_sessions(ctx, selection), selection)
-    choices = selection.choose_all("api", ctx)
-    routers = [(choice.name, cast(ApiRouter, choice.build(ctx))) for choice in choices]
+    choices = selection.choose_all(API, ctx)
+    routers = [(choice.name, choice.build(ctx)) for choice in choices]
     told = {choice.name: choice.record.told("routes()") for choice in choices}
     app = build_app(
         routers,
@@ -272,7 +273,7 @@ def build_api(
 def with_sessions(ctx: ApiContext, selection: Selection) -> ApiContext:
     """Return the context with the config's session store."""
     about = SessionStoreContext()
-    store = selection.choose("session_store", about)
+    store = selection.choose(SESSION_STORE, about)
     providers = {**ctx.providers, "session_store": [store.name]}
     return replace(ctx, sessions=store.build(about), providers=providers)
 
@@ -282,7 +283,7 @@ def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
     info = ctx.client.info
     templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
     about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
-    tools, reasoning = selection.choose("tool_parser", about), selection.choose("reasoning_parser", about)
+    tools, reasoning = selection.choose(TOOL_PARSER, about), selection.choose(REASONING_PARSER, about)
     return replace(
         ctx,
         tool_parser=tools.build(about),

@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     from pegboard.core.toolkit.chat.tool_calls import Tools
 
 
-class AnthropicRouter(ApiRouter):
+class AnthropicRouter(ApiRouter[AnthropicOptions]):
     """/v1/messages, whole and streamed, /v1/messages/count_tokens, and /v1/models for Anthropic's clients."""
-
-    options: AnthropicOptions
 
     def routes(self) -> APIRouter:
         router = api_router(errors=write_error, tags=["anthropic"], dependencies=[USER, LARGE])

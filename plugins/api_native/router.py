@@ -32,12 +32,10 @@ from pegboard.plugins.api_native.responses import GeneratedAnswer, Responder
 _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
 
 
-class NativeRouter(ApiRouter):
+class NativeRouter(ApiRouter[NativeOptions]):
     """/generate with sessions, /encode, /parse_function_call, /separate_reasoning, /health, /model_info, /server_info,
     /load, and for operators /flush_cache, /abort_request, /pause_generation, /configure_logging and the profiler.
     """
-
-    options: NativeOptions
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["native"], dependencies=[USER])

@@ -22,10 +22,8 @@ from pegboard.plugins.api_openai.tokenizer_info import TokenizerInfo
 from pegboard.plugins.api_openai.tokens import Tokens
 
 
-class OpenAIRouter(ApiRouter):
+class OpenAIRouter(ApiRouter[OpenAIOptions]):
     """/v1/chat/completions, /v1/completions, /v1/responses, whole and streamed; embeddings, scores, tokens, models."""
-
-    options: OpenAIOptions
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["openai"], dependencies=[USER])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
 from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, make_plan
@@ -25,7 +26,7 @@ _SCORES = 1 << 22
 _Plans = dict[tuple[int, int | None], Plan]
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention(AttentionBackend[NoOptions]):
     """The reference for other backends, and the default on a CPU.
 
     Decoding requests of similar length are gathered, padded and computed in one call; prompts are computed one request
@@ -33,7 +34,7 @@ class TorchAttention(AttentionBackend):
     are laid out as rows or as a broadcast dimension, so K and V are never repeated.
     """
 
-    def __init__(self, options: Any, ctx: AttentionContext) -> None:
+    def __init__(self, options: NoOptions, ctx: AttentionContext) -> None:
         super().__init__(options, ctx)
         self._masks = CausalMasks(_BLOCK, ctx.max_context_len, ctx.dtype, ctx.device)
         self._gathered = Scratch(ctx.dtype, ctx.device), Scratch(ctx.dtype, ctx.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from pegboard.plugins.attn_triton.launch import (
     power_of_two,
     split_decode,
 )
+from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 LOG2E = math.log2(math.e)
 COMMON = {"enable_fp_fusion": True}
@@ -78,14 +78,12 @@ class Metadata:
     launches: dict[Kind, tuple[DecodeLaunch | None, ExtendLaunch | None]]
 
 
-class TritonAttention(AttentionBackend):
+class TritonAttention(AttentionBackend[TritonAttentionOptions]):
     """Requests of one new token run the decode kernels, split over their KV; all others run the extend kernel.
 
     So a mixed batch takes two or three launches a layer. A layer's K and V are written first, and everything is then
     read through the row table, cached prefix and new tokens alike.
     """
-
-    options: TritonAttentionOptions
 
     def __init__(self, options: TritonAttentionOptions, ctx: AttentionContext) -> None:
         from pegboard.plugins.attn_triton import kernels
@@ -99,7 +97,7 @@ class TritonAttention(AttentionBackend):
             self._multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
 
     @classmethod
-    def supports(cls, options: Any, ctx: AttentionContext) -> str | None:
+    def supports(cls, options: TritonAttentionOptions, ctx: AttentionContext) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed: pip install 'pegboard[triton]'"
         if ctx.dtype not in (torch.float16, torch.bfloat16, torch.float32):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 from pegboard.plugins.cache_block.blocks import NO_PAGES, BlockTable, ChainDigests
@@ -29,7 +30,7 @@ class BlockHandle:
         self.locks = 0
 
 
-class BlockCache(PrefixCache):
+class BlockCache(PrefixCache[NoOptions]):
     """Every call costs a few vectorised operations over the pages that it names; a victim costs O(1).
 
     The order of eviction is strictly least recently used. Whatever touches a block touches its predecessors too and
@@ -37,7 +38,7 @@ class BlockCache(PrefixCache):
     another one continues, and a chain goes from its end. Request priorities make no difference here.
     """
 
-    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+    def __init__(self, options: NoOptions, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
         pages = self.allocator.num_pages
         self._blocks = BlockTable(pages, self.page_size)

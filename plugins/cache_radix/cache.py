@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 from pegboard.core.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
 from pegboard.plugins.cache_radix.eviction import KEYS, ProtectedSegment, VictimHeap, evictable
+from pegboard.plugins.cache_radix.options import RadixOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +37,13 @@ class RadixHandle:
         self.locks = 0
 
 
-class RadixCache(PrefixCache):
+class RadixCache(PrefixCache[RadixOptions]):
     """Matches and inserts cost one vectorised comparison per node on the path; a victim costs O(log leaves).
 
     Eviction takes from a leaf's end what it needs and no more, so a long prefix shrinks before it is gone.
     """
 
-    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+    def __init__(self, options: RadixOptions, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
         self._tree: RadixTree[Entry] = RadixTree(self.page_size, make_root=no_entry, split=self._split_entry)
         self._victims = VictimHeap(KEYS[options.eviction])

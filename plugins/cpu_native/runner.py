@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sampling.sample import sample
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
+from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
 
 logger = logging.getLogger(__name__)
@@ -24,14 +24,14 @@ MAX_GROUP = 16
 """Most query heads per KV head."""
 
 
-class CpuNativeRunner(ModelRunner):
+class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     """Computes everything up to the tokens in one call of the library, where its own sampler is the chosen one and
     nobody wants logits or logprobs; else the logits, on which processors, masks and samplers work as everywhere.
 
     It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16.
     """
 
-    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+    def __init__(self, options: CpuNativeOptions, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
         try:
             name, library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
@@ -46,7 +46,7 @@ class CpuNativeRunner(ModelRunner):
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelRunnerContext) -> str | None:
+    def supports(cls, options: CpuNativeOptions, ctx: ModelRunnerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it runs on a CPU, not on {ctx.device}"
         if "attention" in ctx.explicit:

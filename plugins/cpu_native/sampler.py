@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,7 @@ from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.cpu_native.library import COLUMNS, NativeError, Sampling, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch
@@ -21,7 +22,7 @@ _NOT_FINITE = 2
 """pb_log_sums met a row whose logprobs are no matter of course."""
 
 
-class CpuNativeSampler(Sampler):
+class CpuNativeSampler(Sampler[CpuNativeSamplerOptions]):
     """Rows are shared among threads, and each is drawn by itself: the same token in any batch, with any number of
     threads and every instruction set. Of what the filters keep, the largest logit with Gumbel noise is drawn, and seed,
     step and token id decide that noise. It is that of the sampler in torch, so that a seed gives the same tokens there,
@@ -31,7 +32,7 @@ class CpuNativeSampler(Sampler):
     top_k or top_p the smaller ids stay. The vocabulary is not sorted.
     """
 
-    def __init__(self, options: Any, ctx: SamplerContext) -> None:
+    def __init__(self, options: CpuNativeSamplerOptions, ctx: SamplerContext) -> None:
         super().__init__(options, ctx)
         try:
             _, self._library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
@@ -43,7 +44,7 @@ class CpuNativeSampler(Sampler):
         self._process = self._getpid()
 
     @classmethod
-    def supports(cls, options: Any, ctx: SamplerContext) -> str | None:
+    def supports(cls, options: CpuNativeSamplerOptions, ctx: SamplerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it samples on a CPU, not on {ctx.device}"
         try:

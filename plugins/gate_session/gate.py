@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, AdmissionGateContext, Verdict
+from pegboard.plugins.gate_session.options import SessionGateOptions
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 MAX_ID_LENGTH = 256
 
 
-class SessionGate(AdmissionGate):
+class SessionGate(AdmissionGate[SessionGateOptions]):
     """A request says which session it is a turn of: ``params["session"] = {"id": "..."}``.
 
     A turn is blocked until all earlier turns of its session have ended, in whichever way; so each finds the KV of the
     ones before it in the cache, and two answers to one conversation never race. Sessions do not know of each other.
     """
 
-    def __init__(self, options: Any, ctx: AdmissionGateContext) -> None:
+    def __init__(self, options: SessionGateOptions, ctx: AdmissionGateContext) -> None:
         super().__init__(options, ctx)
         self._turns: dict[str, list[str]] = {}
         """Rids of each session's turns that have not ended, in the order in which they came."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -21,19 +21,19 @@ from pegboard.core.interfaces.grammar import (
 from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
 from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.grammar_llguidance.translate import explain, translate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 
 GRAMMAR_BYTES = 64 * 1024
 BYTES_PER_CHAR = 40
 """What a grammar takes in memory, roughly: so much for the beginnings of its lexer, and so much per character."""
 
 
-class LLGuidanceBackend(GrammarBackend):
+class LLGuidanceBackend(GrammarBackend[LLGuidanceOptions]):
     """Grammars become text that llguidance reads within milliseconds; it builds its automata while they are used.
 
     That work is bounded per step by limits of the library: a matcher that exceeds one fails, and its request with it.
@@ -50,7 +50,7 @@ class LLGuidanceBackend(GrammarBackend):
         )
 
     @classmethod
-    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: LLGuidanceOptions, ctx: GrammarContext) -> str | None:
         return _TOKENIZERS.problem(ctx)
 
     def compile(self, grammar: Grammar) -> bytes:

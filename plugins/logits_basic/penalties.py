@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 
 _SPARE = 64
@@ -134,7 +135,7 @@ class PenaltyState:
         return later[behind]
 
 
-class Penalties(LogitsProcessor):
+class Penalties(LogitsProcessor[NoOptions]):
     """Repetition penalty over prompt and output, then frequency and presence penalties over the output.
 
     Repetition is transformers' formula (Keskar et al., "CTRL", 2019): a positive logit is divided by the penalty, a
@@ -144,7 +145,7 @@ class Penalties(LogitsProcessor):
     of them: a decode step costs its new tokens on the host, and one gather and one scatter on the device.
     """
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         self._state: PenaltyState | None = None
 

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 
-class LogitBias(LogitsProcessor):
+class LogitBias(LogitsProcessor[NoOptions]):
     """Adds `logit_bias`. What it gathered is kept for as long as the batch has the same requests."""
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         self._params: list[SamplingParams] = []
         self._state: Pairs | None = None
@@ -48,13 +49,13 @@ class LogitBias(LogitsProcessor):
         logits[state.rows, state.ids] += state.numbers
 
 
-class MinNewTokens(LogitsProcessor):
+class MinNewTokens(LogitsProcessor[NoOptions]):
     """Forbids end-of-sequence and stop tokens to rows that have generated less than `min_new_tokens`.
 
     A grammar that is at its end allows nothing but the end: with one, these tokens come last and are not ruled out.
     """
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         self._eos = np.array(sorted(ctx.eos_token_ids), dtype=np.int64)
 

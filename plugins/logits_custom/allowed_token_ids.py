@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
@@ -38,7 +39,7 @@ class _Allowed:
     kept: tuple[torch.Tensor, torch.Tensor]
 
 
-class AllowedTokenIds(LogitsProcessor):
+class AllowedTokenIds(LogitsProcessor[NoOptions]):
     """Forbids every token but those of a list, the end of the output too unless it is in the list.
 
     Beside a grammar, bad words or an end that may not come yet, which may leave none of them, the others come last and
@@ -47,7 +48,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     reads_output = False
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         self._params: list[SamplingParams] = []
         self._state: _Allowed | None = None

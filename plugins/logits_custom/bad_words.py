@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
@@ -35,14 +36,14 @@ class _Words:
     lasts: NDArray[np.int64]
 
 
-class BadWords(LogitsProcessor):
+class BadWords(LogitsProcessor[NoOptions]):
     """Forbids the last token of a word wherever the output ends with the tokens before it.
 
     As vLLM's `bad_words`, a word is looked for as the tokenizer writes it, at the beginning of a text and behind a
     space; it may still come about from other tokens.
     """
 
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         # The answers to one prompt share them: to tokenise the words of each would take seconds.
         self._tables = lru_cache(maxsize=64)(self._make_tables)
@@ -100,5 +101,5 @@ class BadWords(LogitsProcessor):
         return [ids for ids in ((plain, spaced) if other else (plain,)) if ids]
 
     @classmethod
-    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: LogitsProcessorContext) -> str | None:
         return None if ctx.tokenizer is not None else "the words are texts, and there is no tokenizer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -45,7 +45,7 @@ class DryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     range: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
-class Dry(LogitsProcessor):
+class Dry(LogitsProcessor[DryOptions]):
     """Penalises the tokens that followed earlier occurrences of what the text ends with now.
 
     By p-e-w, text-generation-webui pull request 5677 (2024); the formula and the breakers are those of its
@@ -53,9 +53,7 @@ class Dry(LogitsProcessor):
     count. Repetitions are searched anew each step, with a few numpy operations per token of the longest one.
     """
 
-    options: DryOptions
-
-    def __init__(self, options: Any, ctx: LogitsProcessorContext) -> None:
+    def __init__(self, options: DryOptions, ctx: LogitsProcessorContext) -> None:
         super().__init__(options, ctx)
         self._breaker_ids = lru_cache(maxsize=256)(self._find_breakers)
 
@@ -100,7 +98,7 @@ class Dry(LogitsProcessor):
         return np.array(sorted(ids), dtype=np.int64)
 
     @classmethod
-    def supports(cls, options: Any, ctx: LogitsProcessorContext) -> str | None:
+    def supports(cls, options: DryOptions, ctx: LogitsProcessorContext) -> str | None:
         return None if ctx.tokenizer is not None else "sequence breakers are texts, and there is no tokenizer"
 
 

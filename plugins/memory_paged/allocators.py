@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.token_allocator import TokenAllocator
 
 if TYPE_CHECKING:
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 
 
-class PageAllocator(TokenAllocator):
+class PageAllocator(TokenAllocator[NoOptions]):
     """What both allocators share: the checks, and the bitmap of free pages that finds a double free.
 
     A subclass keeps the free pages in an order of its own (`_take`, `_put`, `_refill`) and holds each exactly once.
     """
 
-    def __init__(self, options: Any, ctx: TokenAllocatorContext) -> None:
+    def __init__(self, options: NoOptions, ctx: TokenAllocatorContext) -> None:
         super().__init__(options, ctx)
         self._is_free = np.empty(ctx.num_pages + 1, dtype=np.bool_)
         self._position = np.zeros(ctx.num_pages + 1, dtype=np.int64)  # scratch of _check, never read across calls

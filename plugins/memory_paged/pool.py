@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.kv_pool import KVPool
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.memory_paged.host import large_buffer
 
 if TYPE_CHECKING:
@@ -19,14 +20,14 @@ _PREPARED_AT_ONCE = 2**21
 """Bytes of each buffer."""
 
 
-class MHAPool(KVPool):
+class MHAPool(KVPool[NoOptions]):
     """One K and one V buffer per layer. Layers may differ in their heads and head sizes.
 
     The memory is not cleared (free slots are undefined by contract) but for page 0: padding rows may read what padding
     rows wrote there, and should not start from NaN.
     """
 
-    def __init__(self, options: Any, ctx: KVPoolContext) -> None:
+    def __init__(self, options: NoOptions, ctx: KVPoolContext) -> None:
         super().__init__(options, ctx)
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}

@@ -16,6 +16,7 @@ from pegboard.core.toolkit.http.levels import ADMIN, PUBLIC, USER
 from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.metrics_prometheus.hooks import RENDER
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
+from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,14 @@ _LEVELS = {"public": PUBLIC, "user": USER, "admin": ADMIN}
 _UP = "# HELP pegboard_up Whether the scheduler answered.\n# TYPE pegboard_up gauge\npegboard_up {:d}\n"
 
 
-class MetricsRouter(ApiRouter):
+class MetricsRouter(ApiRouter[MetricsOptions]):
     """What the scheduler counts and what the HTTP server counts, as one page.
 
     Scrapes that come while the scheduler is being asked wait for the same answer, so that it is never asked twice at
     once, however many scrape and however long it takes.
     """
 
-    def __init__(self, options: Any, ctx: ApiContext) -> None:
+    def __init__(self, options: MetricsOptions, ctx: ApiContext) -> None:
         super().__init__(options, ctx)
         self._asking: asyncio.Task[str | None] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +11,7 @@ from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.model.hf_files import eos_token_ids
+from pegboard.plugins.model_dense.options import DenseOptions
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import Network
 
 
-class DenseFamily(ModelFamily):
+class DenseFamily(ModelFamily[DenseOptions]):
     """Llama, Mistral, Qwen2 and Qwen3, dense, unquantised. GGUF files arrive here already converted to safetensors."""
 
-    def __init__(self, options: Any, ctx: ModelContext) -> None:
+    def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
         self._decoder = DecoderSpec.from_config(ctx.hf_config)
         self._spec = self._decoder.model_spec(
@@ -30,7 +31,7 @@ class DenseFamily(ModelFamily):
         )
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
+    def supports(cls, options: DenseOptions, ctx: ModelContext) -> str | None:
         """None where `DecoderSpec` can read the config, else what it could not read."""
         try:
             DecoderSpec.from_config(ctx.hf_config)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import abc
 from pathlib import Path
-from typing import Any
 
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
+from pegboard.core.interfaces.options import OptionsT
 from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
-class DirectorySource(ModelSource):
+class DirectorySource(ModelSource[OptionsT]):
     """A source whose `locate` finds or makes the directory; the result is kept."""
 
-    def __init__(self, options: Any, ctx: ModelSourceContext) -> None:
+    def __init__(self, options: OptionsT, ctx: ModelSourceContext) -> None:
         super().__init__(options, ctx)
         self._directory: Path | None = None
         self._tokenizer: Tokenizer | None = None

@@ -6,10 +6,10 @@ import difflib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_sources.base import DirectorySource
 
 PREFIX = "demo:"
@@ -38,11 +38,11 @@ MODELS = {
 """Demo models by the name behind "demo:"."""
 
 
-class DemoSource(DirectorySource):
+class DemoSource(DirectorySource[NoOptions]):
     """`model.path: demo:NAME`. The package is located without importing it; its GGUF file is converted once."""
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: ModelSourceContext) -> str | None:
         """None for every reference that begins with "demo:"; an unknown name is told apart in `prepare`."""
         return None if ctx.reference.startswith(PREFIX) else f"{ctx.reference!r} does not begin with {PREFIX!r}"
 

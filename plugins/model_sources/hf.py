@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
@@ -17,13 +16,11 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "add
 """What is fetched: never pickles, never code."""
 
 
-class HFSource(DirectorySource):
+class HFSource(DirectorySource[HFOptions]):
     """`model.path` is a directory with config.json, safetensors and tokenizer.json, or a hub id like "org/name"."""
 
-    options: HFOptions
-
     @classmethod
-    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: HFOptions, ctx: ModelSourceContext) -> str | None:
         """None for an existing directory and for what reads like a hub id."""
         reference = ctx.reference
         if reference and Path(reference).expanduser().is_dir():

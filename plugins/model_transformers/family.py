@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.toolkit.model.hf_files import eos_token_ids
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
@@ -27,7 +28,7 @@ _HALF_TOLERANCE = 0.15
 bfloat16 alone makes 0.01 to 0.05, and a mixture of experts may send a token elsewhere."""
 
 
-class TransformersFamily(ModelFamily):
+class TransformersFamily(ModelFamily[NoOptions]):
     """Every causal language model of transformers that calls transformers' attention interface.
 
     What it asks of attention is recorded from a run without weights (see `trace`); a start then compares two
@@ -35,7 +36,7 @@ class TransformersFamily(ModelFamily):
     no recording shows.
     """
 
-    def __init__(self, options: Any, ctx: ModelContext) -> None:
+    def __init__(self, options: NoOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
         try:
             self._trace, length = self._examine()
@@ -56,7 +57,7 @@ class TransformersFamily(ModelFamily):
         return examine(self.ctx)
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: ModelContext) -> str | None:
         try:
             examine(ctx)
         except NotServable as err:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
 from pegboard.core.toolkit.parsing.text_stream import Reading, TextStream
+from pegboard.plugins.parsers_reasoning.options import MarkerOptions
 
 _BEGIN, _END = "<think>", "</think>"
 
 
-class ThinkParser(OutputParser):
+class ThinkParser(OutputParser[Options]):
     """DeepSeek-R1 and those like it: a thought at the beginning, of which the prompt may have written the marker."""
 
-    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+    def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._begin, self._end = _BEGIN, _END
         self._starts_open = bool(getattr(options, "starts_open", False))
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -34,7 +36,7 @@ class QwenParser(ThinkParser):
     """Qwen3: as R1, and with `enable_thinking=False` the prompt has an empty thought already."""
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
         if "enable_thinking" not in ctx.chat_template:
             return "the chat template has no enable_thinking"
         return super().supports(options, ctx)
@@ -43,13 +45,13 @@ class QwenParser(ThinkParser):
 class MarkedParser(ThinkParser):
     """Markers from the config."""
 
-    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+    def __init__(self, options: MarkerOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._begin, self._end = options.begin, options.end
         self.skip_special_tokens = not options.special_tokens
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
         return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
@@ -46,14 +47,14 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-class HermesParser(OutputParser):
+class HermesParser(OutputParser[NoOptions]):
     """JSON objects, or lists of them, between tags.
 
     It serves chat models whose template does not know of tools, too: it explains the format to them.
     """
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         if not ctx.chat_template:
             return "the model has no chat template"
         if "<arg_key>" in ctx.chat_template:
@@ -112,7 +113,7 @@ class _HermesStream(CallStream):
 _PYTHON = "<|python_tag|>"
 
 
-class LlamaParser(OutputParser):
+class LlamaParser(OutputParser[NoOptions]):
     """An answer that is a JSON object with `name` and `parameters`, or several with semicolons between them; or any
     such after a special token.
     """
@@ -120,7 +121,7 @@ class LlamaParser(OutputParser):
     skip_special_tokens = False
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _PYTHON, '{"name": function name, "parameters"')
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -167,18 +168,18 @@ _CALLS, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID_CHARS = string.ascii_letters + string.digits
 
 
-class MistralParser(OutputParser):
+class MistralParser(OutputParser[NoOptions]):
     """A list of JSON objects behind a special token; or, as newer models write, a name and its arguments."""
 
     skip_special_tokens = False
 
-    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+    def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._named = _ARGS in ctx.chat_template
         """Whether the model writes names and arguments rather than a list."""
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _CALLS)
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
@@ -240,19 +241,19 @@ _INNER, _SEP, _INNER_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", 
 _FENCE = "```json\n"
 
 
-class DeepSeekParser(OutputParser):
+class DeepSeekParser(OutputParser[NoOptions]):
     """Names and JSON objects between tokens: `function`, a separator, the name and fenced JSON (V3, R1), or the name, a
     separator and JSON (V3.1).
     """
 
     skip_special_tokens = False
 
-    def __init__(self, options: Any, ctx: OutputParserContext) -> None:
+    def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._fenced = "```json" in ctx.chat_template
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _INNER)
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell
@@ -32,13 +33,13 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
 
-class PythonicParser(OutputParser):
+class PythonicParser(OutputParser[NoOptions]):
     """An answer that is a list of calls with keyword arguments."""
 
     skip_special_tokens = False
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         if "[func_name1(" in ctx.chat_template or _BEGIN in ctx.chat_template:
             return None
         return "the chat template has no [func_name1(...)]"

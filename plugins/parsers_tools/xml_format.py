@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
@@ -33,11 +34,11 @@ _NAME = re.compile(r"[^<>\s]+")
 _MOST = 256
 
 
-class XmlParser(OutputParser):
+class XmlParser(OutputParser[NoOptions]):
     """Functions and parameters in tags of their own."""
 
     @classmethod
-    def supports(cls, options: Any, ctx: OutputParserContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return None if _FUNCTION in ctx.chat_template else f"the chat template has no {_FUNCTION}"
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
 
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 
@@ -30,10 +30,10 @@ def _longest_output_first(req: Req) -> float:
     return -math.inf if limit is None else -limit
 
 
-class RandomPolicy(SchedulePolicy):
+class RandomPolicy(SchedulePolicy[NoOptions]):
     """A new random order at every call; the engine's seed fixes the sequence of orders."""
 
-    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+    def __init__(self, options: NoOptions, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
         self._random = random.Random(ctx.seed)
 

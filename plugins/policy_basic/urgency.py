@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-
-if TYPE_CHECKING:
-    from pegboard.plugins.policy_basic.options import PriorityOptions, SrtfOptions
+from pegboard.plugins.policy_basic.options import PriorityOptions, SrtfOptions
 
 
-class PriorityPolicy(SchedulePolicy):
+class PriorityPolicy(SchedulePolicy[PriorityOptions]):
     """Larger `priority` first, and waiting counts too: one point per `aging` seconds since the request first entered
     the queue.
 
@@ -33,9 +30,7 @@ class PriorityPolicy(SchedulePolicy):
     pushed out never pushes back.
     """
 
-    options: PriorityOptions
-
-    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+    def __init__(self, options: PriorityOptions, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
         self.preempts = self.options.preempt
         self._point = self.options.aging or 1.0
@@ -64,7 +59,7 @@ class PriorityPolicy(SchedulePolicy):
         return -req.priority if aging is None else req.timing.waiting_since - req.priority * aging
 
 
-class SrtfPolicy(SchedulePolicy):
+class SrtfPolicy(SchedulePolicy[SrtfOptions]):
     """Shortest remaining time first: the least work left, reckoned in generated tokens.
 
     What is left is the tokens to be generated, and those to be prefilled at `prefill_weight` each. A request that waits
@@ -72,8 +67,6 @@ class SrtfPolicy(SchedulePolicy):
     second since the request first entered the queue: one with r tokens left that entered at t is overtaken only by
     requests with fewer, r', that entered before ``t + (r - r') / aging``.
     """
-
-    options: SrtfOptions
 
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
         return sorted(waiting, key=self._waiting_rank)

@@ -14,6 +14,9 @@ class CacheAwareOptions(Options):
     """Most requests that are matched anew per step once the cache has changed; for the others their last match stands
     in. null: all of them, however long that takes."""
 
+    fallback_above: int | None = Field(default=None, ge=0)
+    """With more waiting requests than this the queue is served as it stands (fcfs); 0 or null never falls back."""
+
 
 class LpmOptions(CacheAwareOptions):
     """Options of `lpm`."""
@@ -32,6 +35,3 @@ class LpmOptions(CacheAwareOptions):
 
 class DfsWeightOptions(CacheAwareOptions):
     """Options of `dfs-weight`."""
-
-    fallback_above: int | None = Field(default=None, ge=0)
-    """With more waiting requests than this the queue is served as it stands (fcfs); 0 or null never falls back."""

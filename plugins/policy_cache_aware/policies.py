@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+from pegboard.plugins.policy_cache_aware.options import CacheAwareOptions, DfsWeightOptions, LpmOptions
 from pegboard.plugins.policy_cache_aware.tree import PrefixTree
+
+CacheAwareT = TypeVar("CacheAwareT", bound=CacheAwareOptions)
 
 
 @dataclass(slots=True)
@@ -26,7 +29,7 @@ class _Match:
     stem: tuple[str, bytes] | None = None
 
 
-class _CacheAwarePolicy(SchedulePolicy):
+class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
     """Falls back to the queue as it stands when it is long, and remembers what it asked and answered.
 
     A newcomer is matched once. After that a match is asked for again only once the cache's version or the request has
@@ -36,7 +39,7 @@ class _CacheAwarePolicy(SchedulePolicy):
     alone, since whoever is admitted is matched again.
     """
 
-    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+    def __init__(self, options: CacheAwareT, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
         self._known: dict[Req, _Match] = {}
         """Of those that waited at the last call."""
@@ -102,7 +105,7 @@ class _CacheAwarePolicy(SchedulePolicy):
         """Indices into `waiting`, most urgent first; `known` are the cached tokens of each."""
 
 
-class LpmPolicy(_CacheAwarePolicy):
+class LpmPolicy(_CacheAwarePolicy[LpmOptions]):
     """Longest cached prefix first (SGLang's `lpm`).
 
     Of waiting requests that share a prefix which is not cached yet, all but the first go behind the others: once the
@@ -110,7 +113,7 @@ class LpmPolicy(_CacheAwarePolicy):
     """
 
     def _may_grow(self, match: _Match) -> bool:
-        return bool(match.length <= self.options.in_batch_check_threshold)
+        return match.length <= self.options.in_batch_check_threshold
 
     def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
         keys = np.fromiter((-match.length for match in known), np.int64, len(known))
@@ -136,7 +139,7 @@ class LpmPolicy(_CacheAwarePolicy):
         return match.stem
 
 
-class DfsWeightPolicy(_CacheAwarePolicy):
+class DfsWeightPolicy(_CacheAwarePolicy[DfsWeightOptions]):
     """Depth first through the tree of cached prefixes that the queue matches, heaviest branch first (SGLang's
     `dfs-weight`), so that requests which share a prefix run while it is in the cache.
 
@@ -145,7 +148,7 @@ class DfsWeightPolicy(_CacheAwarePolicy):
     Requests that end at a node come after those below it, as in SGLang; requests without a match come last.
     """
 
-    def __init__(self, options: Any, ctx: SchedulePolicyContext) -> None:
+    def __init__(self, options: DfsWeightOptions, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
         self._tree = PrefixTree(ctx.cache.page_size)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.pooler import Pooler, PoolerContext, PoolSpan
 
 _FILE = "1_Pooling/config.json"
@@ -74,10 +74,10 @@ class MeanPooler(Pooler):
         return (total / length).astype(np.float32)
 
 
-class ModelPooler(Pooler):
+class ModelPooler(Pooler[NoOptions]):
     """Whichever of the others the model's own files name."""
 
-    def __init__(self, options: Any, ctx: PoolerContext) -> None:
+    def __init__(self, options: NoOptions, ctx: PoolerContext) -> None:
         super().__init__(options, ctx)
         mode = _named(ctx.directory)
         if mode not in _POOLERS:
@@ -85,7 +85,7 @@ class ModelPooler(Pooler):
         self._pooler = _POOLERS[mode](options, ctx)
 
     @classmethod
-    def supports(cls, options: Any, ctx: PoolerContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: PoolerContext) -> str | None:
         mode = _named(ctx.directory)
         if mode is None:
             return f"the model has no {_FILE}"

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sampling.sample import sample
 
 
-class LayeredRunner(ModelRunner):
+class LayeredRunner(ModelRunner[NoOptions]):
     """Model family, attention backend, processors and sampler, each doing its own part.
 
     Hidden states are gathered before the vocabulary projection: logits exist for sampled rows only, and not at all in a
     batch that samples nothing.
     """
 
-    def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
+    def __init__(self, options: NoOptions, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
         if ctx.network is None:
             raise ValueError("the layered runner needs a loaded network; ModelRunnerContext.network is None")

@@ -18,12 +18,12 @@ import msgspec
 from pegboard.core.interfaces.client import OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
+from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputChunk
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 
 MAX_ID_LENGTH = 256
 MAX_TURNS = 4096
@@ -209,7 +209,7 @@ class _Session:
         )
 
 
-class InMemorySessions(SessionStore):
+class InMemorySessions(SessionStore[SessionStoreOptions]):
     """Sessions without a file or a database. See SessionStore for what turns are and when they become history.
 
     Turns that name the finished turn that they continue run side by side, as branches. One that does not is about the

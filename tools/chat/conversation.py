@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pegboard.core.config.select import Selection
+from pegboard.core.interfaces.contracts import REASONING_PARSER
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
+from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat.chat_template import ChatTemplates
 from pegboard.core.toolkit.chat.tool_calls import ChatStream, skip_special_tokens
@@ -57,8 +58,7 @@ class Interlocutor:
             architecture=engine.info.architecture,
             model=engine.info.path,
         )
-        chosen = Selection(engine.resolved).choose("reasoning_parser", about).build(about)
-        self._parser = cast("OutputParser | None", chosen)
+        self._parser = Selection(engine.resolved).choose(REASONING_PARSER, about).build(about)
         self._skip_special = skip_special_tokens(None, None, self._parser)
 
     def prompt(self, messages: Sequence[Message], hints: Mapping[str, Any] | None = None) -> str:

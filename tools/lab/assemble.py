@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
-from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
+from pegboard.core.interfaces.contracts import ADMISSION_GATE, PREFIX_CACHE, SCHEDULE_POLICY, TOKEN_ALLOCATOR
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
-from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
+from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
+from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
+from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.gates import GateKeeper
@@ -60,7 +61,7 @@ def assemble(
     rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
     memory = _memory(selection, rows, TokenAllocatorContext(pages, page_size))
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
-    policy = cast(SchedulePolicy, selection.choose("schedule_policy", policy_ctx).build(policy_ctx))
+    policy = selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx)
     gates = _gates(selection, AdmissionGateContext(clock))
     chunk = config.scheduler.chunked_prefill_size
     stages = Stages(
@@ -78,13 +79,12 @@ def assemble(
 
 def _memory(selection: Selection, rows: ReqToTokenPool, ctx: TokenAllocatorContext) -> MemoryManager:
     """Build the allocator and the prefix cache that the config chooses."""
-    allocator = cast(TokenAllocator, selection.choose("token_allocator", ctx).build(ctx))
+    allocator = selection.choose(TOKEN_ALLOCATOR, ctx).build(ctx)
     cache_ctx = PrefixCacheContext(allocator, ctx.page_size)
-    cache = cast(PrefixCache, selection.choose("prefix_cache", cache_ctx).build(cache_ctx))
+    cache = selection.choose(PREFIX_CACHE, cache_ctx).build(cache_ctx)
     return MemoryManager(rows, allocator, cache)
 
 
 def _gates(selection: Selection, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
     """Build the gates that the config lists, by name."""
-    choices = selection.choose_all("admission_gate", ctx)
-    return [(choice.name, cast(AdmissionGate, choice.build(ctx))) for choice in choices]
+    return [(choice.name, choice.build(ctx)) for choice in selection.choose_all(ADMISSION_GATE, ctx)]

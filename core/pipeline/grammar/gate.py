@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import (
     OPEN,
@@ -111,7 +111,7 @@ class _Job:
     waiting: set[str] = field(default_factory=set)
 
 
-class GrammarGate(AdmissionGate):
+class GrammarGate(AdmissionGate[GateOptions]):
     """Holds requests with a grammar back until it is compiled; equal grammars are compiled once.
 
     A request comes through at once where its grammar is known. One that fails, fails with status 400, and so does the
@@ -120,7 +120,7 @@ class GrammarGate(AdmissionGate):
 
     def __init__(
         self,
-        options: Any,
+        options: GateOptions,
         ctx: AdmissionGateContext,
         *,
         pool: GrammarPool,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_sources.base import DirectorySource
 
 
-class GGUFSource(DirectorySource):
+class GGUFSource(DirectorySource[NoOptions]):
     """`model.path` names a .gguf file; it is converted once into the cache folder."""
 
     @classmethod
-    def supports(cls, options: Any, ctx: ModelSourceContext) -> str | None:
+    def supports(cls, options: NoOptions, ctx: ModelSourceContext) -> str | None:
         """None for a reference that ends in .gguf, whether the file exists or not."""
         return None if ctx.reference.lower().endswith(".gguf") else f"{ctx.reference!r} does not end in .gguf"
 

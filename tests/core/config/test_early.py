@@ -17,6 +17,7 @@ from pegboard.core.config.early import ENGINE_SIDE, import_chosen
 from pegboard.core.config.select import Selection
 from pegboard.core.engine import engine as engine_module
 from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.contracts import ADMISSION_GATE, API
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server import serve as server
@@ -106,7 +107,7 @@ def test_what_raises_when_it_is_chosen_is_told_with_its_name(gate: Any, source: 
     resolved = gate(GATE + source)
     import_chosen(resolved)
     with pytest.raises(PluginError) as caught:
-        Selection(resolved).choose_all("admission_gate", None)[0].build(None)
+        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)
     assert str(caught.value).startswith(WHOSE + message)
     assert caught.value.__cause__ is not None
     if "answered" not in message:
@@ -118,7 +119,7 @@ def test_what_a_plugin_says_to_the_operator_passes(gate: Any) -> None:
     source = "    def __init__(self, options, ctx):\n        raise ConfigError('gates: too late')\n"
     resolved = gate(f"from pegboard.core.interfaces import ConfigError\n{GATE}{source}")
     with pytest.raises(ConfigError, match=r"^gates: too late$"):
-        Selection(resolved).choose_all("admission_gate", None)[0].build(None)
+        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)
 
 
 def test_a_validator_that_breaks_is_its_plugins(gate: Any) -> None:
@@ -232,7 +233,7 @@ def test_routes_that_raise_are_told_with_their_plugin(site: Any, body: str, erro
     (site.folder / "acme_api.py").write_text(source)
     site.modules.add("acme_api")
     site.install("other", tools=site.plugin("tools", site.provider("api", "mine", "acme_api:Api")))
-    choice = Selection(compose(data={"model": {"path": "x"}, "apis": ["mine"]}, env={})).choose_all("api", None)[0]
+    choice = Selection(compose(data={"model": {"path": "x"}, "apis": ["mine"]}, env={})).choose_all(API, None)[0]
     told = {"mine": choice.record.told("routes()")}
     with pytest.raises(PluginError, match=rf"^apis: api 'mine' of plugin 'tools' .*: routes\(\) failed: .*{error}"):
         build_app([("mine", choice.build(SimpleNamespace(client=None)))], told=told.get)

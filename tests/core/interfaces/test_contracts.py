@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import pegboard.core.interfaces as interfaces
+import pegboard.core.interfaces.contracts as contracts
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.contracts import CONTRACTS, Contract
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs
@@ -72,6 +73,17 @@ class TestDocs:
     @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
     def test_every_capability_is_explained(self, contract: Contract) -> None:
         assert all(contract.capabilities.values())
+
+
+class TestTable:
+    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    def test_its_type_says_what_is_built_of_what(self, contract: Contract) -> None:
+        """The type checker reads the annotation, and the registry the lazy name: both mean one class."""
+        interface = import_name(contract.interface)
+        context = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
+        annotation = contracts.__annotations__[contract.name.upper()]
+        assert annotation == f"Contract[{interface.__name__}, {context}]"
+        assert getattr(contracts, contract.name.upper()) is contract
 
 
 class TestSuites:

@@ -12,6 +12,7 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.streams import Told, feed, one_by_one, sample
 from pegboard.conformance.tool_parser import TOOLS
 from pegboard.core.config.select import select
+from pegboard.core.interfaces.contracts import REASONING_PARSER, TOOL_PARSER
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
@@ -303,14 +304,14 @@ TEMPLATES = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_auto_goes_by_the_template(name: str) -> None:
     candidates = [one for one in Registry.discover().providers("tool_parser") if one.provider.rank >= 0]
-    found, _ = select("tool_parser", candidates, OutputParserContext(TEMPLATES[name], "", ""))
+    found, _ = select(TOOL_PARSER, candidates, OutputParserContext(TEMPLATES[name], "", ""))
     assert found is not None
     assert {one.name for one in candidates if one.load() is found} == {name}
 
 
 def test_without_a_template_nothing_is_found() -> None:
-    for contract in ("tool_parser", "reasoning_parser"):
-        candidates = [one for one in Registry.discover().providers(contract) if one.provider.rank >= 0]
+    for contract in (TOOL_PARSER, REASONING_PARSER):
+        candidates = [one for one in Registry.discover().providers(contract.name) if one.provider.rank >= 0]
         found, _ = select(contract, candidates, OutputParserContext("", "", ""))
         assert found is not None
         assert found.__name__ == "PlainParser"

@@ -9,17 +9,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pegboard.core.interfaces import InsertResult, PrefixCache, PrefixMatch
 from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 
+from pegboard_example_plugin.options import WholePromptOptions
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pegboard.core.interfaces import CacheHandle, PrefixCacheContext, PrefixKey
-
-    from pegboard_example_plugin.options import WholePromptOptions
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +49,10 @@ class Handle:
     locks: int = 0
 
 
-class WholePromptCache(PrefixCache):
+class WholePromptCache(PrefixCache[WholePromptOptions]):
     """Evicts the least recently used page that nothing follows, or the oldest such."""
 
-    options: WholePromptOptions
-
-    def __init__(self, options: Any, ctx: PrefixCacheContext) -> None:
+    def __init__(self, options: WholePromptOptions, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
         self._entries: dict[tuple[str, bytes], Entry] = {}
         self._cached_pages: set[int] = set()

@@ -12,12 +12,12 @@ from pegboard.core.interfaces import InvalidRequest, LogitsProcessor
 from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
 
+from pegboard_example_plugin.options import NoRepeatOptions
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pegboard.core.interfaces import SamplingParams, SamplingRow
     from pegboard.core.toolkit.sampling.logit_pairs import Pairs
-
-    from pegboard_example_plugin.options import NoRepeatOptions
 
 NAME = "no_repeat"
 
@@ -28,10 +28,8 @@ class NoRepeatParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class NoRepeat(LogitsProcessor):
+class NoRepeat(LogitsProcessor[NoRepeatOptions]):
     """What followed an earlier occurrence of the output's last ``size - 1`` tokens does not come next."""
-
-    options: NoRepeatOptions
 
     def wants(self, params: SamplingParams) -> bool:
         own = read_params(params, NAME, NoRepeatParams)

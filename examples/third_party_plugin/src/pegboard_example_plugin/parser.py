@@ -12,20 +12,18 @@ from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
 from pegboard.core.toolkit.parsing.text_stream import Broken
 
+from pegboard_example_plugin.options import BracketedOptions
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces import ParserStream
     from pegboard.core.toolkit.parsing.text_stream import Reading
-
-    from pegboard_example_plugin.options import BracketedOptions
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _LONGEST = 64
 
 
-class BracketedParser(OutputParser):
+class BracketedParser(OutputParser[BracketedOptions]):
     """Reads calls as they come, writes earlier ones, explains itself to the model, and can force an answer to call."""
-
-    options: BracketedOptions
 
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
         return BracketedStream(tools, self.options)

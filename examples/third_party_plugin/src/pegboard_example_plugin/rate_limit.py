@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces import OPEN, AdmissionGate, Verdict
 
+from pegboard_example_plugin.options import RateLimitOptions
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces import AdmissionGateContext, Req
-
-    from pegboard_example_plugin.options import RateLimitOptions
 
 
 @dataclass(slots=True)
@@ -23,15 +23,13 @@ class Bucket:
     waiting: int = 0
 
 
-class RateLimit(AdmissionGate):
+class RateLimit(AdmissionGate[RateLimitOptions]):
     """A token bucket for each key. Without keys, all requests share one.
 
     Requests that wait pass in the order in which they came, and so does one that comes while others of its key wait.
     """
 
-    options: RateLimitOptions
-
-    def __init__(self, options: Any, ctx: AdmissionGateContext) -> None:
+    def __init__(self, options: RateLimitOptions, ctx: AdmissionGateContext) -> None:
         super().__init__(options, ctx)
         self._buckets: dict[str, Bucket] = {}
         """By name of the key; a server has a handful of them, so they stay."""

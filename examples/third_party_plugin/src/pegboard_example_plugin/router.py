@@ -16,10 +16,10 @@ from pegboard.core.toolkit.http.line_stream import LineStream, line, line_answer
 from pegboard.core.toolkit.http.openapi import body_docs
 from pegboard.core.toolkit.http.routing import api_router
 
+from pegboard_example_plugin.options import CompletionLinesOptions
+
 if TYPE_CHECKING:
     from fastapi import APIRouter, Response
-
-    from pegboard_example_plugin.options import CompletionLinesOptions
 
 EXAMPLE = {"text": "Once upon a time", "max_tokens": 32, "temperature": 0}
 ANSWER = {"type": "object", "properties": {"text": {"type": "string"}, "tokens": {"type": "integer"}}}
@@ -35,10 +35,8 @@ class LinesBody(SamplingFields):
     stream: bool = True
 
 
-class CompletionLines(ApiRouter):
+class CompletionLines(ApiRouter[CompletionLinesOptions]):
     """Nothing of a request is kept here: one instance serves all of them at one time."""
-
-    options: CompletionLinesOptions
 
     def routes(self) -> APIRouter:
         router = api_router(errors=lambda error: json_response(error_data(error), error.status))

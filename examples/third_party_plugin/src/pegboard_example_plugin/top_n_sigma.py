@@ -16,10 +16,10 @@ from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
 
+from pegboard_example_plugin.options import TopNSigmaOptions
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces import LogprobOutput, SamplingBatch, SamplingParams
-
-    from pegboard_example_plugin.options import TopNSigmaOptions
 
 NAME = "top_n_sigma"
 
@@ -30,10 +30,8 @@ class TopNSigmaParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
 
 
-class TopNSigma(Sampler):
+class TopNSigma(Sampler[TopNSigmaOptions]):
     """First the tokens within `n` sigma, and of these what temperature, top_k, top_p and min_p leave."""
-
-    options: TopNSigmaOptions
 
     def wants(self, params: SamplingParams) -> bool:
         return read_params(params, NAME, TopNSigmaParams) is not None

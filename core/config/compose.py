@@ -54,7 +54,7 @@ class ResolvedConfig:
     """
 
     engine: EngineConfig
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     origins: Mapping[str, str]
     registry: Registry
     candidates: Mapping[str, tuple[ProviderRecord, ...]]
@@ -79,8 +79,9 @@ class ResolvedConfig:
         out, which only the process that speaks HTTP needs.
         """
         values = dict(self.values)
-        if not keys and "server" in values:
-            values["server"] = {name: value for name, value in values["server"].items() if not is_secret(name)}
+        server = values.get("server")
+        if not keys and isinstance(server, Mapping):
+            values["server"] = {name: value for name, value in server.items() if not is_secret(name)}
         return json.dumps(
             {"values": values, "origins": dict(self.origins), "lock": self.lock.to_dict()}, sort_keys=True
         )
@@ -101,7 +102,7 @@ def compose(
     files: Iterable[str | Path] = (),
     *,
     overrides: Iterable[str] = (),
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     registry: Registry | None = None,
 ) -> ResolvedConfig:
@@ -124,7 +125,7 @@ def compose(
     return _compose(merged, found)
 
 
-def _disabled(values: Mapping[str, Any]) -> list[str]:
+def _disabled(values: Mapping[str, object]) -> list[str]:
     section = values.get("plugins")
     names = section.get("disable") if isinstance(section, Mapping) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -207,17 +208,17 @@ def _with_options(
         return tolerant(section)
 
 
-def _input(values: Mapping[str, Any]) -> dict[str, Any]:
+def _input(values: Mapping[str, object]) -> dict[str, object]:
     """The values with every list entry as a section, and every section there, so that errors name full paths."""
     out = dict(values)
     out.setdefault("model", {})
     for path in LIST_SECTIONS:
-        if isinstance(out.get(path), list):
-            out[path] = [{"use": one} if isinstance(one, str) else one for one in out[path]]
+        if isinstance(entries := out.get(path), list):
+            out[path] = [{"use": one} if isinstance(one, str) else one for one in entries]
     return out
 
 
-def _provides(values: Mapping[str, Any], record: ProviderRecord) -> frozenset[str]:
+def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset[str]:
     """What is declared, less what its options leave out; as declared where these are no good, which others report."""
     declared = record.provides
     if not declared or not record.provider.config:
@@ -230,11 +231,12 @@ def _provides(values: Mapping[str, Any], record: ProviderRecord) -> frozenset[st
         return declared & options.provides(declared)
 
 
-def _option_values(values: Mapping[str, Any], record: ProviderRecord) -> dict[str, Any]:
+def _option_values(values: Mapping[str, object], record: ProviderRecord) -> dict[str, object]:
     path = record.contract.config_path
     if path in LIST_SECTIONS:
-        entries = values.get(path, [])
-        entry = next((one for one in entries if isinstance(one, Mapping) and one.get("use") == record.name), {})
+        entries = values.get(path)
+        named = entries if isinstance(entries, list) else []
+        entry = next((one for one in named if isinstance(one, Mapping) and one.get("use") == record.name), {})
         return {key: value for key, value in entry.items() if key != "use"}
     section: Any = values
     for key in path.split("."):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from pegboard.core.config.compose import ResolvedConfig
 from pegboard.core.config.merge import Merged
@@ -22,7 +23,7 @@ class ShownValue:
     """One key of a resolved config. `origin` is who set it; `note` says more, such as who may serve `auto`."""
 
     path: str
-    value: Any
+    value: object
     origin: str
     note: str = ""
 
@@ -46,7 +47,7 @@ def _list_origin(resolved: ResolvedConfig, path: str) -> str:
     return resolved.origins.get(path.partition("[")[0], "default") if "[" in path else "default"
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping) and (value or not path):
         for key, child in value.items():
             yield from _leaves(child, f"{path}.{key}" if path else key)
@@ -89,7 +90,7 @@ def option_keys(record: ProviderRecord) -> Sequence[Key]:
     return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
 
 
-def _key(path: str, info: Any) -> Key:
+def _key(path: str, info: FieldInfo) -> Key:
     required = info.is_required()
     default = "" if required else _written(info.get_default(call_default_factory=True))
     return Key(
@@ -97,7 +98,7 @@ def _key(path: str, info: Any) -> Key:
     )
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -118,7 +119,7 @@ _PLAIN = {
 _BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
 
 
-def type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
     """A type as an operator reads it: ``integer > 0``, ``string``, ``list of strings``, ``auto or cpu``."""
     origin = getattr(annotation, "__origin__", None)
     arguments = getattr(annotation, "__args__", ())
@@ -139,7 +140,7 @@ def type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     return f"{text}{_bounds(metadata)}"
 
 
-def _bounds(metadata: Sequence[Any]) -> str:
+def _bounds(metadata: Sequence[object]) -> str:
     flat = [part for one in metadata for part in (one.metadata if hasattr(one, "metadata") else [one])]
     found = [f"{sign} {getattr(part, name)}" for part in flat for name, sign in _BOUNDS if hasattr(part, name)]
     return f" {', '.join(found)}" if found else ""

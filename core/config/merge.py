@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from pegboard.core.config.shape import USE_SECTIONS, core_keys, is_section
 from pegboard.core.config.sources import Layer
@@ -13,13 +12,13 @@ class Merged:
     """The merged tree and, per dotted path of a value, the origin to cite."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
-        self.data: dict[str, Any] = {}
+        self.data: dict[str, object] = {}
         self.origins: dict[str, str] = {}
         for layer in layers:
             self._merge(self.data, layer.data, layer, "")
 
-    def get(self, path: str, default: Any = None) -> Any:
-        value: Any = self.data
+    def get(self, path: str, default: object = None) -> object:
+        value: object = self.data
         for key in path.split("."):
             if not isinstance(value, Mapping) or key not in value:
                 return default
@@ -37,7 +36,7 @@ class Merged:
             around = around[: max(around.rfind("."), around.rfind("["), 0)]
         return next((origin for known, origin in self.origins.items() if known.startswith(f"{path}.")), "")
 
-    def _merge(self, target: dict[str, Any], source: Mapping[str, Any], layer: Layer, path: str) -> None:
+    def _merge(self, target: dict[str, object], source: Mapping[str, object], layer: Layer, path: str) -> None:
         """Sections merge key by key, everything else is replaced. A new `use` drops the former provider's options."""
         if path in USE_SECTIONS and "use" in source and source["use"] != target.get("use", source["use"]):
             for key in [key for key in target if key not in core_keys(path)]:
@@ -47,10 +46,11 @@ class Merged:
             if value is None and is_section(child):
                 value = {}
             if isinstance(value, Mapping):
-                if not isinstance(target.get(key), dict):
+                section = target.get(key)
+                if not isinstance(section, dict):
                     self._drop(target, key, child)
-                    target[key] = {}
-                self._merge(target[key], value, layer, child)
+                    section = target[key] = {}
+                self._merge(section, value, layer, child)
                 if not value:
                     self.origins.setdefault(child, layer.origin(child))
             else:
@@ -58,13 +58,13 @@ class Merged:
                 target[key] = value
                 self._note(value, layer, child)
 
-    def _note(self, value: Any, layer: Layer, path: str) -> None:
+    def _note(self, value: object, layer: Layer, path: str) -> None:
         self.origins[path] = layer.origin(path)
         if isinstance(value, list):
             for index in range(len(value)):
                 self.origins[f"{path}[{index}]"] = layer.origins.get(f"{path}[{index}]", self.origins[path])
 
-    def _drop(self, target: dict[str, Any], key: str, path: str) -> None:
+    def _drop(self, target: dict[str, object], key: str, path: str) -> None:
         target.pop(key, None)
         for known in [one for one in self.origins if one == path or one.startswith((f"{path}.", f"{path}["))]:
             del self.origins[known]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.redact import HIDDEN, is_secret
@@ -36,7 +36,7 @@ def dotted(location: tuple[int | str, ...]) -> str:
     return text
 
 
-def _message(error: Any, path: str, model: type[BaseModel], merged: Merged, registry: Registry) -> str:
+def _message(error: ErrorDetails, path: str, model: type[BaseModel], merged: Merged, registry: Registry) -> str:
     kind = error["type"]
     if kind == "missing":
         return _missing(path)
@@ -47,17 +47,17 @@ def _message(error: Any, path: str, model: type[BaseModel], merged: Merged, regi
         return f"{given} must be a section: keys and values" + _use_hint(path, error["input"])
     text = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind in {"value_error", "assertion_error"}:
-        return str(text)
+        return text
     given = HIDDEN if is_secret(path) else shown(error["input"])
     return f"{given} is wrong: {text[:1].lower()}{text[1:]}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _use_hint(path: str, value: Any) -> str:
+def _use_hint(path: str, value: object) -> str:
     return f", such as {{use: {value}}}" if path in USE_SECTIONS and isinstance(value, str) else ""
 
 
@@ -93,7 +93,7 @@ def _option_of(key: str, contract: Contract, chosen: str, registry: Registry) ->
     return f"it is an option of {names}, and {use_path(contract)} is {chosen!r}: name the provider to set its options"
 
 
-def _options(record: ProviderRecord) -> Mapping[str, Any]:
+def _options(record: ProviderRecord) -> Mapping[str, object]:
     """Options by name; none where the model cannot be imported, since this only looks for a hint."""
     if record.problem:
         return {}
@@ -104,7 +104,7 @@ def _options(record: ProviderRecord) -> Mapping[str, Any]:
 
 
 def _model_at(model: type[BaseModel], location: list[int | str]) -> type[BaseModel] | None:
-    current: Any = model
+    current: object = model
     for part in location:
         if isinstance(part, int):
             entries = getattr(current, "__args__", ())

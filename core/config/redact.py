@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 HIDDEN = "***"
 _SECRET = re.compile(r"(^|_)(key|secret|password|token|credential)s?$")
@@ -18,12 +17,12 @@ def is_secret(path: str) -> bool:
     return _SECRET.search(name) is not None and not name.endswith("tokens")
 
 
-def redact(settings: Mapping[str, Any]) -> dict[str, Any]:
+def redact(settings: Mapping[str, object]) -> dict[str, object]:
     """Settings without the values of whatever is called a key, a secret, a token or a password."""
     return {name: _redacted(name, value) for name, value in settings.items()}
 
 
-def _redacted(name: str, value: Any) -> Any:
+def _redacted(name: str, value: object) -> object:
     if isinstance(value, Mapping):
         return redact(value)
     if isinstance(value, (list, tuple)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.sections import AUTO
@@ -41,12 +40,12 @@ def resolve(merged: Merged, registry: Registry) -> Resolution:
     return out
 
 
-def entry_name(entry: Any) -> Any:
+def entry_name(entry: object) -> object:
     """The name in a list entry, which reads ``name`` or ``{use: name, option: value}``."""
     return entry.get("use") if isinstance(entry, Mapping) else entry
 
 
-def _resolve_one(name: Any, contract: Contract, merged: Merged, registry: Registry, out: Resolution) -> None:
+def _resolve_one(name: object, contract: Contract, merged: Merged, registry: Registry, out: Resolution) -> None:
     path = use_path(contract)
     if name == AUTO:
         found = tuple(one for one in registry.providers(contract.name) if not one.problem and one.provider.rank >= 0)
@@ -62,7 +61,7 @@ def _resolve_one(name: Any, contract: Contract, merged: Merged, registry: Regist
         out.named.add(contract.name)
 
 
-def _resolve_list(entries: Any, contract: Contract, merged: Merged, registry: Registry, out: Resolution) -> None:
+def _resolve_list(entries: object, contract: Contract, merged: Merged, registry: Registry, out: Resolution) -> None:
     path = contract.config_path
     if not isinstance(entries, list):
         message = f"{entries!r} must be a list of names, or of {{use: name, option: value}}"
@@ -85,10 +84,10 @@ def _resolve_list(entries: Any, contract: Contract, merged: Merged, registry: Re
 
 
 def _look_up(
-    name: Any, contract: Contract, path: str, merged: Merged, registry: Registry, out: Resolution
+    name: object, contract: Contract, path: str, merged: Merged, registry: Registry, out: Resolution
 ) -> ProviderRecord | None:
     record = registry.get(contract.name, name) if isinstance(name, str) else None
-    clash = registry.clash(contract.name, name) if record is not None else ""
+    clash = registry.clash(contract.name, record.name) if record is not None else ""
     if clash and is_preset(merged.origin(path)):
         clash = ""  # presets mean the built-in one; what an operator means is not known
     if record is not None and not record.problem and not clash:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -25,7 +24,7 @@ class Layer:
     """One source's values as a plain tree. `origins` cites the place of a dotted path, `name` that of all others."""
 
     name: str
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def origin(self, path: str) -> str:
@@ -106,16 +105,16 @@ def read_overrides(overrides: Iterable[str]) -> Layer:
     return _from_pairs("--set", pairs)
 
 
-def from_mapping(data: Mapping[str, Any], name: str) -> Layer:
+def from_mapping(data: Mapping[str, object], name: str) -> Layer:
     """Values that a program passes. Paths become strings and tuples lists, so that the config can travel as JSON."""
     try:
-        return Layer(name, _plain(data))
+        return Layer(name, _plain_section(data))
     except RecursionError:
         raise ConfigError(Problem(name, _TOO_DEEP)) from None
 
 
 def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
     origins: dict[str, str] = {}
     for origin, path, text in pairs:
         *parents, last = path.split(".")
@@ -123,15 +122,16 @@ def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
             raise ConfigError(Problem(f"{path[:40]}...", f"has {len(parents) + 1} levels, too many", origin))
         section = data
         for parent in parents:
-            section = section.setdefault(parent, {})
-            if not isinstance(section, dict):
+            below = section.setdefault(parent, {})
+            if not isinstance(below, dict):
                 raise ConfigError(Problem(path, f"{parent!r} has been given a value of its own", origin))
+            section = below
         section[last] = _scalar(text, path, origin)
         origins[path] = origin
     return Layer(name, data, origins)
 
 
-def _scalar(text: str, path: str, origin: str) -> Any:
+def _scalar(text: str, path: str, origin: str) -> object:
     try:
         value = yaml.load(text, Loader=_Loader)
         if is_secret(path) and not isinstance(value, str | list):
@@ -139,7 +139,8 @@ def _scalar(text: str, path: str, origin: str) -> Any:
             return text.strip() or None
         if value is None and text.strip().lower() not in {"null", "~"}:
             return text.strip()
-        return _checked(value, path)
+        _check_keys(value, path)
+        return value
     except yaml.YAMLError:
         return text
     except RecursionError:
@@ -158,7 +159,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def _read_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_yaml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -200,15 +201,15 @@ def _walk_yaml(node: yaml.Node, path: str, name: str, origins: dict[str, str], s
         _walk_yaml(value, child, name, origins, seen)
 
 
-def _read_toml(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     try:
         return _top(tomllib.loads(text), name), {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(name, f"not valid TOML: {error}")) from error
 
 
-def _read_json(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _read_json(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         out = dict(pairs)
         if len(out) < len(pairs):
             names = [key for key, _ in pairs]
@@ -222,36 +223,39 @@ def _read_json(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(Problem(f"{name}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from error
 
 
-def _top(data: Any, name: str) -> dict[str, Any]:
+def _top(data: object, name: str) -> dict[str, object]:
     if not isinstance(data, dict):
         raise ConfigError(Problem(name, f"must hold keys and values, not a {type(data).__name__}"))
     try:
-        plain: dict[str, Any] = _plain(_checked(data, ""))
-        return plain
+        _check_keys(data, "")
     except ValueError as error:
         raise ConfigError(Problem(name, str(error))) from None
+    return _plain_section(data)
 
 
-def _checked(value: Any, path: str) -> Any:
-    """The value, if every key in it is a string; ValueError naming the one that is not."""
+def _check_keys(value: object, path: str) -> None:
+    """Raise ValueError naming a key that is not a string, where there is one."""
     if isinstance(value, Mapping):
         for key, child in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{path or 'top level'}: the key {_key(key)} is not a string; put it in quotes")
-            _checked(child, f"{path}.{key}" if path else key)
+            _check_keys(child, f"{path}.{key}" if path else key)
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            _checked(child, f"{path}[{index}]")
-    return value
+            _check_keys(child, f"{path}[{index}]")
 
 
 def _key(key: Hashable) -> str:
     return f"{key!r} ({type(key).__name__})"
 
 
-def _plain(value: Any) -> Any:
+def _plain_section(section: Mapping[str, object]) -> dict[str, object]:
+    return {str(key): _plain(child) for key, child in section.items()}
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): _plain(child) for key, child in value.items()}
+        return _plain_section(value)
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(child) for child in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

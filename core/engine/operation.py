@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.engine.time_stats import log_finished
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -49,7 +49,7 @@ class Operation:
             "freeze_gc": self.freeze_gc,
         }
 
-    def pause(self, args: dict[str, Any]) -> dict[str, Any]:
+    def pause(self, args: dict[str, object]) -> dict[str, object]:
         """Start no more steps. Requests are taken and wait; control actions and aborts work as ever.
 
         `mode` says what becomes of the requests that are there: `abort` (the default) ends all of them, `in_place`
@@ -68,14 +68,14 @@ class Operation:
         logger.info("paused, mode %s", mode)
         return {}
 
-    def go_on(self, args: dict[str, Any]) -> dict[str, Any]:
+    def go_on(self, args: dict[str, object]) -> dict[str, object]:
         """Take up steps again. Nothing happens where they were not paused."""
         if self._scheduler.paused:
             self._scheduler.paused = False
             logger.info("not paused any more")
         return {}
 
-    def configure_logging(self, args: dict[str, Any]) -> dict[str, Any]:
+    def configure_logging(self, args: dict[str, object]) -> dict[str, object]:
         """Change `log_level` and `log_requests` of the config, as far as they are given, in this process."""
         level, requests = args.get("log_level"), args.get("log_requests")
         if level is not None and level not in LOG_LEVELS:
@@ -89,7 +89,7 @@ class Operation:
         shown = logging.getLevelName(logging.getLogger().level).lower()
         return {"log_level": shown, "log_requests": self._request_log.on}
 
-    def freeze_gc(self, args: dict[str, Any]) -> dict[str, Any]:
+    def freeze_gc(self, args: dict[str, object]) -> dict[str, object]:
         """Collect garbage now, and never look at what is left again: it came with the start or with warming up."""
         gc.collect()
         gc.freeze()

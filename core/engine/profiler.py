@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from torch.profiler import profile
+
     from pegboard.core.interfaces.engine_view import Control
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Profiler:
     def __init__(self, profile_dir: str | None, set_on_step: Callable[[Callable[[], None] | None], None]) -> None:
         self._root = Path(profile_dir).absolute() if profile_dir else None
         self._set_on_step = set_on_step
-        self._profile: Any = None
+        self._profile: profile | None = None
         self._left = 0
         self._file = Path()
 
@@ -58,7 +60,7 @@ class Profiler:
         """Its actions, for the scheduler's table."""
         return {"start_profile": self.start, "stop_profile": self.stop}
 
-    def start(self, args: dict[str, Any]) -> dict[str, Any]:
+    def start(self, args: dict[str, object]) -> dict[str, object]:
         """Begin. `args`: output_dir, num_steps, activities, with_stack, record_shapes; all may be missing or None.
 
         Answers the trace's path. Raises InvalidRequest: 400 for what is wrong, 403 where no directory is configured,
@@ -79,7 +81,7 @@ class Profiler:
         logger.info("profiling into %s", self._file)
         return {"path": str(self._file), "num_steps": orders.num_steps}
 
-    def stop(self, args: dict[str, Any]) -> dict[str, Any]:
+    def stop(self, args: dict[str, object]) -> dict[str, object]:
         """End the trace and write it. Answers its path. Raises InvalidRequest (409) where none is being made."""
         if not self.active:
             raise InvalidRequest("no trace is being made: it was not started, or is through", code="idle", status=409)
@@ -101,16 +103,17 @@ class Profiler:
                 logger.exception("the trace %s could not be written", self._file)
 
     def _end(self) -> None:
-        profile, self._profile = self._profile, None
+        made, self._profile = self._profile, None
         self._set_on_step(None)
         atexit.unregister(self.close)
-        profile.stop()
-        profile.export_chrome_trace(str(self._file))
+        if made is not None:
+            made.stop()
+            made.export_chrome_trace(str(self._file))
         logger.info("wrote the trace %s", self._file)
 
     # ---- arguments ------------------------------------------------------------------------------------------------
 
-    def _orders(self, args: dict[str, Any]) -> _Orders:
+    def _orders(self, args: dict[str, object]) -> _Orders:
         return _Orders(
             directory=self._directory(args.get("output_dir")),
             num_steps=_num_steps(args.get("num_steps")),
@@ -162,7 +165,7 @@ def _activities(value: object) -> frozenset[str]:
     return frozenset(value)
 
 
-def _flag(args: dict[str, Any], name: str, default: bool) -> bool:
+def _flag(args: dict[str, object], name: str, default: bool) -> bool:
     value = args.get(name)
     if value is None:
         return default
@@ -171,7 +174,7 @@ def _flag(args: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _make_profile(orders: _Orders) -> Any:
+def _make_profile(orders: _Orders) -> profile:
     import torch
     from torch.profiler import ProfilerActivity, profile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.system.log_lines import quoted
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def time_stats(req: Req) -> dict[str, Any]:
+def time_stats(req: Req) -> dict[str, object]:
     """Times in seconds and counts of a request that has ended. What it never came to (a first token) is left out.
 
     `gates_s` from its arrival until the last gate let it pass, `queue_s` from there until it was first scheduled,
@@ -24,7 +24,7 @@ def time_stats(req: Req) -> dict[str, Any]:
     """
     times, out = req.timing, req.output
     ready = times.ready or times.arrived
-    stats: dict[str, Any] = {
+    stats: dict[str, object] = {
         "rid": req.name,
         "prompt_tokens": req.input_len,
         "output_tokens": req.output_len,
@@ -42,8 +42,8 @@ def time_stats(req: Req) -> dict[str, Any]:
     ):
         if start > 0 and end > 0:
             stats[name] = round(max(0.0, end - start), 6)
-    decode = stats.get("decode_s", 0.0)
-    if decode > 0 and req.output_len > 1:
+    decode = stats.get("decode_s")
+    if isinstance(decode, float) and decode > 0 and req.output_len > 1:
         stats["decode_tokens_per_s"] = round((req.output_len - 1) / decode, 3)
     return stats
 

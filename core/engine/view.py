@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.engine_view import EngineView
 from pegboard.core.interfaces.errors import PluginError
@@ -20,7 +20,7 @@ class SchedulerView(EngineView):
         self._scheduler = scheduler
         self._hooks = hooks
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return self._scheduler.info()
 
     def add_control(self, action: str, run: Control) -> None:
@@ -28,6 +28,6 @@ class SchedulerView(EngineView):
             raise PluginError(f"the control action {action!r} is there already")
         self._scheduler.controls[action] = run
 
-    def call_hook(self, name: str, **arguments: Any) -> list[Any]:
-        found: list[Any] = getattr(self._hooks.call, name)(**arguments)
+    def call_hook(self, name: str, **arguments: object) -> list[object]:
+        found: list[object] = getattr(self._hooks.call, name)(**arguments)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "process": self._process,
@@ -62,7 +62,7 @@ def configure_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def _encode(line: dict[str, Any]) -> str:
+def _encode(line: dict[str, object]) -> str:
     try:
         return msgspec.json.encode(line, enc_hook=str).decode()
     except Exception:
@@ -70,7 +70,7 @@ def _encode(line: dict[str, Any]) -> str:
         return msgspec.json.encode({name: _plain(value) for name, value in line.items()}).decode()
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     try:
         return str(value).encode("utf-8", "backslashreplace").decode()
     except Exception:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, regex_to_lark
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.json_value import JsonValue
 from pegboard.core.toolkit.grammars import gbnf
-from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
+from pegboard.core.toolkit.grammars.grammar import StructuralTag, Structure, parts_of, structural_tag_of
 from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _code(code: int) -> str:
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
 
 
-def _structural(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
+def _structural(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
     """Free text with structures in it: text runs up to a trigger, and then one of its structures follows. Or, with a
     separator, structures alone.
     """
@@ -132,7 +133,7 @@ def _structural(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str
     return "\n".join([*_start(options, first, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
 
 
-def _separated(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
+def _separated(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
     """One terminal for each text in between, so that a lexer always knows where it is."""
     bodies = " | ".join(_body(one, one["begin"], json_options) for one in tag["structures"])
     begin, between, end = (_quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
@@ -141,7 +142,7 @@ def _separated(tag: Mapping[str, Any], json_options: JsonCompileOptions) -> str:
     return f"start: {begin} {many if tag.get('at_least_one') else f'({many})?'} {end}\none: {bodies}\n"
 
 
-def _start(options: list[str], first: str, tag: Mapping[str, Any]) -> list[str]:
+def _start(options: list[str], first: str, tag: StructuralTag) -> list[str]:
     any_tag = f"({' | '.join(options)})"
     if tag.get("at_least_one"):
         more = "" if tag.get("stop_after_first") else f" {any_tag}* rest"
@@ -154,16 +155,16 @@ def _trigger_of(begin: str, triggers: list[str]) -> str:
     return min((one for one in triggers if begin.startswith(one)), key=len)
 
 
-def _body(one: Mapping[str, Any], begin: str, json_options: JsonCompileOptions) -> str:
-    schema = _object(checked_schema(one["schema"], "structural_tag"))
+def _body(one: Structure, begin: str, json_options: JsonCompileOptions) -> str:
+    schema: dict[str, object] = {**_object(checked_schema(one["schema"], "structural_tag"))}
     if json_options:
-        schema = {**schema, "x-guidance": dict(json_options)}
+        schema["x-guidance"] = json_options
     parts = [_quoted(begin) if begin else "", f"%json {json.dumps(schema)}", _quoted(one["end"]) if one["end"] else ""]
     return " ".join(filter(None, parts))
 
 
-def _object(schema: Any) -> dict[str, Any]:
-    return {} if schema is True else dict(schema)
+def _object(schema: JsonValue) -> dict[str, JsonValue]:
+    return dict(schema) if isinstance(schema, dict) else {}
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xgrammar
@@ -20,22 +20,23 @@ from pegboard.core.interfaces.grammar import (
     GrammarKind,
     GrammarMatcher,
 )
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.toolkit.grammars import gbnf
 from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
-from pegboard.core.toolkit.grammars.grammar import parts_of, structural_tag_of
+from pegboard.core.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
 from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
 from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
 
 _SOURCE_LINE = re.compile(r"^\[\d\d:\d\d:\d\d\] [^:]*:\d+: ")
 
 
-class XGrammarBackend(GrammarBackend):
+class XGrammarBackend(GrammarBackend[XGrammarOptions]):
     """Compiled grammars carry precomputed masks; they travel as the library's own JSON."""
 
     def __init__(self, options: XGrammarOptions, ctx: GrammarContext) -> None:
@@ -44,7 +45,7 @@ class XGrammarBackend(GrammarBackend):
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     @classmethod
-    def supports(cls, options: Any, ctx: GrammarContext) -> str | None:
+    def supports(cls, options: XGrammarOptions, ctx: GrammarContext) -> str | None:
         return _TOKENIZERS.problem(ctx)
 
     def compile(self, grammar: Grammar) -> bytes:
@@ -71,7 +72,7 @@ class XGrammarBackend(GrammarBackend):
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _read(self, grammar: Grammar) -> Any:
+    def _read(self, grammar: Grammar) -> xgrammar.Grammar:
         """The library's grammar."""
         if grammar.kind == "json_object":
             return self._json_schema({"type": "object"})
@@ -88,19 +89,19 @@ class XGrammarBackend(GrammarBackend):
             json.dumps(self._structural(structural_tag_of(json.loads(grammar.source))))
         )
 
-    def _json_schema(self, schema: Any) -> Any:
+    def _json_schema(self, schema: JsonValue) -> xgrammar.Grammar:
         return xgrammar.Grammar.from_json_schema(
             json.dumps(self._enforceable(schema)),
             strict_mode=False,
             max_whitespace_cnt=self.options.max_whitespace,
         )
 
-    def _enforceable(self, schema: Any) -> Any:
+    def _enforceable(self, schema: JsonValue) -> JsonValue:
         made = enforceable(schema, lenient=self.options.lenient_schemas)
         return {} if made is True else made
 
-    def _structural(self, tag: dict[str, Any]) -> dict[str, Any]:
-        tags = [
+    def _structural(self, tag: StructuralTag) -> dict[str, JsonValue]:
+        tags: list[JsonObject] = [
             {
                 "type": "tag",
                 "begin": one["begin"],
@@ -112,22 +113,29 @@ class XGrammarBackend(GrammarBackend):
             }
             for one in tag["structures"]
         ]
-        flags = {flag: tag.get(flag, False) for flag in ("at_least_one", "stop_after_first")}
+        flags = {
+            "at_least_one": tag.get("at_least_one", False),
+            "stop_after_first": tag.get("stop_after_first", False),
+        }
         if "separator" not in tag:
-            form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags, **flags}
+            form: JsonObject = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags, **flags}
             return {"type": "structural_tag", "format": form}
-        alone: dict[str, Any] = {"type": "tags_with_separator", "separator": tag["separator"], "tags": tags, **flags}
-        if tag.get("trailing_separator") and tag["separator"] and not flags["stop_after_first"]:
-            more = {"type": "optional", "content": {"type": "const_string", "value": tag["separator"]}}
+        between = tag["separator"]
+        alone: JsonObject = {"type": "tags_with_separator", "separator": between, "tags": tags, **flags}
+        if tag.get("trailing_separator") and between and not flags["stop_after_first"]:
+            more: JsonObject = {"type": "optional", "content": {"type": "const_string", "value": between}}
             alone = {"type": "sequence", "elements": [{**alone, "at_least_one": True}, more]}
             if not flags["at_least_one"]:
                 alone = {"type": "optional", "content": alone}
-        around = [{"type": "const_string", "value": tag.get(key, "")} for key in ("begin", "end")]
-        parts = [one for one in (around[0], alone, around[1]) if one.get("value") != ""]
+        parts = [*_constant(tag.get("begin", "")), alone, *_constant(tag.get("end", ""))]
         return {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
 
 
-def _tokenizer_info(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> tuple[Any, Tokenizer]:
+def _constant(text: str) -> list[JsonObject]:
+    return [{"type": "const_string", "value": text}] if text else []
+
+
+def _tokenizer_info(directory: Path, vocab_size: int, eos: tuple[int, ...]) -> tuple[xgrammar.TokenizerInfo, Tokenizer]:
     """xgrammar's view of the model's tokenizer, and the tokenizer.
 
     Special tokens have no text here, or a JSON string could hold one that ends the answer for its reader.
@@ -152,7 +160,9 @@ _TOKENIZERS = TokenizerViews("xgrammar", _tokenizer_info)
 
 
 class _Compiled(CompiledGrammar):
-    def __init__(self, compiled: Any, words: int, encode: Callable[[str], list[int]], ends: frozenset[int]) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, words: int, encode: Callable[[str], list[int]], ends: frozenset[int]
+    ) -> None:
         self._compiled = compiled
         self._words = words
         self._encode = encode
@@ -169,7 +179,9 @@ class _Compiled(CompiledGrammar):
 
 
 class _Matcher(GrammarMatcher):
-    def __init__(self, matcher: Any, words: int, encode: Callable[[str], list[int]], ends: NDArray[np.int32]) -> None:
+    def __init__(
+        self, matcher: xgrammar.GrammarMatcher, words: int, encode: Callable[[str], list[int]], ends: NDArray[np.int32]
+    ) -> None:
         self._matcher = matcher
         self._words = words
         self._encode = encode

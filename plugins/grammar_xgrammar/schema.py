@@ -8,8 +8,9 @@ are found here; and where the same can be said in words that it does enforce, th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 
 ANNOTATIONS = frozenset(
     {
@@ -56,7 +57,7 @@ class Reader:
     def __init__(self) -> None:
         self.remarks: list[str] = []
 
-    def read(self, schema: Any, place: str = "#") -> Any:
+    def read(self, schema: JsonValue, place: str = "#") -> JsonValue:
         """The schema in other words. Descends as deep as the schema is nested."""
         if not isinstance(schema, dict):
             return schema
@@ -78,7 +79,7 @@ class Reader:
         self.remarks.append(f"{place}: {text}")
 
     @staticmethod
-    def _harmless(word: str, schema: Mapping[str, Any]) -> bool:
+    def _harmless(word: str, schema: JsonObject) -> bool:
         if word.startswith("x-"):
             return True
         if word == "uniqueItems":
@@ -92,7 +93,7 @@ class Reader:
             "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
         )  # fmt: skip
 
-    def _combiners(self, made: dict[str, Any], place: str) -> None:
+    def _combiners(self, made: dict[str, JsonValue], place: str) -> None:
         found = [word for word in COMBINERS if word in made]
         if not found:
             return
@@ -107,7 +108,7 @@ class Reader:
         if isinstance(ref, str) and ref != "#" and not ref.startswith("#/"):
             self._remark(place, f"the reference {ref[:64]!r} is not followed: only those that start with '#/' are")
 
-    def _values(self, made: dict[str, Any], place: str) -> None:
+    def _values(self, made: dict[str, JsonValue], place: str) -> None:
         words = [word for word in ("enum", "const") if word in made]
         if not words:
             return
@@ -122,7 +123,7 @@ class Reader:
                 made.pop("const", None)
                 made["enum"] = fitting  # an empty one is refused by the library
 
-    def _types(self, made: dict[str, Any], place: str) -> None:
+    def _types(self, made: dict[str, JsonValue], place: str) -> None:
         if any(word in made for word in (*COMBINERS, "enum", "const")):
             return
         types = _types_of(made)
@@ -132,7 +133,7 @@ class Reader:
         if words and "properties" not in made and "items" not in made and "prefixItems" not in made:
             self._remark(place, f"{min(words)!r} without 'type' is not enforced")
 
-    def _strings(self, made: dict[str, Any], place: str) -> None:
+    def _strings(self, made: dict[str, JsonValue], place: str) -> None:
         kind = made.get("format")
         if isinstance(kind, str) and kind in UNENFORCED_FORMATS:
             self._remark(place, f"the format {kind!r} is not enforced")
@@ -146,13 +147,13 @@ class Reader:
             self._remark(place, f"'minLength' and 'maxLength' beside {shaped[0]!r} are not enforced")
         if not shaped:
             self._lengths(made)
-        if isinstance(made.get("pattern"), str):
-            if why := string_pattern_problem(made["pattern"]):
-                self._remark(place, f"the pattern {made['pattern'][:64]!r} is not enforced: {why}")
-            made["pattern"] = plain_pattern(made["pattern"])
+        if isinstance(pattern := made.get("pattern"), str):
+            if why := string_pattern_problem(pattern):
+                self._remark(place, f"the pattern {pattern[:64]!r} is not enforced: {why}")
+            made["pattern"] = plain_pattern(pattern)
 
     @staticmethod
-    def _lengths(made: dict[str, Any]) -> None:
+    def _lengths(made: dict[str, JsonValue]) -> None:
         """The library's strings of a certain length may hold control characters, which JSON does not."""
         least, most = made.get("minLength", 0), made.get("maxLength", "")
         if "string" not in _types_of(made) or not isinstance(least, int) or not isinstance(most, (int, str)):
@@ -162,12 +163,12 @@ class Reader:
             made.pop("minLength", None)
             made.pop("maxLength", None)
 
-    def _numbers(self, made: dict[str, Any], place: str) -> None:
+    def _numbers(self, made: dict[str, JsonValue], place: str) -> None:
         if "multipleOf" in made and (_types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):
             self._remark(place, "'multipleOf' is enforced for integers without a range only")
 
     @staticmethod
-    def _required(made: dict[str, Any]) -> None:
+    def _required(made: dict[str, JsonValue]) -> None:
         """Names that are required and described nowhere: the library asks only for those that are described."""
         required, properties = made.get("required"), made.get("properties", {})
         if not isinstance(required, list) or not isinstance(properties, dict):
@@ -178,19 +179,19 @@ class Reader:
             made["properties"] = {**properties, **dict.fromkeys(missing, others if isinstance(others, dict) else True)}
             made["type"] = made.get("type", "object")
 
-    def _children(self, made: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    def _children(self, made: JsonObject, place: str) -> Iterator[tuple[str, JsonValue]]:
         for word in ("properties", "patternProperties", "$defs", "definitions"):
-            if isinstance(made.get(word), dict):
-                yield word, {key: self.read(one, f"{place}/{word}/{key}") for key, one in made[word].items()}
+            if isinstance(inner := made.get(word), dict):
+                yield word, {key: self.read(one, f"{place}/{word}/{key}") for key, one in inner.items()}
         for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
-            if isinstance(made.get(word), list):
-                yield word, [self.read(one, f"{place}/{word}/{i}") for i, one in enumerate(made[word])]
+            if isinstance(inner := made.get(word), list):
+                yield word, [self.read(one, f"{place}/{word}/{i}") for i, one in enumerate(inner)]
         for word in ("items", "additionalProperties", "propertyNames", "unevaluatedItems"):
             if isinstance(made.get(word), dict):
                 yield word, self.read(made[word], f"{place}/{word}")
 
 
-def enforceable(schema: Any, *, lenient: bool = False) -> Any:
+def enforceable(schema: JsonValue, *, lenient: bool = False) -> JsonValue:
     """The schema in words that the library enforces. Raises NotEnforced for one that cannot be said so."""
     reader = Reader()
     made = reader.read(schema)
@@ -265,14 +266,14 @@ def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
         at += size
 
 
-def _types_of(schema: Mapping[str, Any]) -> set[str]:
+def _types_of(schema: JsonObject) -> set[str]:
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
     return {one for one in kind if isinstance(one, str)} if isinstance(kind, list) else set()
 
 
-def _type_of(value: Any) -> set[str]:
+def _type_of(value: JsonValue) -> set[str]:
     if value is None:
         return {"null"}
     if isinstance(value, bool):
@@ -284,14 +285,14 @@ def _type_of(value: Any) -> set[str]:
     return {"array"} if isinstance(value, list) else {"object"}
 
 
-def _disjoint(schemas: Any) -> bool:
+def _disjoint(schemas: JsonValue) -> bool:
     """Whether no value satisfies two of them, as far as types and single-valued properties say."""
     if not isinstance(schemas, list):
         return False
     return all(_apart(one, other) for at, one in enumerate(schemas) for other in schemas[at + 1 :])
 
 
-def _apart(one: Any, other: Any) -> bool:
+def _apart(one: JsonValue, other: JsonValue) -> bool:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
     first, second = _possible_types(one), _possible_types(other)
@@ -306,19 +307,19 @@ def _apart(one: Any, other: Any) -> bool:
     return _values_apart(one, other)
 
 
-def _possible_types(schema: Mapping[str, Any]) -> set[str]:
+def _possible_types(schema: JsonObject) -> set[str]:
     types = _types_of(schema)
     if not types and isinstance(schema.get("properties"), dict):
         types = {"object"}
     return types | {"integer"} if "number" in types else types
 
 
-def _values_apart(one: Any, other: Any) -> bool:
+def _values_apart(one: JsonValue, other: JsonValue) -> bool:
     mine, theirs = _fixed(one), _fixed(other)
     return bool(mine) and bool(theirs) and not any(value in theirs for value in mine)
 
 
-def _fixed(schema: Any) -> list[Any]:
+def _fixed(schema: JsonValue) -> list[JsonValue]:
     if not isinstance(schema, dict):
         return []
     if "const" in schema:

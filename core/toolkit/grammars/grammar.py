@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal, Required, TypedDict
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.toolkit.parsing.json_weight import JsonTexts
 
 MAX_STRUCTURES = 1024
@@ -17,17 +18,40 @@ MAX_TAG = 4096
 
 _PARTS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
 
-_TAG_FLAGS = ("at_least_one", "stop_after_first")
-_TAG_TEXTS = ("separator", "begin", "end")
+_TagFlag = Literal["at_least_one", "stop_after_first", "trailing_separator"]
+_TagText = Literal["separator", "begin", "end"]
+_TAG_FLAGS: tuple[_TagFlag, ...] = ("at_least_one", "stop_after_first")
+_TAG_TEXTS: tuple[_TagText, ...] = ("separator", "begin", "end")
+
+
+class Structure(TypedDict):
+    """One structure of a structural tag: JSON that satisfies `schema`, between two texts."""
+
+    begin: str
+    schema: JsonValue
+    end: str
+
+
+class StructuralTag(TypedDict, total=False):
+    """A structural tag in the form of `Grammar`: either with `triggers`, or with `separator` and what belongs to it."""
+
+    structures: Required[list[Structure]]
+    triggers: list[str]
+    separator: str
+    begin: str
+    end: str
+    at_least_one: bool
+    stop_after_first: bool
+    trailing_separator: bool
 
 
 def grammar_of(
     *,
-    json_schema: Any = None,
+    json_schema: JsonValue = None,
     json_object: bool = False,
-    regex: Any = None,
-    ebnf: Any = None,
-    structural_tag: Any = None,
+    regex: JsonValue = None,
+    ebnf: JsonValue = None,
+    structural_tag: JsonValue = None,
     names: Mapping[GrammarKind, str] | None = None,
 ) -> Grammar | None:
     """Return the grammar of a request, or None where it has none. Whatever is None was not given.
@@ -41,7 +65,7 @@ def grammar_of(
     JSON. Whether the grammar itself makes sense is found out when it is compiled.
     """
     called: dict[GrammarKind, str] = {kind: (names or {}).get(kind, kind) for kind in _PARTS}
-    values: dict[GrammarKind, Any] = {
+    values: dict[GrammarKind, JsonValue] = {
         "json_schema": json_schema,
         "json_object": json_object or None,
         "regex": regex,
@@ -99,7 +123,7 @@ def parts_of(grammar: Grammar) -> tuple[Grammar, ...]:
     return parts
 
 
-def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts | None = None) -> dict[str, Any]:
+def structural_tag_of(value: JsonValue, name: str = "structural_tag", texts: JsonTexts | None = None) -> StructuralTag:
     """A structural tag in the form of `Grammar`, from that form or from one of those that others use (see
     `grammar_of`). Raises InvalidRequest, naming the place below `name`. `texts` are those of the request so far.
     """
@@ -109,16 +133,18 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
     if "format" in value:
         value, name = _tags(value["format"], f"{name}.format"), f"{name}.format"
     alone = "separator" in value
-    flags = (*_TAG_FLAGS, "trailing_separator") if alone else _TAG_FLAGS
+    flags: tuple[_TagFlag, ...] = (*_TAG_FLAGS, "trailing_separator") if alone else _TAG_FLAGS
     unknown = sorted(value.keys() - {"type", "structures", *(_TAG_TEXTS if alone else ["triggers"]), *flags})
     if unknown:
         raise InvalidRequest(f"{name}: unknown key {unknown[0]!r}", param=f"{name}.{unknown[0]}")
     structures = [
         _structure(f"{name}.structures.{i}", one, texts) for i, one in enumerate(_list(value, "structures", name))
     ]
-    tag: dict[str, Any] = {"structures": structures}
+    tag: StructuralTag = {"structures": structures}
     if alone:
-        tag.update((key, _tag_text(value[key], f"{name}.{key}")) for key in _TAG_TEXTS if key in value)
+        for key in _TAG_TEXTS:
+            if key in value:
+                tag[key] = _tag_text(value[key], f"{name}.{key}")
     else:
         tag["triggers"] = _triggers(value, name, structures)
     for flag in flags:
@@ -129,13 +155,14 @@ def structural_tag_of(value: Any, name: str = "structural_tag", texts: JsonTexts
     return tag
 
 
-def _triggers(value: Mapping[str, Any], name: str, structures: Sequence[Mapping[str, Any]]) -> list[str]:
-    triggers = _list(value, "triggers", name)
-    for i, trigger in enumerate(triggers):
+def _triggers(value: JsonObject, name: str, structures: Sequence[Structure]) -> list[str]:
+    triggers: list[str] = []
+    for i, trigger in enumerate(_list(value, "triggers", name)):
         if not isinstance(trigger, str) or not trigger:
             raise InvalidRequest(
                 f"{name}.triggers.{i} must be a string that is not empty", param=f"{name}.triggers.{i}"
             )
+        triggers.append(trigger)
     for i, one in enumerate(structures):
         if not any(one["begin"].startswith(trigger) for trigger in triggers):
             where = f"{name}.structures.{i}.begin"
@@ -143,7 +170,7 @@ def _triggers(value: Mapping[str, Any], name: str, structures: Sequence[Mapping[
     return triggers
 
 
-def _tag_text(value: Any, where: str) -> str:
+def _tag_text(value: JsonValue, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{where} must be a string", param=where)
     if len(value) > MAX_TAG:
@@ -151,7 +178,7 @@ def _tag_text(value: Any, where: str) -> str:
     return value
 
 
-def _structure(name: str, value: Any, texts: JsonTexts) -> dict[str, Any]:
+def _structure(name: str, value: JsonValue, texts: JsonTexts) -> Structure:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", param=name)
     begin, end, schema = value.get("begin"), value.get("end"), value.get("schema", True)
@@ -164,9 +191,10 @@ def _structure(name: str, value: Any, texts: JsonTexts) -> dict[str, Any]:
     return {"begin": begin, "schema": schema, "end": end}
 
 
-def _tags(value: Any, name: str) -> dict[str, Any]:
+def _tags(value: JsonValue, name: str) -> dict[str, JsonValue]:
     """The form with `format`, of which tags around JSON schemas are understood: triggered ones, or separated ones."""
-    kind = value.get("type") if isinstance(value, dict) else None
+    value = value if isinstance(value, dict) else {}
+    kind = value.get("type")
     if kind not in ("triggered_tags", "tags_with_separator"):
         raise InvalidRequest(
             f"{name}: {str(kind)[:64]!r} is not supported, triggered_tags and tags_with_separator are",
@@ -175,18 +203,19 @@ def _tags(value: Any, name: str) -> dict[str, Any]:
         )
     structures = []
     for i, tag in enumerate(_list(value, "tags", name)):
-        content = tag.get("content") if isinstance(tag, dict) else None
+        tag = tag if isinstance(tag, dict) else {}
+        content = tag.get("content")
         if not isinstance(content, dict) or content.get("type") != "json_schema" or "json_schema" not in content:
             where = f"{name}.tags.{i}.content"
             text = f'{where}: only {{"type": "json_schema", "json_schema": ...}} is supported'
             raise InvalidRequest(text, param=where, code="unsupported")
         structures.append({"begin": tag.get("begin"), "schema": content["json_schema"], "end": tag.get("end")})
-    flags = {flag: value[flag] for flag in _TAG_FLAGS if flag in value}
+    flags: dict[str, JsonValue] = {flag: value[flag] for flag in _TAG_FLAGS if flag in value}
     between = "triggers" if kind == "triggered_tags" else "separator"
     return {"structures": structures, between: value.get(between), **flags}
 
 
-def _list(value: Mapping[str, Any], key: str, name: str) -> list[Any]:
+def _list(value: JsonObject, key: str, name: str) -> list[JsonValue]:
     items = value.get(key)
     if not isinstance(items, list) or not items:
         raise InvalidRequest(f"{name}.{key} must be a list that is not empty", param=f"{name}.{key}")
@@ -195,7 +224,7 @@ def _list(value: Mapping[str, Any], key: str, name: str) -> list[Any]:
     return items
 
 
-def _parsed(value: Any, name: str, texts: JsonTexts) -> Any:
+def _parsed(value: JsonValue, name: str, texts: JsonTexts) -> JsonValue:
     """What JSON text says; anything else is that already."""
     if not isinstance(value, str):
         return value
@@ -205,11 +234,11 @@ def _parsed(value: Any, name: str, texts: JsonTexts) -> Any:
         raise InvalidRequest(f"{name} is not valid JSON: {_why(error)}", param=name) from None
 
 
-def _no_constant(text: str) -> Any:
+def _no_constant(text: str) -> JsonValue:
     raise ValueError(f"{text} is no JSON value")
 
 
-def _text_of(value: Any, name: str) -> str:
+def _text_of(value: object, name: str) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError) as error:

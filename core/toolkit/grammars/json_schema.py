@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 from urllib.parse import unquote, urldefrag
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.toolkit.grammars.regex_length import MAX_FORCED, check_length, forced_length
 
 MAX_DEPTH = 128
@@ -44,7 +44,7 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def schema_of(text: str, param: str = "json_schema") -> Any:
+def schema_of(text: str, param: str = "json_schema") -> JsonValue:
     """The schema (an object or true) of a JSON text, without formats that are none of the standard's, and with dates
     and times as patterns that know the calendar.
 
@@ -59,7 +59,7 @@ def schema_of(text: str, param: str = "json_schema") -> Any:
     return checked_schema(schema, param)
 
 
-def checked_schema(schema: Any, param: str = "json_schema") -> Any:
+def checked_schema(schema: JsonValue, param: str = "json_schema") -> JsonValue:
     """As `schema_of`, for a schema that is read already, and is changed."""
     if _depth(schema) > MAX_DEPTH:
         raise _refused(param, f"it is nested deeper than {MAX_DEPTH} levels")
@@ -70,13 +70,13 @@ def checked_schema(schema: Any, param: str = "json_schema") -> Any:
             return True
         raise _refused(param, "a schema is an object, or true")
     _settle_formats(schema)
-    known = {one["$id"].rstrip("#") for one in _schemas(schema) if isinstance(one.get("$id"), str)}
+    known = {name.rstrip("#") for one in _schemas(schema) if isinstance(name := one.get("$id"), str)}
     for one in _schemas(schema):
         ref = one.get("$ref")
         if isinstance(ref, str) and not ref.startswith("#") and not _within(ref, known):
             raise _refused(param, f"the reference {ref[:100]!r} leads outside the schema, and nothing is fetched")
-        if isinstance(one.get("pattern"), str):
-            check_length(one["pattern"], param)
+        if isinstance(pattern := one.get("pattern"), str):
+            check_length(pattern, param)
         _check_multiple(one.get("multipleOf"), param)
     if not _Finite(schema).holds():
         raise _refused(param, "every value that it describes contains itself, without end", "grammar_without_end")
@@ -86,7 +86,7 @@ def checked_schema(schema: Any, param: str = "json_schema") -> Any:
     return schema
 
 
-def _check_multiple(value: Any, param: str) -> None:
+def _check_multiple(value: JsonValue, param: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return  # libraries refuse what is not a number, or there is none
     if not 0 < value < math.inf:
@@ -104,7 +104,7 @@ def _refused(param: str, why: str, code: str = "invalid_grammar") -> InvalidRequ
     return InvalidRequest(f"{param}: {why}", param=param, code=code)
 
 
-def _depth(value: Any) -> int:
+def _depth(value: JsonValue) -> int:
     """How deep it is nested, by a stack of its own."""
     deepest, stack = 0, [(value, 1)]
     while stack:
@@ -119,7 +119,7 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+def _schemas(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
     """The schema and all that stand in it, where schemas stand: what looks like one in an `enum` is a value."""
     if not isinstance(schema, dict):
         return
@@ -139,7 +139,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _schemas(one)
 
 
-def _settle_formats(schema: dict[str, Any]) -> None:
+def _settle_formats(schema: dict[str, JsonValue]) -> None:
     for one in _schemas(schema):
         name = one.get("format")
         if isinstance(name, str) and name not in SPEC_FORMATS:
@@ -157,18 +157,16 @@ def _within(ref: str, known: set[str]) -> bool:
 class _Finite:
     """Whether a schema describes some finite value: the least fixed point over its references."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: JsonObject) -> None:
         self._root = schema
         self._known: dict[str, bool] = {}
         self._more = False
 
     def holds(self) -> bool:
         """For the schema, and for all that is referred to: whoever enters an endless branch does not come back."""
-        return self._settled(self._root) and all(
-            self._settled({"$ref": one["$ref"]}) for one in _schemas(self._root) if isinstance(one.get("$ref"), str)
-        )
+        return self._settled(self._root) and all(self._settled({"$ref": ref}) for ref in _refs(self._root))
 
-    def _settled(self, schema: Any) -> bool:
+    def _settled(self, schema: JsonValue) -> bool:
         found = self._of(schema)
         while not found and self._more:
             self._more = False
@@ -178,7 +176,7 @@ class _Finite:
             found = self._of(schema)
         return found
 
-    def _of(self, schema: Any) -> bool:
+    def _of(self, schema: JsonValue) -> bool:
         if not isinstance(schema, dict):
             return schema is not False
         if "enum" in schema or "const" in schema:
@@ -202,7 +200,7 @@ class _Finite:
             self._more = True
         return self._known[ref]
 
-    def _object(self, schema: Mapping[str, Any]) -> bool:
+    def _object(self, schema: JsonObject) -> bool:
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(required, list):
             return True
@@ -210,7 +208,7 @@ class _Finite:
         others = schema.get("additionalProperties", True)
         return all(self._of(properties.get(name, others)) for name in required if isinstance(name, str))
 
-    def _array(self, schema: Mapping[str, Any]) -> bool:
+    def _array(self, schema: JsonObject) -> bool:
         least, first = schema.get("minItems", 0), schema.get("prefixItems")
         first = first if isinstance(first, list) else []
         if not isinstance(least, (int, float)) or least <= 0:
@@ -218,7 +216,7 @@ class _Finite:
         wanted = first[: int(min(least, len(first)))]
         return all(map(self._of, wanted)) and (len(wanted) >= least or self._of(schema.get("items", True)))
 
-    def _target(self, ref: str) -> Any:
+    def _target(self, ref: str) -> JsonValue:
         return _target_of(self._root, ref)
 
 
@@ -227,7 +225,7 @@ class _Length:
     Of alternatives the longest counts, and nothing of a schema within itself.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: JsonObject) -> None:
         self._root = schema
         self._known: dict[str, int] = {}
 
@@ -247,7 +245,7 @@ class _Length:
                 self._known[ref] = self._of(_target_of(self._root, ref))
         return self._of(self._root)
 
-    def _of(self, schema: Any) -> int:
+    def _of(self, schema: JsonValue) -> int:
         if not isinstance(schema, dict):
             return 0
         if "const" in schema:
@@ -263,7 +261,7 @@ class _Length:
                 length += sum(lengths) if word == "allOf" else max(lengths)
         return length + self._object(schema) + self._array(schema)
 
-    def _object(self, schema: Mapping[str, Any]) -> int:
+    def _object(self, schema: JsonObject) -> int:
         properties, required = schema.get("properties"), schema.get("required")
         properties = properties if isinstance(properties, dict) else {}
         needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
@@ -272,28 +270,28 @@ class _Length:
         always = sum(sizes.get(name, _size(name) + others) for name in needed)
         return always + max((size for name, size in sizes.items() if name not in needed), default=0)
 
-    def _array(self, schema: Mapping[str, Any]) -> int:
+    def _array(self, schema: JsonObject) -> int:
         least, first, items = schema.get("minItems", 0), schema.get("prefixItems"), self._of(schema.get("items"))
         least = int(min(least, MAX_FORCED + 1)) if isinstance(least, (int, float)) and least > 0 else 0
         begins = [self._of(one) for one in first] if isinstance(first, list) else []
         return sum(begins) + items * max(1, least - len(begins))
 
 
-def _refs(schema: Any) -> Iterator[str]:
-    return (one["$ref"] for one in _schemas(schema) if isinstance(one.get("$ref"), str))
+def _refs(schema: JsonValue) -> Iterator[str]:
+    return (ref for one in _schemas(schema) if isinstance(ref := one.get("$ref"), str))
 
 
-def _size(value: Any) -> int:
+def _size(value: JsonValue) -> int:
     return len(json.dumps(value, ensure_ascii=False))
 
 
-def _target_of(root: Mapping[str, Any], ref: str) -> Any:
+def _target_of(root: JsonObject, ref: str) -> JsonValue:
     """What a reference within the schema points at; true where that is not clear, which is others' to refuse."""
     if ref == "#":
         return root
     if not ref.startswith("#/"):
         return True
-    here: Any = root
+    here: JsonValue = root
     for part in unquote(ref[2:]).split("/"):
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(here, dict) and name in here:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.json_value import JsonValue
 
 OF_CONTAINER, OF_NAME, OF_STRING = 8, 4, 4
 """What a list or an object weighs, a name in an object beyond its string, and a string, where a comma weighs one: about
@@ -67,8 +68,8 @@ class JsonTexts:
     def __init__(self) -> None:
         self._left = MAX_TEXTS
 
-    def parse(self, text: str, param: str, **options: Any) -> Any:
-        """What `json.loads` makes of a text, with its `options`, and raises. Raises InvalidRequest, naming `param`,
+    def parse(self, text: str, param: str, *, parse_constant: Callable[[str], JsonValue] | None = None) -> JsonValue:
+        """What `json.loads` makes of a text, with `parse_constant`, and raises. Raises InvalidRequest, naming `param`,
         where all texts together weigh more than MAX_TEXTS.
         """
         weight = JsonWeight()
@@ -76,4 +77,5 @@ class JsonTexts:
         self._left -= weight.total
         if self._left < 0:
             raise InvalidRequest(f"{param}: its JSON text has too many values", param=param, code="too_many_values")
-        return json.loads(text, **options)
+        value: JsonValue = json.loads(text, parse_constant=parse_constant)
+        return value

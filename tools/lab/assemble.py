@@ -24,6 +24,7 @@ from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.admission_gate import AdmissionGate
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.pipeline.batch_result import BatchResult

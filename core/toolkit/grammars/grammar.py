@@ -82,7 +82,7 @@ def grammar_of(
     return _read(kind, values[kind], called[kind])
 
 
-def _read(kind: GrammarKind, value: Any, name: str) -> Grammar:
+def _read(kind: GrammarKind, value: JsonValue, name: str) -> Grammar:
     """Check and spell one grammar, which is called `name` in the body. Raises InvalidRequest as `grammar_of` says."""
     if kind == "json_object":
         return Grammar("json_object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
+from pegboard.conformance.covering import covering
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.attention import AttentionBackend
@@ -32,6 +34,17 @@ RAGGED: Lens = ((0, 5), (9, 3), (0, 1), (17, 11), (6, 1))
 """Prompts and chunks behind a prefix, long and short, and two requests that only decode."""
 
 DECODES: Lens = ((0, 1), (3, 1), (16, 1), (40, 1), (21, 1))
+
+
+_SHAPES = covering(
+    itertools.product(
+        (torch.float32, torch.float16, torch.bfloat16),
+        ((64, 64), (80, 80), (128, 128), (96, 64)),
+        ((4, 4), (9, 3), (32, 2)),
+        (1, 16),
+    )
+)
+"""dtype, (dimension of q and k, of v), (heads, KV heads), page size."""
 
 
 class AttentionContract(ContractSuite):
@@ -378,18 +391,13 @@ class AttentionContract(ContractSuite):
         return name in self.capabilities
 
     @pytest.mark.full
-    @pytest.mark.parametrize("page_size", [1, 16])
-    @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (32, 2)])
-    @pytest.mark.parametrize("dims", [(64, 64), (80, 80), (128, 128), (96, 64)], ids=str)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize(("dtype", "dims", "heads", "page_size"), _SHAPES, ids=str)
     def test_matrix(
-        self, dtype: torch.dtype, dims: tuple[int, int], heads: int, kv_heads: int, page_size: int, device: torch.device
+        self, dtype: torch.dtype, dims: tuple[int, int], heads: tuple[int, int], page_size: int, device: torch.device
     ) -> None:
-        """Shapes of real models."""
+        """Shapes of real models: each two settings stand together in one of the cases."""
         for lens in (((0, 70), (45, 20), (70, 1)), ((200, 1), (64, 1), (1, 1))):
-            rig = AttentionRig(
-                [make_layer(heads, kv_heads, *dims)], lens, page_size=page_size, dtype=dtype, device=device
-            )
+            rig = AttentionRig([make_layer(*heads, *dims)], lens, page_size=page_size, dtype=dtype, device=device)
             self.check(rig, rig.run(self.make(rig)))
 
 

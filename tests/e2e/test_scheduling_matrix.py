@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.covering import covering
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
@@ -264,29 +265,14 @@ VALUES: tuple[Sequence[Any], ...] = (
 )
 
 
-def pairwise(cells: Sequence[Cell]) -> list[Cell]:
-    """So many cells that every two settings stand together in one of them."""
-
-    def twos(cell: Cell) -> set[Any]:
-        return set(itertools.combinations(enumerate(cell), 2))
-
-    missing = set().union(*map(twos, cells))
-    chosen = []
-    while missing:
-        best = max(cells, key=lambda cell: len(twos(cell) & missing))
-        chosen.append(best)
-        missing -= twos(best)
-    return chosen
-
-
 # Where nothing has to go, either cache is as good.
 MATRIX = [
     cell
     for cell in (Cell(*values) for values in itertools.product(*VALUES))
     if cell.tokens == TIGHT or cell.cache == ("radix" if cell.page_size == 1 else "block")
 ]
-FEW = pairwise(MATRIX)
-REST = [cell for cell in MATRIX if cell not in set(FEW)]
+FEW = covering(MATRIX)
+REST = covering(MATRIX, 3, beside=FEW)
 
 
 def ask(engine: Engine, cases: Iterable[Case]) -> list[GenerateOutput]:
@@ -405,5 +391,5 @@ def test_other_settings(loop: str, page_size: int, scheduler: dict[str, Any], wo
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cell", REST, ids=str)
-def test_every_cell(cell: Cell, world: World) -> None:
+def test_every_triple_of_settings(cell: Cell, world: World) -> None:
     run_cell(cell, world)

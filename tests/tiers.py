@@ -1,0 +1,114 @@
+"""What `make test` leaves to `make test-full`, and that to `make soak`.
+
+`make test` has five minutes on two cores. It runs what shows that a thing works: every unit, every suite, and one way
+through a real server for each API. What repeats that with other parameters, clients or accidents is in FULL; what looks
+for trouble that only time brings is in SOAK, which CI leaves out. A test is moved by its id, so that both lists can be
+read here; one that never runs in `make test` may as well have the marker at its own place.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ALL = ""
+
+FULL: dict[str, tuple[str, ...]] = {
+    # ---- end to end -------------------------------------------------------------------------------------------------
+    "e2e/test_abort_storm.py": (ALL,),
+    "e2e/test_bad_config.py": (r"test_it_is_refused\[\w+-(wrong type|key|disabl|malformed|missing)", r"two_prov"),
+    "e2e/test_bench.py": (ALL,),
+    "e2e/test_cached.py": (r"\[(radix-16|block-1|none-1)\b", r"\[none-16"),
+    "e2e/test_calls_or_format.py": (ALL,),
+    # The SDKs' asynchronous halves speak to the server as the others do.
+    "e2e/test_clients_agents.py": (ALL,),
+    "e2e/test_clients_anthropic.py": (r"\[async", r"test_bad_requests\[True"),
+    "e2e/test_clients_openai.py": (r"\[async", r"test_bad_requests\[True"),
+    "e2e/test_clients_overflow.py": (ALL,),
+    "e2e/test_correctness.py": (
+        r"interpreted_triton",
+        r"test_tiny\[(mistral|qwen2|qwen3)-transformers",
+        r"test_tiny_through_transformers\[(gemma2-radix|gpt_neox-block)",
+        r"test_more_through_transformers\[(gpt2|olmo2)",
+    ),
+    "e2e/test_grammars.py": (r"\[xgrammar",),
+    "e2e/test_jump_ahead.py": (r"\[(overlap|pages-chunks)",),
+    "e2e/test_memory.py": (ALL,),
+    "e2e/test_scheduling_matrix.py": (r"test_other_settings",),
+    "e2e/test_schemathesis.py": (r"test_every_route_keeps",),
+    "e2e/test_served_gates.py": (r"\[normal",),
+    "e2e/test_served_hooks.py": (ALL,),
+    "e2e/test_soak.py": (r"test_some_hundred_simulated\[(normal|overlap|few_rows)",),
+    "e2e/test_third_party.py": (r"test_all_seven",),
+    "e2e/test_vllm_fields.py": (ALL,),
+    "e2e/test_wanted.py": (r"\[(chunks|split|no-cache|tight|mixed-pages)\b(?!-overlap)",),
+    # ---- faults -----------------------------------------------------------------------------------------------------
+    "faults/test_served_faults.py": (
+        r"test_(more_than_may_wait|clients_that_neither|a_thousand|a_second_signal)",
+        r"test_drains\[Ctrl-C",
+    ),
+    "faults/test_served_http.py": (r"test_6914_memory", r"test_(3910|34894)\w+\[\S+-True"),
+    "faults/test_products.py": (r"test_pairs_of_fields\w+\[(?!generate)", r"test_pairs_that_have_hurt"),
+    "faults/test_grammar_faults.py": (r"test_many_grammars_take_bounded", r"test_no_backend_is_no_crash"),
+    "faults/test_helper_accidents.py": (r"\[(?!9)",),
+    # ---- the server and the engine ----------------------------------------------------------------------------------
+    "core/server/test_serve.py": (r"test_a_scheduler_that_(ends\w+\[[89]|is_stopped|raves)",),
+    # ---- suites: each runs for every provider of a plugin, and some tests take a second each time -------------------
+    # Each page size meets the machine in two classes, each policy of eviction meets it once.
+    "plugins/cache_radix/test_conformance.py": (
+        r"TestRadixCache(Fifo)?::test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
+        r"TestRadixCache(Lfu|Priority)::test_any_sequence_of_calls_agrees_with_a_dict\[(4|16)\]",
+        r"Test(RadixCacheSlru|ContractsDefaults)::test_any_sequence_of_calls_agrees_with_a_dict\[(1|4)\]",
+    ),
+    "plugins/cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral|Avx512)::",),
+    "plugins/cache_block/test_conformance.py": (r"test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",),
+    # The other four classes read text with the same shared readers; make test-full cuts these texts, too.
+    "plugins/parsers_tools/test_conformance.py": (
+        r"Test(MistralByName|Mistral|DeepSeekV31|Pythonic)::test_(how_the_text_is_cut|the_work_is_in_proportion)",
+    ),
+    # llguidance meets every format; xgrammar, which takes longer to compile, meets one of JSON and one of tags.
+    "plugins/parsers_tools/test_formats.py": (
+        r"TestGrammars::test_(every_shape|references|a_backend)\w+\[xgrammar-(?!HermesParser|XmlParser)",
+    ),
+    # Variants of a policy share most of its code; what is theirs alone is looked at by make test-full.
+    "plugins/policy_basic/test_conformance.py": (
+        r"TestPriorityWithout(Aging|Preemption)::test_(order_is|victims_are)_a_permutation",
+        r"TestPriorityWithout(Aging|Preemption)::test_(arguments_stay|preempt_names|the_cost_grows)",
+        r"Test(Lof|Srtf)::test_(victims_are_a_permutation|arguments_stay)",
+    ),
+    "plugins/policy_cache_aware/test_conformance.py": (
+        r"TestLpmWithout\w+::test_(order_is_a_perm|victims_are_a_perm|arguments_stay|the_cost_grows)",
+    ),
+    "plugins/logits_custom/test_conformance.py": (r"TestDryInAShortRange::test_a_(row_depends|long_decode)",),
+    # Other tests compare what the instruction sets draw; the best one meets the large vocabulary here.
+    "plugins/cpu_native/test_sampler_conformance.py": (r"TestAvx2::test_distribution_over_a_large_vocabulary",),
+    # Every shape of batch stays with one size; the interpreter of Triton needs a second for each.
+    "plugins/attn_triton/test_conformance.py": (
+        r"test_(windows|layers)_of_a_batch\[cpu-decode\]",
+        r"test_kv_groups\[cpu-decode\]",
+        r"test_grouped_heads\[cpu-9-3\]",
+        r"test_reads_only_own_slots\[cpu-\w+-16\]",
+        r"test_page_sizes\[cpu-\w+-16\]",
+        r"test_window\[cpu-(2|16)\]",
+        r"test_neighbours_do_not_matter\[cpu-decode\]",
+    ),
+}
+
+SOAK: dict[str, tuple[str, ...]] = {
+    "e2e/test_abort_storm.py": (r"test_storm\[(?!overlap-radix-1)",),
+    "e2e/test_memory.py": (r"test_flat_over", r"test_demo_model_stays"),
+    "e2e/test_soak.py": (r"^(?!.*test_some_hundred_simulated)",),
+}
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Give each test the markers of its tier."""
+    for marker, table in ((pytest.mark.full, FULL), (pytest.mark.soak, SOAK)):
+        patterns = {HERE / name: re.compile("|".join(some)) for name, some in table.items()}
+        for item in items:
+            pattern = patterns.get(item.path)
+            if pattern is not None and pattern.search(item.nodeid):
+                item.add_marker(marker)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
-from pegboard.core.pipeline.text.stop_regex import Program, RegexMatcher, compile_stops
+from pegboard.core.pipeline.text.regex_matcher import RegexMatcher
+from pegboard.core.pipeline.text.stop_regex import Program, compile_stops
 
 
 def _learn(pattern: str, table: array[int], n: int) -> None:

@@ -1,9 +1,8 @@
-"""Regular expressions that end an output: matched in linear time, in text that arrives in pieces.
+"""Regular expressions that end an output, compiled into an automaton that `regex_matcher` runs.
 
-Python's own parser reads them, so they mean what they mean in `re`; a Thompson automaton runs them ("Regular expression
-search algorithm", 1968), with a thread per state at most, so that no pattern and no text can make it run away. What an
-automaton cannot do is refused: look-around, back references, conditions, atomic groups, and the end of the text, which
-nobody knows while it is being written.
+Python's own parser reads them, so they mean what they mean in `re`. What an automaton cannot do is refused:
+look-around, back references, conditions, atomic groups, and the end of the text, which is unknown while it is being
+written.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ MAX_FOLDED = 4096
 _REMEMBERED = 1024
 """Characters of which a program remembers what they match."""
 
-_CHAR, _SPLIT, _JUMP, _AT, _MATCH = range(5)
+CHAR, SPLIT, JUMP, AT, MATCH = range(5)
+"""What the states of a program do: read a character, go two ways or one, check a condition, end a match."""
 
 _REFUSED = {
     constants.ASSERT: "look-around",
@@ -134,7 +134,7 @@ class Program:
             self.entries.append(len(self.ops))
             self._repeated.clear()
             self._sequence(parsed, parsed.state.flags)
-            self._emit(_MATCH, number)
+            self._emit(MATCH, number)
         except StopRegexError as error:
             raise StopRegexError(f"{_shown(pattern)}: {error}") from None
 
@@ -153,20 +153,20 @@ class Program:
             elif op in _REPEATS:
                 self._repeat(av, flags)
             elif op is constants.AT:
-                self._emit(_AT, _condition(av, flags))
+                self._emit(AT, _condition(av, flags))
             else:
                 # A class within a repeat comes again and again: it is the same object, and costly to spell out.
                 same = (op, id(av), flags)
                 if same not in self._repeated:
                     self._repeated[same] = self._test(op, av, flags)
-                self._emit(_CHAR, self._repeated[same])
+                self._emit(CHAR, self._repeated[same])
 
     def _branch(self, branches: Sequence[Any], flags: int) -> None:
         ends = []
         for branch in branches[:-1]:
-            split = self._emit(_SPLIT, None)
+            split = self._emit(SPLIT, None)
             self._sequence(branch, flags)
-            ends.append(self._emit(_JUMP, None))
+            ends.append(self._emit(JUMP, None))
             self.args[split] = (split + 1, len(self.ops))
         self._sequence(branches[-1], flags)
         for end in ends:
@@ -180,14 +180,14 @@ class Program:
         for _ in range(least):
             self._sequence(inner, flags)
         if most is constants.MAXREPEAT:
-            split = self._emit(_SPLIT, None)
+            split = self._emit(SPLIT, None)
             self._sequence(inner, flags)
-            self._emit(_JUMP, split)
+            self._emit(JUMP, split)
             self.args[split] = (split + 1, len(self.ops))
             return
         splits = []
         for _ in range(most - least):
-            splits.append(self._emit(_SPLIT, None))
+            splits.append(self._emit(SPLIT, None))
             self._sequence(inner, flags)
         for split in splits:
             self.args[split] = (split + 1, len(self.ops))
@@ -204,98 +204,6 @@ class Program:
             number = self._numbers[key] = len(self._tests)
             self._tests.append(_make_test(op, av, flags))
         return number
-
-
-class RegexMatcher:
-    """Runs a program over text, character by character. Threads are kept in the order of where they began."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._seen = [0] * len(program.ops)
-        self._round = 0
-        self._position = 0
-        self._previous: str | None = None
-        self._threads: list[tuple[int, int]] = []
-        self._waiting = False
-        """Whether some thread stands before a condition on the character to come."""
-        self._found: tuple[int, int] | None = None
-        self.restart()
-
-    @property
-    def undecided(self) -> int:
-        """How many of the latest characters might be the beginning of a match."""
-        return self._position - self._threads[0][1] if self._threads else 0
-
-    def restart(self) -> None:
-        """Forget every match that has begun. What stood before still counts as what stood before."""
-        self._next_round()
-        self._begin()
-
-    def advance(self, char: str) -> tuple[int, int, int] | None:
-        """(start, end, pattern's number) of the match that ends first, the longest of those that end there.
-
-        It ends with this character, or before it where the pattern had to see what follows. In the second case the
-        character counts as not read yet.
-        """
-        if self._waiting:
-            found = self._decide(char)
-            if found is not None:
-                return (found[0], self._position, found[1])
-        args, threads = self._program.args, self._threads
-        passed = self._program.passed(char)
-        self._next_round()
-        for state, start in threads:
-            if passed[args[state]]:
-                self._follow(state + 1, start, char, None)
-        self._position += 1
-        self._previous = char
-        found = self._found
-        self._begin()
-        return None if found is None else (found[0], self._position, found[1])
-
-    def _begin(self) -> None:
-        """A new thread per pattern, behind all that have begun."""
-        for entry in self._program.entries:
-            self._follow(entry, self._position, self._previous, None)
-
-    def _decide(self, following: str) -> tuple[int, int] | None:
-        """Let the threads pass that waited for this character, or end; a match that this completes."""
-        threads = self._threads
-        self._next_round()
-        for state, start in threads:
-            self._follow(state, start, self._previous, following)
-        return self._found
-
-    def _next_round(self) -> None:
-        self._threads, self._waiting, self._found = [], False, None
-        self._round += 1
-
-    def _follow(self, state: int, start: int, previous: str | None, following: str | None) -> None:
-        """A thread from here on, to all states that it reaches without a character. The first to reach one keeps it:
-        none that comes later began earlier.
-        """
-        ops, args, seen, number = self._program.ops, self._program.args, self._seen, self._round
-        stack = [state]
-        while stack:
-            state = stack.pop()
-            if seen[state] == number:
-                continue
-            seen[state] = number
-            op = ops[state]
-            if op == _CHAR:
-                self._threads.append((state, start))
-            elif op == _SPLIT:
-                stack += args[state]
-            elif op == _JUMP:
-                stack.append(args[state])
-            elif op == _MATCH:
-                if self._found is None or (start, args[state]) < self._found:
-                    self._found = (start, args[state])
-            elif args[state].looks_ahead and following is None:
-                self._waiting = True
-                self._threads.append((state, start))
-            elif args[state].holds(previous, following or ""):
-                stack.append(state + 1)
 
 
 @lru_cache(maxsize=64)

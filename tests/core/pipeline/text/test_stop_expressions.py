@@ -20,7 +20,7 @@ from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from tests.core.pipeline.harness import Harness
-from tests.core.pipeline.text.test_stop_regex import PATTERNS, oracle, usable
+from tests.core.pipeline.text.test_regex_matcher import PATTERNS, oracle, usable
 
 
 class Pieces(FakeTokenizer):

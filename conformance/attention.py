@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
+from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer, make_sinks
 from pegboard.conformance.covering import covering
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import ContractSuite, capability, lacks
@@ -34,7 +34,6 @@ RAGGED: Lens = ((0, 5), (9, 3), (0, 1), (17, 11), (6, 1))
 """Prompts and chunks behind a prefix, long and short, and two requests that only decode."""
 
 DECODES: Lens = ((0, 1), (3, 1), (16, 1), (40, 1), (21, 1))
-
 
 _SHAPES = covering(
     itertools.product(
@@ -399,10 +398,3 @@ class AttentionContract(ContractSuite):
         for lens in (((0, 70), (45, 20), (70, 1)), ((200, 1), (64, 1), (1, 1))):
             rig = AttentionRig([make_layer(*heads, *dims)], lens, page_size=page_size, dtype=dtype, device=device)
             self.check(rig, rig.run(self.make(rig)))
-
-
-def make_sinks(layer: LayerSpec, device: torch.device) -> torch.Tensor | None:
-    """Sink logits float32 [num_heads], from none to most of the weight; None for a layer without."""
-    if not layer.num_sinks:
-        return None
-    return torch.linspace(-3.0, 5.0, layer.num_heads, device=device)

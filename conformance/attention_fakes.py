@@ -53,6 +53,13 @@ def make_layer(
     )
 
 
+def make_sinks(layer: LayerSpec, device: torch.device) -> torch.Tensor | None:
+    """Sink logits float32 [num_heads], from none to most of the weight; None for a layer without."""
+    if not layer.num_sinks:
+        return None
+    return torch.linspace(-3.0, 5.0, layer.num_heads, device=device)
+
+
 def attention_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: LayerSpec, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:

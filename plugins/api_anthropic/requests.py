@@ -9,8 +9,9 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.generation import SamplingFields, salt_of
+from pegboard.core.toolkit.http.generation import SamplingFields
 from pegboard.core.toolkit.http.refusals import Refusal, RefusingModel
+from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_anthropic.conversation import continues, template_messages
 from pegboard.plugins.api_anthropic.tools import message_tools
 
@@ -155,7 +156,7 @@ class PromptBody(RefusingModel):
         return hints
 
 
-class MessagesBody(SamplingFields, PromptBody):
+class MessagesBody(SamplingFields, RequestFields, PromptBody):
     """Body of `/v1/messages`: Anthropic's fields, and the field's usual extras."""
 
     max_tokens: int
@@ -168,11 +169,6 @@ class MessagesBody(SamplingFields, PromptBody):
     ebnf: Any = None
     min_tokens: int = 0
     rid: str = ""
-    cache_salt: str = ""
-    extra_key: str = ""
-    priority: int = 0
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
 
     def check(self) -> None:
         """Raise InvalidRequest for what is impossible on its own."""
@@ -224,7 +220,7 @@ class MessagesBody(SamplingFields, PromptBody):
             rid=rid,
             stream=self.stream,
             priority=self.priority,
-            cache_salt=salt_of(self.cache_salt, self.extra_key),
+            cache_salt=self.salt,
             add_special_tokens=False,
             params=self.params,
         )

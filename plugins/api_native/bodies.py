@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
@@ -15,15 +15,31 @@ from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_
 M = TypeVar("M", bound=RequestModel)
 
 NOTHING: tuple[Any, ...] = (None, "", [], False)
+_UNSUPPORTED = ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "routed_dp_rank")
 
 
 class PromptBody(RequestModel):
-    """One prompt, or a batch where `text` or `input_ids` is a list of prompts."""
+    """One prompt, or a batch where `text` or `input_ids` is a list of prompts. A subclass says which of its own fields
+    are `unsupported`.
+    """
+
+    unsupported: ClassVar[Sequence[str]] = ()
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
     rid: str | list[str] = ""
     """The request's id, with which it can be aborted: one for each prompt, or one for all of them together."""
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    routed_dp_rank: int | None = None
+    """0: there is one engine."""
+
+    def check_supported(self) -> None:
+        """Raise InvalidRequest for a field that would change the answer and that this server does not have."""
+        refuse_unsupported(self, (*_UNSUPPORTED, *self.unsupported))
 
     @property
     def batch(self) -> bool:

@@ -15,46 +15,27 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, salt_of
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS
 from pegboard.core.toolkit.http.levels import LARGE
-from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, refuse_unsupported, takes
+from pegboard.core.toolkit.http.request_fields import RequestFields
+from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, takes
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 
-_UNSUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "lora_path",
-    "is_cross_encoder_request",
-    "routed_dp_rank",
-)
 
-
-class EncodeBody(PromptBody):
+class EncodeBody(RequestFields, PromptBody):
     """Body of `/encode` and `/classify`: one prompt, or a batch where `text` or `input_ids` is a list of prompts."""
+
+    unsupported = ("is_cross_encoder_request",)
 
     dimensions: int | None = None
     """How many numbers of the vector to keep, from its beginning; all by default."""
     normalize: bool = True
     """Whether the vector has length 1."""
-    priority: int = 0
-    cache_salt: str = ""
-    """Cached prefixes are shared only between requests with the same one."""
-    extra_key: str = ""
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
     is_cross_encoder_request: bool = False
-    routed_dp_rank: int | None = None
 
     def requests(self) -> list[EmbedRequest]:
         """What to ask of the engine. Raises InvalidRequest for what no engine could do."""
-        refuse_unsupported(self, _UNSUPPORTED)
+        self.check_supported()
         prompts = self.prompts()
         if len(prompts) > MAX_REQUESTS:
             raise InvalidRequest(f"at most {MAX_REQUESTS} prompts, got {len(prompts)}", param=self.prompt_field)
@@ -64,7 +45,7 @@ class EncodeBody(PromptBody):
                 prompt=prompt,
                 rid=rid or uuid.uuid4().hex,
                 priority=self.priority,
-                cache_salt=salt_of(self.cache_salt, self.extra_key),
+                cache_salt=self.salt,
                 normalize=self.normalize,
                 dimensions=self.dimensions,
                 params=self.params,

@@ -14,8 +14,9 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import validate_part
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of, salt_of
-from pegboard.plugins.api_native.bodies import PromptBody, each, refuse_unsupported
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of
+from pegboard.core.toolkit.http.request_fields import RequestFields
+from pegboard.plugins.api_native.bodies import PromptBody, each
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _PREFIX = "sampling_params."
@@ -67,23 +68,13 @@ class SamplingBody(SamplingFields):
 
 _SAMPLING_SCHEMA = SamplingBody.model_json_schema()
 
-UNSUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "lora_path",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "routed_dp_rank",
-)
 
-
-class GenerateBody(PromptBody):
+class GenerateBody(RequestFields, PromptBody):
     """Body of `/generate`: one prompt, or a batch where `text` or `input_ids` is a list of prompts. Fields about one
     prompt may then be lists, too, with an entry for each.
     """
+
+    unsupported = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
     sampling_params: Annotated[
         dict[str, Any] | list[dict[str, Any]],
@@ -108,22 +99,9 @@ class GenerateBody(PromptBody):
     """The session, and its turn, that the prompt continues."""
     custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""
     """As in `sampling_params`: logits processors by name, never code. Its parameters are the `custom_params` there."""
-    priority: int = 0
-    cache_salt: str = ""
-    """Cached prefixes are shared only between requests with the same one."""
-    extra_key: str = ""
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
-    routed_dp_rank: int | None = None
-    """0: there is one engine."""
 
     @property
     def in_session(self) -> bool:
@@ -151,7 +129,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     """What to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. Raises InvalidRequest
     for what no engine could do; the rest is found out where it is submitted.
     """
-    refuse_unsupported(body, UNSUPPORTED)
+    body.check_supported()
     prompts = body.prompts()
     count = len(prompts)
     if count > MAX_REQUESTS:
@@ -178,7 +156,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
                 rid=rids[len(requests)],
                 stream=body.stream,
                 priority=body.priority,
-                cache_salt=salt_of(body.cache_salt, body.extra_key),
+                cache_salt=body.salt,
                 params=body.params,
             )
             requests.append(msgspec.structs.replace(request, **wanted))

@@ -14,8 +14,8 @@ from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.generation import salt_of
 from pegboard.core.toolkit.http.refusals import RefusingModel
+from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
 
@@ -27,30 +27,24 @@ MAX_INPUTS = 2048
 """OpenAI's bound."""
 
 
-class EmbeddingFields(RefusingModel):
+class EmbeddingFields(RequestFields, RefusingModel):
     """What all bodies have that ask for embeddings, whatever is made of them."""
 
     model: str = ""
     user: str = ""
     rid: str = ""
-    priority: int = 0
-    cache_salt: str = ""
-    extra_key: str = ""
     add_special_tokens: bool = True
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
 
     def embed_requests(
         self, prompts: Sequence[str | list[int]], *, rid: str, normalize: bool = True, dimensions: int | None = None
     ) -> list[EmbedRequest]:
         """One request per prompt; those of several are called ``<rid>_<number>``."""
-        salt = salt_of(self.cache_salt, self.extra_key)
         return [
             EmbedRequest(
                 prompt=prompt,
                 rid=rid if len(prompts) == 1 else f"{rid}_{i}",
                 priority=self.priority,
-                cache_salt=salt,
+                cache_salt=self.salt,
                 add_special_tokens=self.add_special_tokens,
                 normalize=normalize,
                 dimensions=dimensions,

@@ -12,8 +12,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, salt_of
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
 from pegboard.core.toolkit.http.refusals import RefusingModel
+from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class StreamOptions(RequestModel):
     """Whether every chunk counts the tokens of its choice so far."""
 
 
-class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
+class CommonBody(SamplingFields, ConstraintFields, RequestFields, RefusingModel):
     """Fields that both have. A subclass adds its prompt, and says what the engine's fields are called in it."""
 
     model: str = ""
@@ -53,11 +54,6 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
     user: str = ""
     min_tokens: int = 0
     rid: str = ""
-    cache_salt: str = ""
-    extra_key: str = ""
-    priority: int = 0
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
     response_format: dict[str, Any] = {}
     """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`."""
     regex: str | None = None
@@ -166,7 +162,6 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
         `sampling` takes precedence over the body's fields.
         """
         total = len(prompts) * self.copies
-        salt = salt_of(self.cache_salt, self.extra_key)
         if self.prompt_logprobs is not None:
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
@@ -178,7 +173,7 @@ class CommonBody(SamplingFields, ConstraintFields, RefusingModel):
                 rid=rid if total == 1 else f"{rid}_{i * self.copies + answer}",
                 stream=self.stream,
                 priority=self.priority,
-                cache_salt=salt,
+                cache_salt=self.salt,
                 logprobs=max(tops, default=None),
                 logprob_start=logprob_start,
                 return_hidden_states=self.return_hidden_states,

@@ -16,7 +16,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, salt_of
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
@@ -226,7 +226,7 @@ class Scoring:
                 sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
                 rid=rid if len(prompts) == 1 else f"{rid}_{i}",
                 priority=body.priority,
-                cache_salt=salt_of(body.cache_salt, body.extra_key),
+                cache_salt=body.salt,
                 logprobs=0,
                 token_ids_logprob=tuple(body.label_token_ids),
                 add_special_tokens=body.add_special_tokens,

@@ -9,6 +9,7 @@ from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import RequestModel
 from pegboard.core.toolkit.http.generation import SamplingFields
 from pegboard.core.toolkit.http.refusals import RefusingModel
+from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.fields import check_top, json_schema_of
 from pegboard.plugins.api_openai.unsupported import RESPONSES
 
@@ -44,7 +45,7 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseBody(SamplingFields, RefusingModel):
+class ResponseBody(SamplingFields, RequestFields, RefusingModel):
     """Body of `/v1/responses`."""
 
     refused = RESPONSES
@@ -67,11 +68,6 @@ class ResponseBody(SamplingFields, RefusingModel):
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = {}
     user: str = ""
-    cache_salt: str = ""
-    extra_key: str = ""
-    priority: int = 0
-    params: dict[str, Any] = {}
-    """What the request says to plugins that act on requests (admission gates), by provider name."""
     chat_template_kwargs: dict[str, Any] = {}
     """What else the chat template gets to read: names that it knows."""
     background: bool = False

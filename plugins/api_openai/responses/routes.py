@@ -15,7 +15,7 @@ from pegboard.core.toolkit.http.answer_stream import AnswerStream
 from pegboard.core.toolkit.http.answers import built_response, json_response
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.events import EventStream, until_disconnect
-from pegboard.core.toolkit.http.generation import are_large, salt_of
+from pegboard.core.toolkit.http.generation import are_large
 from pegboard.core.toolkit.http.levels import principal_of
 from pegboard.core.toolkit.http.openapi import error_responses, json_answer
 from pegboard.plugins.api_openai.options import OpenAIOptions
@@ -236,7 +236,7 @@ def _engine_request(body: ResponseBody, turn: Turn, identity: str) -> GenerateRe
         rid=identity,
         stream=body.stream,
         priority=body.priority,
-        cache_salt=salt_of(body.cache_salt, body.extra_key),
+        cache_salt=body.salt,
         logprobs=body.logprobs,
         add_special_tokens=False,
         params=body.params,

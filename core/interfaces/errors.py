@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -94,20 +94,44 @@ class InvalidRequest(PegboardError):
     """A request that cannot be served as it stands; never harms another one.
 
     `status` is the HTTP status to answer with, `param` the offending field, `code` a short machine-readable word.
+    `fields` are others that the message names. The engine calls fields by its own names; an API whose body has others
+    raises `called(names)` instead.
     """
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str = "invalid_request", status: int = 400
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_request",
+        status: int = 400,
+        fields: Sequence[str] = (),
     ) -> None:
         self.message = message
         self.param = param
         self.code = code
         self.status = status
+        self.fields = tuple(fields)
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, tuple[str, str | None, str, int]]:
-        return _invalid_request, (self.message, self.param, self.code, self.status)
+    def called(self, names: Mapping[str, str]) -> InvalidRequest:
+        """Return this error with the names that a body has for fields of the engine: in `param`, and in the message
+        where it first names `param`, and each of `fields`.
+
+        A field of one word (`prompt`, `stop`) keeps it in the message, which may mean the word: "the prompt is empty".
+        """
+        message = self.message
+        for name in (self.param or "", *self.fields):
+            if "_" in name and name in names:
+                message = message.replace(name, names[name], 1)
+        param = names.get(self.param, self.param) if self.param else None
+        return InvalidRequest(message, param=param, code=self.code, status=self.status)
+
+    def __reduce__(self) -> tuple[object, tuple[str, str | None, str, int, tuple[str, ...]]]:
+        return _invalid_request, (self.message, self.param, self.code, self.status, self.fields)
 
 
-def _invalid_request(message: str, param: str | None, code: str, status: int) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code=code, status=status)
+def _invalid_request(
+    message: str, param: str | None, code: str, status: int, fields: tuple[str, ...]
+) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code=code, status=status, fields=fields)

@@ -131,6 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(
                 f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}",
                 param="min_new_tokens",
+                fields=("max_new_tokens",),
             )
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise InvalidRequest("seed must fit in 64 bits", param="seed")

@@ -15,7 +15,7 @@ from pegboard.core.toolkit.chat.turn import Turn, take_turn
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.events import EventStream, until_disconnect
-from pegboard.core.toolkit.http.generation import Answers, check_model, renamed
+from pegboard.core.toolkit.http.generation import Answers, check_model
 from pegboard.core.toolkit.http.levels import LARGE, USER
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 from pegboard.core.toolkit.http.routing import api_router
@@ -115,7 +115,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         try:
             return await until_disconnect(request, Answers.submit(self.client, [asked]))
         except InvalidRequest as error:
-            raise renamed(error, names) from None
+            raise error.called(names) from None
 
 
 async def _events(answers: Answers, writer: MessageWriter) -> AsyncGenerator[bytes, None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answer, Answers, check_model, renamed
+from pegboard.core.toolkit.http.generation import Answer, Answers, check_model
 from pegboard.core.toolkit.http.levels import LARGE
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 from pegboard.core.toolkit.text.token_text import TokenTexts
@@ -71,21 +71,21 @@ class Surface:
         try:
             return await until_disconnect(request, submit)
         except InvalidRequest as error:
-            raise renamed(error, names) from None
+            raise error.called(names) from None
 
     async def collect(self, request: Request, answers: Answers, names: Names) -> list[Answer]:
         """Whole answers; what the engine refuses on the way is said in the body's words too."""
         try:
             return await until_disconnect(request, answers.collect())
         except InvalidRequest as error:
-            raise renamed(error, names) from None
+            raise error.called(names) from None
 
     async def embed(self, request: Request, requests: Sequence[EmbedRequest], names: Names) -> list[Embedding]:
         """Embeddings of prompts, in order."""
         try:
             return await until_disconnect(request, self.client.embed(requests))
         except InvalidRequest as error:
-            raise renamed(error, names) from None
+            raise error.called(names) from None
 
 
 def new_id(prefix: str, rid: str = "") -> str:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,17 +148,6 @@ def check_model(info: ModelInfo, name: str) -> None:
             code="model_not_found",
             status=404,
         )
-
-
-def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """An error of the engine in the words of a body: fields have its names in `param` and in the message."""
-    message = error.message
-    for name, called in names.items():
-        if "_" in name:
-            # A name with an underscore is a field wherever it stands; `prompt` is a word too.
-            message = re.sub(rf"\b{name}\b", called, message)
-    param = names.get(error.param, error.param) if error.param else None
-    return InvalidRequest(message, param=param, code=error.code, status=error.status)
 
 
 def salt_of(cache_salt: str, extra_key: str) -> str:

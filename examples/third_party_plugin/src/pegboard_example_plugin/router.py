@@ -10,7 +10,7 @@ from pegboard.core.interfaces import ApiRouter, GenerateRequest, InvalidRequest
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answers, SamplingFields, renamed
+from pegboard.core.toolkit.http.generation import Answers, SamplingFields
 from pegboard.core.toolkit.http.levels import LARGE, USER
 from pegboard.core.toolkit.http.line_stream import LineStream, line, line_answer
 from pegboard.core.toolkit.http.openapi import body_docs
@@ -70,7 +70,7 @@ class CompletionLines(ApiRouter[CompletionLinesOptions]):
         try:
             return await Answers.submit(self.client, [wanted])
         except InvalidRequest as error:
-            raise renamed(error, NAMES) from None
+            raise error.called(NAMES) from None
 
 
 async def pieces(answers: Answers) -> AsyncGenerator[bytes, None]:

@@ -20,7 +20,6 @@ from pegboard.core.toolkit.http.generation import (
     check_model,
     for_answer,
     processors_of,
-    renamed,
 )
 
 TEXT = "".join(SCRIPT)
@@ -226,15 +225,6 @@ def test_the_served_model_has_a_name_and_a_path() -> None:
     with pytest.raises(InvalidRequest, match="'gpt-5' does not exist; this server has 'fake-model'") as caught:
         check_model(info, "gpt-5")
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
-
-
-def test_errors_in_a_bodys_own_words() -> None:
-    names = {"max_new_tokens": "max_tokens", "prompt": "messages"}
-    error = InvalidRequest("max_new_tokens of this prompt", param="max_new_tokens", code="x", status=418)
-    said = renamed(error, names)
-    assert (said.message, said.param, said.code, said.status) == ("max_tokens of this prompt", "max_tokens", "x", 418)
-    assert renamed(InvalidRequest("no", param="top_p"), names).param == "top_p"
-    assert renamed(InvalidRequest("no"), names).param is None
 
 
 def constrained(*rids: str, stream: bool = True) -> list[GenerateRequest]:

@@ -53,11 +53,6 @@ class EncodeBody(RequestFields, PromptBody):
             for prompt, rid in zip(prompts, rids, strict=True)
         ]
 
-    def named(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of the engine, with the field as it is called here."""
-        param = self.prompt_field if error.param == "prompt" else error.param
-        return InvalidRequest(error.message, param=param, code=error.code, status=error.status)
-
 
 class EncodedFinish(Described):
     """A prompt that was read to its end."""
@@ -108,7 +103,7 @@ class Embedding:
         try:
             found = await until_disconnect(request, self._client.embed(requests))
         except InvalidRequest as error:
-            raise body.named(error) from None
+            raise error.called({"prompt": body.prompt_field}) from None
         latency = time.monotonic() - started
         bodies = [
             {

@@ -156,7 +156,7 @@ class PromptBody(RefusingModel):
         return hints
 
 
-class MessagesBody(SamplingFields, RequestFields, PromptBody):
+class MessagesBody(RequestFields, SamplingFields, PromptBody):
     """Body of `/v1/messages`: Anthropic's fields, and the field's usual extras."""
 
     max_tokens: int

@@ -43,7 +43,7 @@ class StreamOptions(RequestModel):
     """Whether every chunk counts the tokens of its choice so far."""
 
 
-class CommonBody(SamplingFields, ConstraintFields, RequestFields, RefusingModel):
+class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel):
     """Fields that both have. A subclass adds its prompt, and says what the engine's fields are called in it."""
 
     model: str = ""

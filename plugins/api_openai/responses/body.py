@@ -45,7 +45,7 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseBody(SamplingFields, RequestFields, RefusingModel):
+class ResponseBody(RequestFields, SamplingFields, RefusingModel):
     """Body of `/v1/responses`."""
 
     refused = RESPONSES

@@ -132,6 +132,7 @@ def compile_times(backend: str, model: str) -> None:
     from pegboard.core.config.compose import compose
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.source import prepare_model
+    from pegboard.core.interfaces.contracts import GRAMMAR
     from pegboard.core.interfaces.errors import InvalidRequest
     from pegboard.core.interfaces.grammar import GrammarContext
     from tests.e2e.schemas import corpus
@@ -141,7 +142,7 @@ def compile_times(backend: str, model: str) -> None:
     prepared = prepare_model(resolved, selection)
     tokenizer = prepared.tokenizer
     ctx = GrammarContext(Path(prepared.directory), tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
-    made = selection.choose("grammar", ctx).build(ctx)
+    made = selection.choose(GRAMMAR, ctx).build(ctx)
     times, sizes, refused = [], [], 0
     for _, one in corpus():
         grammar = grammar_of(json_schema=one)

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pegboard.core.interfaces.errors import PegboardError
 
@@ -72,7 +71,7 @@ def check_writable(path: Path, option: str) -> None:
         raise PegboardError(f"{option}: {path} cannot be written: permission denied")
 
 
-def write_json(value: Any) -> None:
+def write_json(value: object) -> None:
     write(json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from pegboard.core.cli.output import files as named_files
 from pegboard.core.cli.output import write, write_json, write_table
 
 if TYPE_CHECKING:
+    from pegboard.core.registry.discovery import LoadedPlugin
     from pegboard.core.registry.records import ProviderRecord
     from pegboard.core.registry.registry import Registry
 
@@ -63,11 +64,11 @@ def show(
     for record in find_records(Registry.discover(), name):
         keys = option_keys(record) if not record.problem else ()
         options = [{"path": k.path, "type": k.type, "default": k.default, "meaning": k.meaning} for k in keys]
-        found.append({**_plain(record), "options": options})
+        found.append((_plain(record), options))
     if as_json:
-        write_json(found)
+        write_json([{**one, "options": options} for one, options in found])
         return
-    for one in found:
+    for one, options in found:
         write(f"{one['contract']}/{one['provider']}: {one['summary']}")
         for key in (
             *("plugin", "from", "config", "factory", "rank", "provides", "requires", "suite", "conformance", "problem"),
@@ -75,7 +76,7 @@ def show(
             value = one[key]
             if value not in ("", []):
                 write(f"  {key:11} {', '.join(value) if isinstance(value, list) else value}")
-        for option in one["options"]:
+        for option in options:
             write(f"  {option['path']}: {option['type']}, default {option['default'] or 'none'}. {option['meaning']}")
         write()
 
@@ -154,7 +155,7 @@ def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
     raise PluginError(f"no plugin or provider {name!r} is installed; {hint}")
 
 
-def _plain(record: ProviderRecord) -> dict[str, Any]:
+def _plain(record: ProviderRecord) -> dict[str, object]:
     from pegboard.core.interfaces.contracts import CONTRACTS
 
     provider = record.provider
@@ -179,7 +180,7 @@ def _plain(record: ProviderRecord) -> dict[str, Any]:
     }
 
 
-def _plain_plugin(loaded: Any) -> dict[str, Any]:
+def _plain_plugin(loaded: LoadedPlugin) -> dict[str, object]:
     plugin = loaded.plugin
     return {
         "name": plugin.name,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pegboard.core.config.sections import EngineConfig, Section
@@ -15,8 +15,10 @@ from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.options import NoOptions, Options
 from pegboard.core.registry.records import ProviderRecord
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
-def derived(name: str, base: Any, **fields: Any) -> Any:
+
+def derived(name: str, base: type[ModelT], **fields: Any) -> type[ModelT]:
     """pydantic's create_model for a model that is in no source file.
 
     Its docstrings are its bases'. Looking for its own goes through every frame and every loaded module, which takes
@@ -60,7 +62,7 @@ def engine_model(
 ) -> type[EngineConfig]:
     """EngineConfig with the section at each dotted path, and the entries of each list, replaced."""
     model = _widen(EngineConfig, "", sections)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for path, entries in lists.items():
         annotation = types.GenericAlias(tuple, tuple(entries))
         fields[path] = (annotation, _default(EngineConfig.model_fields[path], ()))
@@ -71,7 +73,7 @@ def engine_model(
 def _widen(model: type[Section], path: str, sections: Mapping[str, type[Section]]) -> Any:
     """`model`, or what replaces it, with everything below replaced too."""
     base = sections.get(path, model)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, info in model.model_fields.items():
         child = subsection(model, key)
         if child is None:
@@ -82,7 +84,7 @@ def _widen(model: type[Section], path: str, sections: Mapping[str, type[Section]
     return derived(base.__name__, base, **fields) if fields else base
 
 
-def _default(info: FieldInfo, default: Any) -> Any:
+def _default(info: FieldInfo, default: object) -> object:
     if info.is_required():
         return Field(description=info.description)
     if callable(default):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Union, cast
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field
 
@@ -26,13 +26,14 @@ def schema(registry: Registry) -> dict[str, Any]:
     """
     sections = {path: _union(path, contract, registry) for path, contract in USE_SECTIONS.items()}
     entries = {path: _union(path, contract, registry, auto=False) for path, contract in LIST_SECTIONS.items()}
-    found: dict[str, Any] = _schema_model(EngineConfig, "", sections, entries).model_json_schema()
-    return found
+    return _schema_model(EngineConfig, "", sections, entries).model_json_schema()
 
 
-def _schema_model(model: type[Section], path: str, sections: Mapping[str, Any], entries: Mapping[str, Any]) -> Any:
+def _schema_model(
+    model: type[Section], path: str, sections: Mapping[str, object], entries: Mapping[str, object]
+) -> type[Section]:
     """`model` with every union of providers in its place."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, info in model.model_fields.items():
         below = f"{path}.{key}" if path else key
         child = section_at(below)
@@ -48,7 +49,7 @@ def _schema_model(model: type[Section], path: str, sections: Mapping[str, Any], 
     return derived(model.__name__, model, **fields) if fields else model
 
 
-def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = True) -> Any:
+def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = True) -> object:
     core = section_at(path) or UseSection
     nested = {one: _union(one, other, registry) for one, other in USE_SECTIONS.items() if one.startswith(f"{path}.")}
     core = _schema_model(core, path, nested, {}) if nested else core
@@ -60,22 +61,22 @@ def _union(path: str, contract: Contract, registry: Registry, *, auto: bool = Tr
     ]
     if auto:
         use = (Literal[AUTO], AUTO if default == AUTO else ...)
-        variants.append(derived(f"{contract.name}_auto", core, use=cast(Any, use)))
+        variants.append(derived(f"{contract.name}_auto", core, use=use))
     if not variants:
         return core
     return Annotated[Union[tuple(variants)], Field(discriminator="use")] if len(variants) > 1 else variants[0]  # noqa: UP007
 
 
-def _optional(required: bool, description: str | None) -> Any:
+def _optional(required: bool, description: str | None) -> object:
     return Field(description=description) if required else Field(default_factory=dict, description=description)
 
 
-def default_use(contract: Contract) -> Any:
+def default_use(contract: Contract) -> object:
     """What the default preset says, or `auto` where it says nothing. For a list, the list."""
     return Merged([read_preset(DEFAULT_PRESET)]).get(use_path(contract), AUTO)
 
 
-def _tagged(core: type[Section], path: str, record: ProviderRecord, default: bool) -> Any:
+def _tagged(core: type[Section], path: str, record: ProviderRecord, default: bool) -> type[Section]:
     """The section where `use` is this provider; `default` is the one that is meant without a `use`."""
     try:
         section = with_options(core, path, record)
@@ -84,5 +85,5 @@ def _tagged(core: type[Section], path: str, record: ProviderRecord, default: boo
     description = record.provider.summary
     name = record.name
     field = Field(default=name, description=description) if default else Field(description=description)
-    use: Any = (Literal.__getitem__(name), field)
+    use = (Literal.__getitem__(name), field)
     return derived(f"{record.provider.contract}_{record.name}", section, use=use)

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
+    from pegboard.core.interfaces.json_value import JsonObject as JsonObject
+    from pegboard.core.interfaces.json_value import JsonValue as JsonValue
     from pegboard.core.interfaces.keys import PrefixKey as PrefixKey
     from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
@@ -139,6 +141,7 @@ _EXPORTS = {
     "forward": ("ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
     "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
     "hooks": ("HookSpecs", "hookimpl", "hookspec"),
+    "json_value": ("JsonObject", "JsonValue"),
     "keys": ("PrefixKey", "PrefixMemo"),
     "kv_pool": ("KVPool", "KVPoolContext"),
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
@@ -206,6 +209,8 @@ __all__ = [
     "IllegalTransition",
     "InsertResult",
     "InvalidRequest",
+    "JsonObject",
+    "JsonValue",
     "KVGroupSpec",
     "KVGroupView",
     "KVKind",

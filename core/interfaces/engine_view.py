@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-Control = Callable[[dict[str, Any]], dict[str, Any]]
+Control = Callable[[dict[str, object]], dict[str, object]]
 """A control action: plain arguments in, plain values out. Runs between two steps, so it must be short. Raises
 InvalidRequest for arguments that are wrong."""
 
@@ -22,5 +22,5 @@ class EngineView(Protocol):
         Raises PluginError where the action is taken.
         """
 
-    def call_hook(self, name: str, **arguments: Any) -> list[Any]:
+    def call_hook(self, name: str, **arguments: object) -> list[object]:
         """Call a life-cycle hook of all plugins, so that a plugin may define the occasion (`register_metrics`)."""

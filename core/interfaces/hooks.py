@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    import fastapi
+
     from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.req import Req
@@ -39,11 +42,11 @@ class HookSpecs:
         """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
 
     @hookspec
-    def register_routes(self, app: Any) -> None:
+    def register_routes(self, app: fastapi.FastAPI) -> None:
         """Once in the API process, with the FastAPI application, after the routers of the config have been added."""
 
     @hookspec
-    def engine_started(self, info: Any, engine: EngineView) -> None:
+    def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
         """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is
         ModelInfo.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
@@ -92,7 +92,7 @@ class GateKeeper:
         """`failures` of each gate, by name."""
         return {post.name: post.failures for post in self._posts}
 
-    def waiting_on(self) -> list[dict[str, Any]]:
+    def waiting_on(self) -> list[dict[str, object]]:
         """Blocked requests, for whoever wonders: rid, gate, reason, progress (None: unknown) and seconds so far."""
         now = self._clock()
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.req import Req
 
@@ -20,7 +20,7 @@ MAX_FAILURES = 10
 class GuardedHooks:
     """The implementations of one step hook. One that raises is logged and called again the next time, up to a limit."""
 
-    def __init__(self, name: str, hooks: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(self, name: str, hooks: Sequence[Callable[..., object]] = ()) -> None:
         self.name = name
         self.failures = 0
         """Calls that raised, since the start."""
@@ -30,7 +30,7 @@ class GuardedHooks:
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         for index, hook in enumerate(self._hooks):
             try:
                 hook(*arguments)
@@ -40,7 +40,7 @@ class GuardedHooks:
                 if self._in_a_row[index]:
                     self._in_a_row[index] = 0
 
-    def _failed(self, index: int, hook: Callable[..., Any]) -> None:
+    def _failed(self, index: int, hook: Callable[..., object]) -> None:
         self.failures += 1
         self._in_a_row[index] += 1
         name = getattr(hook, "__qualname__", repr(hook))
@@ -59,7 +59,7 @@ def _requests(answer: Iterable[Req]) -> list[Req]:
     return found
 
 
-def _nothing(*arguments: Any) -> None:
+def _nothing(*arguments: object) -> None:
     """In the place of a hook that is off."""
 
 

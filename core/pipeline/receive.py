@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -151,12 +151,12 @@ class Reception:
             problem = {"message": text, "status": 500, "code": "control_failed"}
         return ControlReply(call_id=message.call_id, ok=False, payload=problem)
 
-    def _flush_cache(self, args: dict[str, Any]) -> dict[str, Any]:
+    def _flush_cache(self, args: dict[str, object]) -> dict[str, object]:
         if self._requests.alive:
             raise InvalidRequest("requests are waiting or running, so the cache is in use", code="busy", status=409)
         self._stages.memory.cache.reset()
         return {}
 
-    def _drain(self, args: dict[str, Any]) -> dict[str, Any]:
+    def _drain(self, args: dict[str, object]) -> dict[str, object]:
         self._draining = True
         return {}

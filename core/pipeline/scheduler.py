@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.arrivals import QueueBounds
@@ -98,7 +98,7 @@ class Scheduler:
         """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
         return self.reception.receive(messages)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         """Return counters and the state of queues and memory, as plain values."""
         return self.stats.info(paused=self.paused)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.pipeline.culprits import Culprits
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.step_log import StepReport
 
-Hook = Callable[..., Any]
+Hook = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)

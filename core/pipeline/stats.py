@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -37,7 +37,7 @@ class Stats:
         self._counters = counters
         self._cached_told = 0
 
-    def info(self, *, paused: bool) -> dict[str, Any]:
+    def info(self, *, paused: bool) -> dict[str, object]:
         """Return counters and the state of queues and memory, as plain values."""
         memory, gates, failures = self._stages.memory, self._stages.gates, self._plugin_failures()
         return {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pluggy
 
@@ -61,11 +60,11 @@ class Hooks:
             raise PluginError(f"{owner}: {' '.join(str(error).split())}{hint}") from error
 
     @property
-    def call(self) -> Any:
+    def call(self) -> pluggy.HookRelay:
         """pluggy's relay: ``hooks.call.configure(config=...)`` calls every implementation with keyword arguments."""
         return self._manager.hook
 
-    def freeze(self, name: str) -> tuple[Callable[..., Any], ...]:
+    def freeze(self, name: str) -> tuple[Callable[..., object], ...]:
         """The implementations of one hook in the order of their calls, each taking the hook's arguments by position.
 
         For step hooks, where a call through pluggy costs too much. Raises PluginError for a wrapper, which cannot be
@@ -102,7 +101,9 @@ class _Owner:
         )
 
 
-def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
+def _positional(
+    function: Callable[..., object], wanted: tuple[str, ...], given: tuple[str, ...]
+) -> Callable[..., object]:
     """The function itself where it takes all arguments in order, else one that passes on those it takes."""
     if wanted == given:
         return function

@@ -44,7 +44,7 @@ class PluginLock:
     def digest(self) -> str:
         return _sha256(json.dumps([asdict(entry) for entry in self.entries], sort_keys=True))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {"digest": self.digest, "plugins": [asdict(entry) for entry in self.entries]}
 
     @classmethod

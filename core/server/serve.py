@@ -15,9 +15,9 @@ import resource
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.config.early import API_SIDE, import_chosen
 from pegboard.core.config.select import Selection
@@ -299,7 +299,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-async def _first(work: Any, event: asyncio.Event) -> bool:
+async def _first(work: Awaitable[object], event: asyncio.Event) -> bool:
     """Wait for `work` or `event`. True where the work ended (well or not); else it has been cancelled."""
     task = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ class LogitBias(LogitsProcessor[NoOptions]):
                 pairs.add(row, ids, np.fromiter(one.logit_bias.values(), np.float32, count))
         return pairs.finish(self.ctx.device)
 
-    def apply(self, logits: torch.Tensor, state: Any) -> None:
+    def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] += state.numbers
 
 
@@ -80,5 +79,5 @@ class MinNewTokens(LogitsProcessor[NoOptions]):
                 pairs.add(index, self._ends(row.params), -np.inf if row.params.grammar is None else LAST_RESORT)
         return pairs.finish(self.ctx.device)
 
-    def apply(self, logits: torch.Tensor, state: Any) -> None:
+    def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] = state.numbers

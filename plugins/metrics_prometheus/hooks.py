@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pegboard.core.interfaces.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
@@ -36,7 +39,7 @@ class MetricsHooks:
     # ---- scheduler process ----------------------------------------------------------------------------------------
 
     @hookimpl
-    def engine_started(self, info: Any, engine: EngineView) -> None:
+    def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
         if not self._wanted:
             return
         from prometheus_client import CollectorRegistry, ProcessCollector
@@ -64,7 +67,7 @@ class MetricsHooks:
     # ---- API process ----------------------------------------------------------------------------------------------
 
     @hookimpl
-    def register_routes(self, app: Any) -> None:
+    def register_routes(self, app: FastAPI) -> None:
         if not self._wanted:
             return
         from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -40,7 +40,7 @@ class HttpMetrics:
         app.add_middleware(_Counting, metrics=self)
 
     @staticmethod
-    def of(app: Any) -> HttpMetrics | None:
+    def of(app: FastAPI) -> HttpMetrics | None:
         """The one that watches this application."""
         return getattr(app.state, "pegboard_http_metrics", None)
 

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers whose attention can be replaced, run on our paged KV."""
+"""object causal language model of transformers whose attention can be replaced, run on our paged KV."""
 
 from pegboard.core.interfaces.plugin import Plugin, Provider
 

@@ -120,7 +120,7 @@ def masks_recorded() -> Iterator[dict[int, tuple[torch.Tensor, MaskFunction]]]:
 
 
 def _mask(
-    batch_size: int = 1, q_length: int = 0, kv_length: int = 0, *, mask_function: MaskFunction, **_: Any
+    batch_size: int = 1, q_length: int = 0, kv_length: int = 0, *, mask_function: MaskFunction, **_: object
 ) -> torch.Tensor:
     """A stand-in without memory, of the shape of the mask that was asked for."""
     mask = torch.empty((batch_size, 1, q_length, kv_length), dtype=torch.bool, device="meta")

@@ -24,7 +24,7 @@ class _StandIn(torch.nn.Module):
             body=body, output_type=output_type, hidden=None
         )  # unregistered: the body is not a part of it
 
-    def forward(self, *_: Any, **__: Any) -> Any:
+    def forward(self, *_: object, **__: object) -> Any:
         hidden = self.__dict__["hidden"]
         output_type = self.__dict__["output_type"]
         return (hidden,) if output_type is tuple else output_type(last_hidden_state=hidden)
@@ -39,7 +39,7 @@ class _StandIn(torch.nn.Module):
 class Head:
     """The head of `model`, a causal language model of transformers, whose body has the qualified name `body`."""
 
-    def __init__(self, model: Any, body: str, output_type: type) -> None:
+    def __init__(self, model: torch.nn.Module, body: str, output_type: type) -> None:
         self.model = model
         parent, _, self._name = body.rpartition(".")
         self._parent: torch.nn.Module = model.get_submodule(parent) if parent else model

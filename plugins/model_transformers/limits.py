@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
 
@@ -53,7 +53,7 @@ def _check_class(ctx: ModelContext) -> None:
         )
 
 
-def _context_length(ctx: ModelContext, config: Any) -> int:
+def _context_length(ctx: ModelContext, config: object) -> int:
     own = next(
         (value for key in _LENGTH_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0), None
     )
@@ -65,7 +65,7 @@ def _context_length(ctx: ModelContext, config: Any) -> int:
     return int(length)
 
 
-def _check_rope(config: Any, length: int) -> None:
+def _check_rope(config: object, length: int) -> None:
     for rope in _rope_parameters(getattr(config, "rope_parameters", None)):
         kind = rope.get("rope_type", rope.get("type"))
         if not isinstance(kind, str) or kind not in _CHANGES_WITH_LENGTH:
@@ -82,7 +82,7 @@ def _check_rope(config: Any, length: int) -> None:
             )
 
 
-def _rope_parameters(value: Any) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(value: object) -> Iterator[Mapping[str, object]]:
     """The rope settings of a config: one, or one per kind of layer."""
     if isinstance(value, Mapping):
         if "rope_type" in value or "type" in value:

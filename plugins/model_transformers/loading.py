@@ -17,6 +17,8 @@ from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
 
 if TYPE_CHECKING:
+    import torch
+
     from pegboard.core.interfaces.model_family import ModelContext
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ _Files = Mapping[Path, Mapping[str, StoredTensor]]
 """What each file of a checkpoint holds."""
 
 
-def load_model(ctx: ModelContext, parameters: int) -> Any:
+def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     """The causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
 
     `parameters` are the numbers in all weights that its config asks for. A checkpoint with less than half of them is
@@ -62,7 +64,8 @@ def load_model(ctx: ModelContext, parameters: int) -> Any:
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as err:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
     _check_loaded(ctx, files, info)
-    return model.eval().requires_grad_(False).to(ctx.device)
+    loaded: torch.nn.Module = model.eval().requires_grad_(False).to(ctx.device)
+    return loaded
 
 
 @contextmanager

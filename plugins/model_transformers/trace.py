@@ -60,7 +60,7 @@ class _Recorder(bridge.Handler):
         return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
 
 
-def trace(hf_config: Mapping[str, Any], max_context_len: int) -> Trace:
+def trace(hf_config: Mapping[str, object], max_context_len: int) -> Trace:
     """Run the model of `hf_config` without weights.
 
     `max_context_len` is how far masks are looked at: a chunk or a window longer than that is none. Answers are
@@ -119,7 +119,7 @@ def _data_needed() -> Iterator[None]:
         ) from err
 
 
-def config_of(hf_config: Mapping[str, Any]) -> Any:
+def config_of(hf_config: Mapping[str, object]) -> Any:
     """transformers' own config object for a parsed config.json. Raises NotServable."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -132,7 +132,7 @@ def config_of(hf_config: Mapping[str, Any]) -> Any:
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
 
 
-def _build(hf_config: Mapping[str, Any]) -> Any:
+def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = config_of(hf_config)
@@ -148,10 +148,11 @@ def _build(hf_config: Mapping[str, Any]) -> Any:
             )
     except Exception as err:  # whatever a wrong size raises in a constructor
         raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
-    return model.eval()
+    built: torch.nn.Module = model.eval()
+    return built
 
 
-def _refuse_other_state(model: Any) -> None:
+def _refuse_other_state(model: torch.nn.Module) -> None:
     """Convolutions over tokens and recurrent layers keep a state that is not keys and values."""
     if getattr(model, "_is_stateful", False):
         raise NotServable("keeps a recurrent state, which paged keys and values cannot hold")
@@ -195,13 +196,13 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
     callees: list[_Callee] = []
     depth = 0
 
-    def enter(module: torch.nn.Module, _: Any) -> None:
+    def enter(module: torch.nn.Module, _: object) -> None:
         nonlocal depth
         if depth == 1:
             callees.append(_Callee(module, calls=-len(recorder.calls)))
         depth += 1
 
-    def leave(_: torch.nn.Module, __: Any, output: Any) -> None:
+    def leave(_: torch.nn.Module, __: object, output: object) -> None:
         nonlocal depth
         depth -= 1
         if depth == 1:
@@ -218,7 +219,7 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
             handle.remove()
 
 
-def _run(model: Any) -> torch.Tensor:
+def _run(model: torch.nn.Module) -> torch.Tensor:
     """Logits [1, TOKENS, vocab] of a forward pass over nothing."""
     tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
     output = model(
@@ -343,7 +344,7 @@ def _check_modules(model: Any, modules: tuple[str, ...]) -> None:
         )
 
 
-def _check_head(model: Any, found: Trace, hidden: torch.Tensor, recorder: _Recorder) -> None:
+def _check_head(model: torch.nn.Module, found: Trace, hidden: torch.Tensor, recorder: _Recorder) -> None:
     """The head must work on hidden states alone, without running the body."""
     before = len(recorder.calls)
     with _data_needed():

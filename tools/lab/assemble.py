@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
-from pegboard.core.interfaces.admission_gate import AdmissionGateContext
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.contracts import ADMISSION_GATE, PREFIX_CACHE, SCHEDULE_POLICY, TOKEN_ALLOCATOR
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext

@@ -6,7 +6,7 @@ import sys
 import uuid
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -229,7 +229,7 @@ class Intake:
                 self._check_feature(f"grammar.{part.kind}", part.kind, remedy)
             _check_text(grammar.kind, grammar.source, sys.maxsize)
 
-    def _check_custom(self, extra: dict[str, Any]) -> None:
+    def _check_custom(self, extra: dict[str, object]) -> None:
         """Processors and samplers are meant by the names of those that are configured, and never sent as code."""
         _check_plain("custom parameters", extra, "custom_params")
         for name, params in extra.items():
@@ -273,7 +273,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def _check_plain(what: str, values: dict[str, Any], param: str) -> None:
+def _check_plain(what: str, values: dict[str, object], param: str) -> None:
     """Refuse what cannot travel, or is large."""
     if not values:
         return

@@ -9,10 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, TypeAlias
 
 constants: Any = _constants
 """The names of what a parsed pattern consists of, such as `LITERAL` and `MAX_REPEAT`."""
+
+Name: TypeAlias = int
+"""One of `constants`: they are numbers with names."""
+
+Element: TypeAlias = tuple[Name, Any]
+"""One element of a parsed pattern: its name, and arguments whose form depends on the name."""
 
 
 def parse(pattern: str) -> Any:
@@ -23,7 +29,7 @@ def parse(pattern: str) -> Any:
     return _parser.parse(pattern, 0)
 
 
-def matcher_of(op: Any, av: Any, flags: int) -> Callable[[str], re.Match[str] | None]:
+def matcher_of(op: Name, av: Any, flags: int) -> Callable[[str], re.Match[str] | None]:
     """Return the `fullmatch` of a pattern that consists of this one element."""
     state = _parser.State()
     state.flags = flags

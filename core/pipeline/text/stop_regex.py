@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pegboard.core.pipeline.text.re_internals import constants, matcher_of, parse
+from pegboard.core.pipeline.text.re_internals import Element, Name, constants, matcher_of, parse
 
 MAX_STATES = 1024
 """Most states of all patterns together: what one character costs at worst, since each has at most one thread."""
@@ -55,7 +55,7 @@ def _is_ascii_word(char: str) -> bool:
     return char.isascii() and _is_word(char)
 
 
-_CATEGORIES: dict[tuple[Any, bool], Callable[[str], bool]] = {
+_CATEGORIES: dict[tuple[Name, bool], Callable[[str], bool]] = {
     (constants.CATEGORY_DIGIT, False): str.isdecimal,
     (constants.CATEGORY_SPACE, False): str.isspace,
     (constants.CATEGORY_WORD, False): _is_word,
@@ -63,7 +63,7 @@ _CATEGORIES: dict[tuple[Any, bool], Callable[[str], bool]] = {
     (constants.CATEGORY_SPACE, True): " \t\n\r\f\v".__contains__,
     (constants.CATEGORY_WORD, True): _is_ascii_word,
 }
-_OPPOSITES = {
+_OPPOSITES: dict[Name, Name] = {
     constants.CATEGORY_NOT_DIGIT: constants.CATEGORY_DIGIT,
     constants.CATEGORY_NOT_SPACE: constants.CATEGORY_SPACE,
     constants.CATEGORY_NOT_WORD: constants.CATEGORY_WORD,
@@ -100,7 +100,7 @@ class Program:
         self.args: list[Any] = []
         self._tests: list[Callable[[str], bool]] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
-        self._repeated: dict[tuple[Any, int, int], int] = {}
+        self._repeated: dict[tuple[Name, int, int], int] = {}
         self._passed: dict[str, bytes] = {}
         self._folded = 0
         self.entries: list[int] = []
@@ -143,7 +143,7 @@ class Program:
         self.args.append(arg)
         return len(self.ops) - 1
 
-    def _sequence(self, items: Iterable[tuple[Any, Any]], flags: int) -> None:
+    def _sequence(self, items: Iterable[Element], flags: int) -> None:
         for op, av in items:
             if op is constants.SUBPATTERN:
                 _, add, remove, inner = av
@@ -161,7 +161,7 @@ class Program:
                     self._repeated[same] = self._test(op, av, flags)
                 self._emit(CHAR, self._repeated[same])
 
-    def _branch(self, branches: Sequence[Any], flags: int) -> None:
+    def _branch(self, branches: Sequence[Iterable[Element]], flags: int) -> None:
         ends = []
         for branch in branches[:-1]:
             split = self._emit(SPLIT, None)
@@ -172,7 +172,7 @@ class Program:
         for end in ends:
             self.args[end] = len(self.ops)
 
-    def _repeat(self, av: tuple[int, int, Any], flags: int) -> None:
+    def _repeat(self, av: tuple[int, int, Sequence[Element]], flags: int) -> None:
         """Greedy or not: which texts match is the same, and the shortest one ends the output in any case."""
         least, most, inner = av
         if _size(inner, 0) == 0:
@@ -192,7 +192,7 @@ class Program:
         for split in splits:
             self.args[split] = (split + 1, len(self.ops))
 
-    def _test(self, op: Any, av: Any, flags: int) -> int:
+    def _test(self, op: Name, av: Any, flags: int) -> int:
         """The number of a test of one character, the same for equal ones."""
         key = (str(op), repr(av), flags)
         number = self._numbers.get(key)
@@ -223,7 +223,7 @@ def _combined(flags: int, add: int, remove: int) -> int:
     return (flags | add) & ~remove
 
 
-def _size(items: Iterable[tuple[Any, Any]], depth: int) -> int:
+def _size(items: Iterable[Element], depth: int) -> int:
     """States of the automaton, counted and not built. Raises StopRegexError for what an automaton cannot do."""
     if depth > MAX_DEPTH:
         raise StopRegexError(f"it is nested more than {MAX_DEPTH} deep")
@@ -245,7 +245,7 @@ def _size(items: Iterable[tuple[Any, Any]], depth: int) -> int:
     return size
 
 
-def _may_be_empty(items: Iterable[tuple[Any, Any]]) -> bool:
+def _may_be_empty(items: Iterable[Element]) -> bool:
     """Whether a match may have no character, wherever its conditions hold."""
     for op, av in items:
         if op is constants.SUBPATTERN:
@@ -261,7 +261,7 @@ def _may_be_empty(items: Iterable[tuple[Any, Any]]) -> bool:
     return True
 
 
-def _condition(av: Any, flags: int) -> _At:
+def _condition(av: Name, flags: int) -> _At:
     if av is constants.AT_BEGINNING_STRING or (av is constants.AT_BEGINNING and not flags & re.MULTILINE):
         return _AT_START
     if av is constants.AT_BEGINNING:
@@ -276,7 +276,7 @@ def _condition(av: Any, flags: int) -> _At:
     )
 
 
-def _make_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
+def _make_test(op: Name, av: Any, flags: int) -> Callable[[str], bool]:
     """Whether one character matches one element of a pattern."""
     if op is constants.ANY:
         return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
@@ -291,16 +291,16 @@ def _make_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
     raise StopRegexError(f"{str(op).lower()} cannot be used in a stop_regex")
 
 
-def _class_test(members: Sequence[tuple[Any, Any]], ascii_only: bool) -> Callable[[str], bool]:
+def _category(name: Name, ascii_only: bool) -> Callable[[str], bool]:
+    return _CATEGORIES[_OPPOSITES.get(name, name), ascii_only]
+
+
+def _class_test(members: Sequence[Element], ascii_only: bool) -> Callable[[str], bool]:
     """A class such as [^a-z\\d]."""
     negated = members[0][0] is constants.NEGATE
     literals = frozenset(chr(av) for op, av in members if op is constants.LITERAL)
     ranges = [(chr(av[0]), chr(av[1])) for op, av in members if op is constants.RANGE]
-    categories = [
-        (_CATEGORIES[_OPPOSITES.get(av, av), ascii_only], av not in _OPPOSITES)
-        for op, av in members
-        if op is constants.CATEGORY
-    ]
+    categories = [(_category(av, ascii_only), av not in _OPPOSITES) for op, av in members if op is constants.CATEGORY]
 
     def test(char: str) -> bool:
         inside = (
@@ -313,7 +313,7 @@ def _class_test(members: Sequence[tuple[Any, Any]], ascii_only: bool) -> Callabl
     return test
 
 
-def _folded_test(op: Any, av: Any, flags: int) -> Callable[[str], bool]:
+def _folded_test(op: Name, av: Any, flags: int) -> Callable[[str], bool]:
     """Case is ignored as `re` does it, by a pattern of this one element."""
     matches = matcher_of(op, av, flags)
     return lambda char: matches(char) is not None

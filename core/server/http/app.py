@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -109,7 +109,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[str, Any]] | None:
+def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[str, object]] | None:
     """Path and body of the first route that documents an example, to try a new server with."""
     for _, router in routers:
         for route in router.routes().routes:

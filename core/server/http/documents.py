@@ -22,6 +22,7 @@ from pegboard.core.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
+    from starlette.routing import BaseRoute
 
 ABOUT = """\
 Where the server has keys, send one as `Authorization: Bearer KEY` or as `x-api-key: KEY`. `x-pegboard-level` says who
@@ -77,13 +78,13 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _described(routes: Sequence[Any]) -> list[Any]:
+def _described(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
     """Without those for requests with a header whose place another one has for all: OpenAPI knows one at each place."""
     for_all = {_place(route) for route in routes if not getattr(route, "only_with", b"")}
     return [route for route in routes if not getattr(route, "only_with", b"") or _place(route) not in for_all]
 
 
-def _place(route: Any) -> tuple[str, frozenset[str]]:
+def _place(route: BaseRoute) -> tuple[str, frozenset[str]]:
     return str(getattr(route, "path", "")), frozenset(getattr(route, "methods", None) or ())
 
 

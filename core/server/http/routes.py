@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.routing import Match
 
 from pegboard.core.toolkit.http.levels import Level, level_of, takes_large
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
     from starlette.types import Scope
 
 STRICTNESS: dict[Level, int] = {"public": 0, "user": 1, "admin": 2}
 UNDECLARED: Level = "admin"
 """The level of routes that declare none, and of paths that no route has."""
+
+
+class FlatRoute(Protocol):
+    """A route, or what FastAPI makes of one in a router inside of a router. One of plain ASGI has no methods, and one
+    that is mounted may have no path.
+    """
+
+    path: str
+    methods: Collection[str]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return how well the route fits a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,7 @@ class Routes:
         """Routes whose path holds no parameters, by method and path."""
         self._paths: dict[str, Entry] = {}
         """The strictest of those routes at a path, for methods that it does not take."""
-        self._others: list[Any] = []
+        self._others: list[FlatRoute] = []
 
     def find(self, scope: Scope) -> Entry:
         """The route that will answer; UNKNOWN where none does."""
@@ -55,7 +68,7 @@ class Routes:
         entry = self._fixed.get((scope["method"], scope["path"]))
         return entry if entry is not None else self._search(scope)
 
-    def _learn(self, routes: list[Any]) -> None:
+    def _learn(self, routes: Sequence[BaseRoute]) -> None:
         every = list(flat(routes))
         self._fixed, self._paths = {}, {}
         self._others = [route for route in every if not _is_fixed(route)]
@@ -83,16 +96,17 @@ class Routes:
         return _strictest([*partly, *([fixed] if fixed else [])]) if partly or fixed else UNKNOWN
 
 
-def flat(routes: Iterable[Any]) -> Iterator[Any]:
+def flat(routes: Iterable[BaseRoute]) -> Iterator[FlatRoute]:
     """Every route with its own path, methods and dependencies, also those of routers inside of routers."""
     for route in routes:
         inside = getattr(route, "effective_route_contexts", None)
-        for one in inside() if inside is not None else (route,):
+        every: Iterable[Any] = inside() if inside is not None else (route,)
+        for one in every:
             # Plain ASGI routes of an included router keep what they have become in there.
             yield getattr(one, "starlette_route", None) or one
 
 
-def allowed(routes: Iterable[Any], scope: Scope) -> list[str]:
+def allowed(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
     """The methods that a request's path takes."""
     found = {
         method
@@ -103,7 +117,7 @@ def allowed(routes: Iterable[Any], scope: Scope) -> list[str]:
     return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
-def levels(routes: Iterable[Any]) -> dict[tuple[str, str], Level]:
+def levels(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], Level]:
     """The level of every route by method and path."""
     return {
         (method, route.path): level_of(route) or UNDECLARED
@@ -112,15 +126,15 @@ def levels(routes: Iterable[Any]) -> dict[tuple[str, str], Level]:
     }
 
 
-def _is_fixed(route: Any) -> bool:
+def _is_fixed(route: FlatRoute) -> bool:
     return bool(getattr(route, "methods", None)) and "{" not in route.path
 
 
-def _entry(route: Any) -> Entry:
+def _entry(route: FlatRoute) -> Entry:
     return Entry(level_of(route) or UNDECLARED, str(getattr(route, "path", "")), takes_large(route))
 
 
-def _first(routes: Iterable[Any], scope: Scope) -> Entry | None:
+def _first(routes: Iterable[FlatRoute], scope: Scope) -> Entry | None:
     return next((_entry(route) for route in routes if route.matches(scope)[0] is Match.FULL), None)
 
 
@@ -128,5 +142,5 @@ def _strictest(entries: list[Entry]) -> Entry:
     return max(entries, key=lambda one: STRICTNESS[one.level])
 
 
-def _probe(method: str, path: str) -> dict[str, Any]:
+def _probe(method: str, path: str) -> dict[str, object]:
     return {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}

@@ -10,7 +10,6 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -57,7 +56,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -77,7 +76,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """`value` rebuilt from plain JSON types, so that a template never holds an object with methods worth calling."""
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -117,13 +116,13 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """The conversation as prompt text.
 
@@ -131,14 +130,14 @@ class ChatTemplate:
         refused. `continue_final_message` ends the text with the last message's content instead of closing the turn.
         Raises ChatTemplateError for whatever the template or a value's shape makes impossible.
         """
-        chat = _plain(list(messages))
+        chat = [_plain(one) for one in messages]
         mark = final = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
             mark = f"\ue0c1{secrets.token_hex(8)}\ue0c2"
             final = _mark_final_message(chat, mark)
-        context = dict(_plain(dict(variables or {})))
+        context = {str.__str__(name): _plain(value) for name, value in (variables or {}).items()}
         if clash := RESERVED & context.keys():
             raise ChatTemplateError(f"chat template kwargs may not set {', '.join(sorted(clash))}")
         text = self._run(
@@ -150,7 +149,7 @@ class ChatTemplate:
         )
         return _cut_at_mark(text, mark, final) if mark else text
 
-    def _run(self, **context: Any) -> str:
+    def _run(self, **context: object) -> str:
         pieces: list[str] = []
         size = 0
         try:
@@ -168,7 +167,7 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _mark_final_message(chat: list[Any], mark: str) -> str:
+def _mark_final_message(chat: list[object], mark: str) -> str:
     """Put `mark` behind the last message's text, which is returned."""
     if not chat or not isinstance(chat[-1], dict):
         raise ChatTemplateError("continue_final_message needs a message to continue")

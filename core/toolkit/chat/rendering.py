@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -55,12 +55,12 @@ logger = logging.getLogger(__name__)
 
 async def render_chat(
     client: EngineClient,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     *,
     tools: Tools | None = None,
     tool_parser: OutputParser | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    hints: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    hints: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template: str | None = None,
@@ -109,7 +109,7 @@ def warm_up() -> None:
     _pool().submit(ChatPrompt(source="", messages=[]))
 
 
-def _message(index: int, message: Mapping[str, Any], texts: JsonTexts) -> dict[str, Any]:
+def _message(index: int, message: Mapping[str, object], texts: JsonTexts) -> dict[str, object]:
     """As templates expect it: calls have objects for arguments, and nothing is there that is empty."""
     found = dict(message)
     calls = found.get("tool_calls")
@@ -124,8 +124,9 @@ def _message(index: int, message: Mapping[str, Any], texts: JsonTexts) -> dict[s
     return found
 
 
-def _call(where: str, call: Any, texts: JsonTexts) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _call(where: str, call: object, texts: JsonTexts) -> dict[str, object]:
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequest(f"{where}.function: must be an object", param=f"{where}.function")
     if not isinstance(function.get("name"), str):
@@ -144,11 +145,11 @@ def _call(where: str, call: Any, texts: JsonTexts) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _written(chat: Sequence[Mapping[str, Any]], parser: OutputParser) -> dict[int, str]:
+def _written(chat: Sequence[Mapping[str, object]], parser: OutputParser) -> dict[int, str]:
     return {
-        i: parser.write_calls([call["function"] for call in message["tool_calls"]])
+        i: parser.write_calls([call["function"] for call in calls])
         for i, message in enumerate(chat)
-        if message.get("tool_calls")
+        if isinstance(calls := message.get("tool_calls"), list)
     }
 
 

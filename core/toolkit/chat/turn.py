@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.rendering import render_chat
@@ -53,14 +53,14 @@ class Turn:
 async def take_turn(
     ctx: ApiContext,
     request: Request,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     *,
     tools: Tools,
     grammar: Grammar | None,
     separate_reasoning: bool = True,
     skip_special: bool = True,
-    kwargs: Mapping[str, Any] | None = None,
-    hints: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    hints: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> Turn:
@@ -160,6 +160,6 @@ def _fits(grammar: Grammar, most: int | None) -> bool:
     return most is None or len(grammar.source.encode("utf-8", "replace")) <= most
 
 
-def effort_hints(effort: str | None) -> dict[str, Any]:
+def effort_hints(effort: str | None) -> dict[str, object]:
     """What `reasoning_effort` is to chat templates that know of such a thing."""
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}

@@ -34,7 +34,7 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _deeper(value: object, levels: int) -> bool:
     """Whether there are values more than `levels` below this one."""
     row = [value]
     for _ in range(levels + 1):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading, Source
 
@@ -167,6 +166,6 @@ def _read_object(source: Source, tell: Tell) -> Reading[None]:
         raise Broken
 
 
-def write(value: Any) -> str:
+def write(value: object) -> str:
     """JSON text as models write it."""
     return json.dumps(value, ensure_ascii=False)

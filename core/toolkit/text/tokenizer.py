@@ -179,13 +179,13 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         continue_final_message: bool = False,
         template: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> str:
         """The conversation as the prompt text that the model was trained on; encode it without adding special tokens.
 
@@ -245,7 +245,7 @@ def _is_byte_level(backend: _Backend) -> bool:
     )
 
 
-def _token_text(value: Any) -> str | None:
+def _token_text(value: object) -> str | None:
     """A token as configs write it: a string, or a serialised AddedToken."""
     if isinstance(value, dict):
         value = value.get("content")
@@ -273,7 +273,7 @@ def _add_declared_tokens(backend: _Backend, config: Mapping[str, Any]) -> None:
         backend.add_tokens([AddedToken(text, special=bool(spec.get("special", False)), **flags)])
 
 
-def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _read_templates(path: Path, config: Mapping[str, object]) -> dict[str, str]:
     """Templates by name: from tokenizer_config.json (text, or a list of named ones), overridden by *.jinja files."""
     value = config.get("chat_template")
     templates: dict[str, str] = {}

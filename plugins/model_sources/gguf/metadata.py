@@ -113,7 +113,7 @@ class GGUFFile:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(shape)
 
 
-def model_config(file: GGUFFile) -> dict[str, Any]:
+def model_config(file: GGUFFile) -> dict[str, object]:
     """config.json of the network that the file describes. Raises ModelError for parts that are not supported."""
     if file.arch("expert_count"):
         raise ModelError(f"{file.path}: mixtures of experts are not supported as GGUF; use the safetensors checkpoint")
@@ -126,7 +126,8 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelError(f"{file.path}: partial rotary embeddings ({rotary} of {head_dim} dims) are not supported")
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path} lacks the tensor token_embd.weight, so it is no language model")
-    config: dict[str, Any] = {
+    theta = _shortest(float(file.arch("rope.freq_base") or 10000.0))
+    config: dict[str, object] = {
         "architectures": [class_name],
         "model_type": model_type,
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
@@ -141,13 +142,13 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": file.need_int("context_length"),
         "rms_norm_eps": _shortest(file.need(f"{file.architecture}.attention.layer_norm_rms_epsilon", float)),
-        "rope_theta": _shortest(float(file.arch("rope.freq_base") or 10000.0)),
+        "rope_theta": theta,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": _precision(file),
     }
     if "blk.0.attn_q.bias" in file.tensors and model_type != "qwen2":
         config["attention_bias"] = True
-    if scaling := _rope_scaling(file, head_dim, config):
+    if scaling := _rope_scaling(file, head_dim, theta):
         config["rope_scaling"] = scaling
     config |= _special_token_ids(file)
     check_model_config(config, str(file.path))
@@ -177,9 +178,9 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _rope_scaling(file: GGUFFile, head_dim: int, config: dict[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, object] | None:
     if "rope_freqs.weight" in file.tensors:
-        return _llama3_scaling(file, head_dim, config["rope_theta"])
+        return _llama3_scaling(file, head_dim, theta)
     kind = file.arch("rope.scaling.type")
     if kind in (None, "none"):
         return None
@@ -195,19 +196,20 @@ def _rope_scaling(file: GGUFFile, head_dim: int, config: dict[str, Any]) -> dict
     raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported")
 
 
-def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, object]:
     """Llama 3.1's rope parameters, recovered from the frequency factors that the file carries instead of them."""
     factors = file.dequantized("rope_freqs.weight").astype(np.float64).ravel()
-    scaling: dict[str, Any] = {
+    factor = _shortest(float(factors.max()))
+    scaling: dict[str, object] = {
         "rope_type": "llama3",
-        "factor": _shortest(float(factors.max())),
+        "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((8192 / wavelengths - 1.0) / 3.0, 0.0, 1.0)
-    expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    expected = 1 / ((1 - smooth) / factor + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
         raise ModelError(
             f"{file.path}: the rope frequency factors are not those of Llama 3.1, so they are not supported"

@@ -75,12 +75,14 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
     from pegboard.core.interfaces.output_parser import Content as Content
+    from pegboard.core.interfaces.output_parser import EarlierCall as EarlierCall
     from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
     from pegboard.core.interfaces.output_parser import OutputParserContext as OutputParserContext
     from pegboard.core.interfaces.output_parser import ParserStream as ParserStream
     from pegboard.core.interfaces.output_parser import Reasoning as Reasoning
     from pegboard.core.interfaces.output_parser import ToolCallArguments as ToolCallArguments
     from pegboard.core.interfaces.output_parser import ToolCallStart as ToolCallStart
+    from pegboard.core.interfaces.output_parser import ToolFunction as ToolFunction
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import Plugin as Plugin
@@ -152,12 +154,14 @@ _EXPORTS = {
     "options": ("NoOptions", "Options"),
     "output_parser": (
         "Content",
+        "EarlierCall",
         "OutputParser",
         "OutputParserContext",
         "ParserStream",
         "Reasoning",
         "ToolCallArguments",
         "ToolCallStart",
+        "ToolFunction",
     ),
     "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
     "pooler": ("Pooler", "PoolerContext", "PoolSpan"),
@@ -191,6 +195,7 @@ __all__ = [
     "ConfigError",
     "Content",
     "Contract",
+    "EarlierCall",
     "EngineClient",
     "EngineView",
     "FinishReason",
@@ -280,6 +285,7 @@ __all__ = [
     "Tokenizer",
     "ToolCallArguments",
     "ToolCallStart",
+    "ToolFunction",
     "Unsupported",
     "Verdict",
     "hookimpl",

@@ -6,12 +6,31 @@ from __future__ import annotations
 
 import abc
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic, Required, TypedDict
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.json_value import JsonObject
 from pegboard.core.interfaces.options import OptionsT
+
+
+class ToolFunction(TypedDict, total=False):
+    """A function of a request, as OpenAI has it. `parameters` is the JSON schema of its arguments, which are an object;
+    with `strict` they have to fit it.
+    """
+
+    name: Required[str]
+    description: str
+    parameters: JsonObject
+    strict: bool
+
+
+class EarlierCall(TypedDict):
+    """A call that an assistant's message has: the function's name, and its arguments by name."""
+
+    name: str
+    arguments: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +111,14 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
         return None
 
     @abc.abstractmethod
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
-        """A parser of one answer. `tools` are the functions of the request (OpenAI's form: name, description,
-        parameters): a call of any other is no call, unless there are none at all, when every name will do. `prompt` is
-        the text before the answer, whose end may have opened a thinking block.
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        """A parser of one answer. `tools` are the functions of the request: a call of any other is no call, unless
+        there are none at all, when every name will do. `prompt` is the text before the answer, whose end may have
+        opened a thinking block.
         """
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
         only, unless `parallel`) and of nothing else, in the format that `stream` reads: behind the last call it ends.
@@ -107,20 +126,20 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
         """
         return None
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         """How answers that follow ``constraint(tools)`` begin: with one of these texts, white space apart. By them an
         answer of calls is told from one with a form of its own, so they are as long as it takes to know. Needs the
         capability `opens`; empty without it.
         """
         return ()
 
-    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, tools: Sequence[ToolFunction]) -> str:
         """A system message that explains tools and format to a model whose chat template does not read `tools`; ""
         where the parser has none.
         """
         return ""
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         """The text that stands for these calls (name, arguments: an object), such that `stream` reads them: what a chat
         template that does not know of calls is shown of earlier ones. "" where the parser has no format.
         """

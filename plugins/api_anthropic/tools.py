@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.tool_schema import (
     Choice,
@@ -16,10 +16,10 @@ from pegboard.core.toolkit.chat.tool_schema import (
     wrong,
 )
 
-_CHOICES: dict[Any, Choice] = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def message_tools(tools: Sequence[Any] | None = None, tool_choice: Any = None) -> Tools:
+def message_tools(tools: Sequence[object] | None = None, tool_choice: object = None) -> Tools:
     """Return the tools of a message: the client's, with their schemas in `input_schema`, and the choices auto, any,
     tool and none. Raises InvalidRequest with the path of what is wrong, and for tools that this server would have to
     run itself.
@@ -30,7 +30,7 @@ def message_tools(tools: Sequence[Any] | None = None, tool_choice: Any = None) -
     return Tools(functions, choice, name, parallel)
 
 
-def _refuse_server_tools(tools: Sequence[Any]) -> None:
+def _refuse_server_tools(tools: Sequence[object]) -> None:
     for i, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind not in (None, "custom"):
@@ -42,11 +42,11 @@ def _refuse_server_tools(tools: Sequence[Any]) -> None:
             )
 
 
-def _flat(where: str, tool: Mapping[str, Any]) -> FunctionSource:
+def _flat(where: str, tool: Mapping[str, object]) -> FunctionSource:
     return FunctionSource(where, tool, "input_schema")
 
 
-def _choice(value: Any, functions: Sequence[Mapping[str, Any]]) -> tuple[Choice, str, bool]:
+def _choice(value: object, functions: Sequence[ToolFunction]) -> tuple[Choice, str, bool]:
     """Return the choice, the function that it names or "", and whether calls may be parallel."""
     if value is None:
         return "auto", "", True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.core.toolkit.chat.tool_schema import (
     MAX_TOOLS,
@@ -17,11 +17,11 @@ from pegboard.core.toolkit.chat.tool_schema import (
     wrong,
 )
 
-Functions = tuple[dict[str, Any], ...]
+Functions = tuple[ToolFunction, ...]
 _CHOICES: tuple[Choice, ...] = ("auto", "none", "required")
 
 
-def chat_tools(tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
+def chat_tools(tools: object = None, tool_choice: object = None, parallel_tool_calls: bool | None = None) -> Tools:
     """Return the tools of a chat completion, whose functions stand below `function`. Raises InvalidRequest with the
     path of what is wrong.
     """
@@ -30,7 +30,7 @@ def chat_tools(tools: Any = None, tool_choice: Any = None, parallel_tool_calls: 
     return Tools(functions, *_chat_choice(tool_choice, functions), parallel_tool_calls is not False)
 
 
-def response_tools(tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> Tools:
+def response_tools(tools: object = None, tool_choice: object = None, parallel_tool_calls: bool | None = None) -> Tools:
     """Return the tools of a response, each of which is its function. Raises InvalidRequest with the path of what is
     wrong.
     """
@@ -39,7 +39,7 @@ def response_tools(tools: Any = None, tool_choice: Any = None, parallel_tool_cal
     return Tools(functions, *_response_choice(tool_choice, functions), parallel_tool_calls is not False)
 
 
-def _wrapped(where: str, tool: Mapping[str, Any]) -> FunctionSource:
+def _wrapped(where: str, tool: Mapping[str, object]) -> FunctionSource:
     _check_type(where, tool)
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -47,22 +47,22 @@ def _wrapped(where: str, tool: Mapping[str, Any]) -> FunctionSource:
     return FunctionSource(f"{where}.function", function)
 
 
-def _flat(where: str, tool: Mapping[str, Any]) -> FunctionSource:
+def _flat(where: str, tool: Mapping[str, object]) -> FunctionSource:
     _check_type(where, tool)
     return FunctionSource(where, tool)
 
 
-def _check_type(where: str, tool: Mapping[str, Any]) -> None:
+def _check_type(where: str, tool: Mapping[str, object]) -> None:
     kind = tool.get("type")
     if kind not in ("function", None):
         raise _unsupported(where, kind)
 
 
-def _unsupported(where: str, kind: Any) -> InvalidRequest:
+def _unsupported(where: str, kind: object) -> InvalidRequest:
     return wrong(f"{where}.type", f"{str(kind)[:64]!r} is not supported, function is")
 
 
-def _chat_choice(value: Any, functions: Functions) -> tuple[Choice, str]:
+def _chat_choice(value: object, functions: Functions) -> tuple[Choice, str]:
     """Return the choice, and the function that it names or ""."""
     if isinstance(value, Mapping) and value.get("type") == "function":
         function = value.get("function")
@@ -72,14 +72,14 @@ def _chat_choice(value: Any, functions: Functions) -> tuple[Choice, str]:
     return _plain_choice(value, functions)
 
 
-def _response_choice(value: Any, functions: Functions) -> tuple[Choice, str]:
+def _response_choice(value: object, functions: Functions) -> tuple[Choice, str]:
     """As `_chat_choice`, where a named choice has the name beside its type."""
     if isinstance(value, Mapping) and value.get("type") == "function":
         return named_choice(value.get("name"), "tool_choice.name", functions)
     return _plain_choice(value, functions)
 
 
-def _plain_choice(value: Any, functions: Functions) -> tuple[Choice, str]:
+def _plain_choice(value: object, functions: Functions) -> tuple[Choice, str]:
     for choice in _CHOICES:
         if value == choice or (value is None and choice == "auto"):
             check_choice(choice, "tool_choice", functions)
@@ -87,7 +87,7 @@ def _plain_choice(value: Any, functions: Functions) -> tuple[Choice, str]:
     raise wrong("tool_choice", 'must be "auto", "none", "required", or an object that names functions')
 
 
-def _allowed(value: Any, functions: Functions, wrapper: str) -> tuple[Functions, Any]:
+def _allowed(value: object, functions: Functions, wrapper: str) -> tuple[Functions, object]:
     """Return the functions that a `tool_choice` leaves, and the choice among them: ``allowed_tools`` names those that
     may be called, with `auto` or `required` for a mode; any other choice leaves all. `wrapper` is the key that chats
     have a function under, beside a list that is wrapped too; "" for responses.
@@ -95,7 +95,7 @@ def _allowed(value: Any, functions: Functions, wrapper: str) -> tuple[Functions,
     if not isinstance(value, Mapping) or value.get("type") != "allowed_tools":
         return functions, value
     where = "tool_choice.allowed_tools" if wrapper else "tool_choice"
-    source: Any = value.get("allowed_tools") if wrapper else value
+    source: object = value.get("allowed_tools") if wrapper else value
     if not isinstance(source, Mapping):
         raise wrong(where, "must be an object")
     if source.get("mode") not in ("auto", "required"):
@@ -111,12 +111,12 @@ def _allowed(value: Any, functions: Functions, wrapper: str) -> tuple[Functions,
     return left, source["mode"]
 
 
-def _allowed_name(where: str, tool: Any, wrapper: str, functions: Functions) -> str:
+def _allowed_name(where: str, tool: object, wrapper: str, functions: Functions) -> str:
     if not isinstance(tool, Mapping):
         raise wrong(where, "must be an object")
     if tool.get("type") != "function":
         raise _unsupported(where, tool.get("type"))
-    function: Any = tool.get(wrapper) if wrapper else tool
+    function: object = tool.get(wrapper) if wrapper else tool
     path = f"{where}.{wrapper}" if wrapper else where
     if not isinstance(function, Mapping):
         raise wrong(path, "must be an object")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, OutputParser, ParserStream
+from pegboard.core.interfaces.output_parser import Content, OutputEvent, OutputParser, ParserStream, ToolFunction
 
 
 class _PlainStream(ParserStream):
@@ -21,5 +20,5 @@ class _PlainStream(ParserStream):
 class PlainParser(OutputParser):
     """Everything is content."""
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _PlainStream()

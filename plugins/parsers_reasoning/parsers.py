@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pegboard.core.interfaces.options import Options
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
 from pegboard.core.toolkit.parsing.text_stream import Reading, TextStream
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions
 
@@ -25,7 +24,7 @@ class ThinkParser(OutputParser[Options]):
     def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         # Only at the very end: what a user wrote about markers comes before the answer's header.
         opened = prompt.rstrip().endswith(self._begin)
         closed = prompt.rstrip().endswith(self._end)

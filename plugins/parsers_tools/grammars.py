@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.output_parser import ToolFunction
 
-Function = Mapping[str, Any]
 
-
-def chosen(tools: Sequence[Function], name: str) -> list[Function]:
+def chosen(tools: Sequence[ToolFunction], name: str) -> list[ToolFunction]:
     """All functions, or the one that is named."""
     return [one for one in tools if not name or one["name"] == name]
 
 
-def parameters_of(function: Function) -> dict[str, Any]:
+def parameters_of(function: ToolFunction) -> dict[str, JsonValue]:
     """The schema of a function's arguments, which are an object whatever it leaves open."""
     schema = function.get("parameters")
     return {"type": "object", **(schema if isinstance(schema, Mapping) else {})}
+
+
+def properties_of(function: ToolFunction) -> JsonObject:
+    """Return the schemas of a function's arguments, by name."""
+    found = parameters_of(function).get("properties")
+    return found if isinstance(found, Mapping) else {}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,9 @@ class Around:
     """
 
 
-def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, required: bool, trigger: str) -> Grammar:
+def tagged(
+    functions: Sequence[ToolFunction], around: Around, *, parallel: bool, required: bool, trigger: str
+) -> Grammar:
     """Calls in such a form, and nothing else. Where calls are free to be made, any text may stand around each of them
     from a `trigger` on, and the schemas of functions that are not strict are left to the model.
     """
@@ -53,7 +60,7 @@ def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, req
         opening = begin.replace("{name}", json.dumps(one["name"])).replace("{bare}", one["name"])
         schema = parameters_of(one) if required or one.get("strict") is True else {"type": "object"}
         structures.append({"begin": opening, "schema": schema, "end": end})
-    tag: dict[str, Any] = {"structures": structures}
+    tag: dict[str, object] = {"structures": structures}
     if required:
         texts = {"separator": around.between, "begin": around.first, "end": around.last}
         tag |= {**texts, "at_least_one": True, "trailing_separator": around.trailing}
@@ -64,7 +71,7 @@ def tagged(functions: Sequence[Function], around: Around, *, parallel: bool, req
     return Grammar("structural_tag", json.dumps(tag, ensure_ascii=False))
 
 
-def any_call(functions: Sequence[Function], arguments: str) -> Grammar:
+def any_call(functions: Sequence[ToolFunction], arguments: str) -> Grammar:
     """One JSON object that is a call of one of these functions."""
     calls = []
     definitions = {}
@@ -84,13 +91,13 @@ def any_call(functions: Sequence[Function], arguments: str) -> Grammar:
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def _moved(node: Any, root: str) -> Any:
+def _moved(node: JsonValue, root: str) -> JsonValue:
     if isinstance(node, Mapping):
         return {key: _moved_ref(value, root) if key == "$ref" else _moved(value, root) for key, value in node.items()}
     return [_moved(one, root) for one in node] if isinstance(node, list) else node
 
 
-def _moved_ref(value: Any, root: str) -> Any:
+def _moved_ref(value: JsonValue, root: str) -> JsonValue:
     if isinstance(value, str) and (value == "#" or value.startswith("#/")):
         return root + value[1:]
     return _moved(value, root)

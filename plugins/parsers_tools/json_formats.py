@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.interfaces.output_parser import (
+    EarlierCall,
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ToolFunction,
+)
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
@@ -63,19 +68,19 @@ class HermesParser(OutputParser[NoOptions]):
             return None
         return f"the chat template has a format for tools that is not {_BEGIN}"
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _HermesStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         around = Around(f'{_BEGIN}\n{{"name": {{name}}, "arguments": ', f"}}\n{_END}", between="\n", trailing=True)
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_BEGIN)
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_BEGIN,)
 
-    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, tools: Sequence[ToolFunction]) -> str:
         # As the templates of Qwen and Hermes say it.
         lines = [
             write({"type": "function", "function": {key: value for key, value in one.items() if key != "strict"}})
@@ -83,7 +88,7 @@ class HermesParser(OutputParser[NoOptions]):
         ]
         return _EXPLANATION.format(tools="\n".join(lines))
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         return "\n".join(
             f"{_BEGIN}\n{write({'name': one['name'], 'arguments': one['arguments']})}\n{_END}" for one in calls
         )
@@ -124,18 +129,18 @@ class LlamaParser(OutputParser[NoOptions]):
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _PYTHON, '{"name": function name, "parameters"')
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _LlamaStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         return any_call(chosen(tools, name), "parameters") if required else None
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return [f'{{"name": {write(one["name"])}, "parameters": {{' for one in tools]
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         return "; ".join(write({"name": one["name"], "parameters": one["arguments"]}) for one in calls)
 
 
@@ -182,11 +187,11 @@ class MistralParser(OutputParser[NoOptions]):
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _CALLS)
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _MistralStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         if self._named:
             around = Around(f"{_CALLS}{{bare}}{_ARGS}", "")
@@ -194,10 +199,10 @@ class MistralParser(OutputParser[NoOptions]):
             around = Around('{"name": {name}, "arguments": ', "}", f"{_CALLS} [", ", ", "]")
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_CALLS)
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_CALLS,)
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         if not calls:
             return ""
         if self._named:
@@ -256,11 +261,11 @@ class DeepSeekParser(OutputParser[NoOptions]):
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return _needs(ctx, _INNER)
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _DeepSeekStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         around = Around(*self._parts("{bare}"), _OUTER[0], self._between, _OUTER[1])
         return tagged(chosen(tools, name), around, parallel=parallel, required=required, trigger=_OUTER[0])
@@ -274,10 +279,10 @@ class DeepSeekParser(OutputParser[NoOptions]):
             return f"{_INNER}function{_SEP}{name}\n{_FENCE}", f"\n```{_INNER_END}"
         return f"{_INNER}{name}{_SEP}", _INNER_END
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_OUTER[0],)
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         if not calls:
             return ""
         written = []

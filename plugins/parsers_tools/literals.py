@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from pegboard.plugins.parsers_tools.grammars import Function, parameters_of
+from pegboard.core.interfaces.json_value import JsonValue
+from pegboard.core.interfaces.output_parser import ToolFunction
+from pegboard.plugins.parsers_tools.grammars import parameters_of, properties_of
 
 _PYTHON_RULES = r"""
 value ::= string | number | boolean | "None" | list | dict
@@ -36,7 +37,7 @@ boolean ::= "true" | "false"
 """
 
 
-def python_calls(functions: Sequence[Function], *, parallel: bool) -> str:
+def python_calls(functions: Sequence[ToolFunction], *, parallel: bool) -> str:
     """``[f(a=1), g()]``, of these functions."""
     lines = [f'root ::= "[" call {"(" + _text(", ") + " call)* " if parallel else ""}"]"']
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
@@ -50,7 +51,7 @@ def python_calls(functions: Sequence[Function], *, parallel: bool) -> str:
     return "\n".join(lines) + _PYTHON_RULES
 
 
-def tagged_calls(functions: Sequence[Function], begin: str, end: str, *, parallel: bool) -> str:
+def tagged_calls(functions: Sequence[ToolFunction], begin: str, end: str, *, parallel: bool) -> str:
     """``<function=f>`` and parameters in tags of their own, one to a line, between `begin` and `end`."""
     # A line break behind the last one, as in `Around.trailing`.
     more = " ({0} call)* {0}?".format(_text("\n")) if parallel else ""
@@ -65,13 +66,12 @@ def tagged_calls(functions: Sequence[Function], begin: str, end: str, *, paralle
     return "\n".join(lines) + _TAG_RULES
 
 
-def _arguments(function: Function) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _arguments(function: ToolFunction) -> tuple[list[tuple[str, JsonValue]], list[tuple[str, JsonValue]]]:
     """Names and schemas of the arguments that must be there, and of those that may."""
-    schema = parameters_of(function)
-    properties: Mapping[str, Any] = schema.get("properties") or {}
-    needed = schema.get("required") or []
-    required = [(name, properties.get(name, True)) for name in dict.fromkeys(needed)]
-    return required, [(name, one) for name, one in properties.items() if name not in needed]
+    properties, needed = properties_of(function), parameters_of(function).get("required")
+    names = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
+    required = [(name, properties.get(name, True)) for name in dict.fromkeys(names)]
+    return required, [(name, one) for name, one in properties.items() if name not in names]
 
 
 def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int) -> list[str]:
@@ -90,14 +90,14 @@ def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int) ->
     return [f"({' | '.join(f'first{index}x{j}' for j in range(len(pairs)))})?", *rules]
 
 
-def _python(schema: Any) -> str:
+def _python(schema: JsonValue) -> str:
     kind = _kind(schema)
     if isinstance(kind, list):
         return f"({' | '.join(_text(repr(one)) for one in kind)})"
     return kind
 
 
-def _tag(name: str, schema: Any) -> str:
+def _tag(name: str, schema: JsonValue) -> str:
     kind = _kind(schema)
     if isinstance(kind, list):
         words = (one if isinstance(one, str) else json.dumps(one) for one in kind)
@@ -105,7 +105,7 @@ def _tag(name: str, schema: Any) -> str:
     return f"{_text(f'<parameter={name}>' + chr(10))} {kind} {_text(chr(10) + '</parameter>' + chr(10))}"
 
 
-def _kind(schema: Any) -> str | list[Any]:
+def _kind(schema: JsonValue) -> str | list[JsonValue]:
     """The rule of a schema's values, or the values themselves."""
     if not isinstance(schema, Mapping):
         return "value"

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.interfaces.output_parser import (
+    EarlierCall,
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ToolFunction,
+)
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
@@ -44,18 +49,18 @@ class PythonicParser(OutputParser[NoOptions]):
             return None
         return "the chat template has no [func_name1(...)]"
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _PythonicStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel)) if required else None
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return [f"[{one['name']}(" for one in tools]
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         if not calls:
             return ""
         written = (

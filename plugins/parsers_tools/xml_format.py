@@ -16,15 +16,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream
+from pegboard.core.interfaces.output_parser import (
+    EarlierCall,
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ToolFunction,
+)
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
-from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of
+from pegboard.plugins.parsers_tools.grammars import chosen, properties_of
 from pegboard.plugins.parsers_tools.literals import tagged_calls
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -41,24 +47,24 @@ class XmlParser(OutputParser[NoOptions]):
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return None if _FUNCTION in ctx.chat_template else f"the chat template has no {_FUNCTION}"
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _XmlStream(tools)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         if not required:
             return None
         return Grammar("ebnf", tagged_calls(chosen(tools, name), f"{_BEGIN}\n", f"\n{_END}", parallel=parallel))
 
-    def openings(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_BEGIN,)
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         return "\n".join(_written(one["name"], one["arguments"]) for one in calls)
 
 
-def _written(name: str, arguments: Mapping[str, Any]) -> str:
+def _written(name: str, arguments: JsonObject) -> str:
     parameters = "".join(
         f"{_PARAMETER}{key}>\n{value if isinstance(value, str) else write(value)}\n{_PARAMETER_END}\n"
         for key, value in arguments.items()
@@ -67,9 +73,9 @@ def _written(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 class _XmlStream(CallStream):
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Sequence[ToolFunction]) -> None:
         super().__init__(tools)
-        self._schemas = {str(one["name"]): parameters_of(one).get("properties") or {} for one in tools}
+        self._schemas = {one["name"]: properties_of(one) for one in tools}
 
     def run(self) -> Reading[None]:
         # Models forget the outer tag.
@@ -104,7 +110,7 @@ class _XmlStream(CallStream):
         self.sink.arguments("}")
         self.sink.end()
 
-    def _parameter(self, schemas: Mapping[str, Any], names: set[str]) -> Reading[None]:
+    def _parameter(self, schemas: JsonObject, names: set[str]) -> Reading[None]:
         source = self.source
         key = yield from source.read_run(_NAME, _MOST)
         if not key or (yield from source.peek()) != ">":
@@ -137,7 +143,7 @@ class _XmlStream(CallStream):
         self.source.stop_record()
         self.sink.arguments('"')
 
-    def _json(self, schema: Any) -> Reading[None]:
+    def _json(self, schema: JsonValue) -> Reading[None]:
         pieces: list[str] = []
         ended = yield from self.until(pieces.append, _PARAMETER_END)
         text = "".join(pieces)
@@ -148,7 +154,7 @@ class _XmlStream(CallStream):
         self.sink.arguments(_as_json(text.removesuffix("\n"), schema))
 
 
-def _is_text(schema: Any) -> bool:
+def _is_text(schema: JsonValue) -> bool:
     """Whether a value is a string whatever it looks like."""
     if not isinstance(schema, Mapping):
         return False
@@ -156,7 +162,7 @@ def _is_text(schema: Any) -> bool:
     return schema.get("type") == "string" or (isinstance(values, list) and all(isinstance(one, str) for one in values))
 
 
-def _as_json(text: str, schema: Any) -> str:
+def _as_json(text: str, schema: JsonValue) -> str:
     """JSON as it stands, Python's three words, or else a string; a string, too, where the schema wants that rather than
     what the JSON is.
     """
@@ -171,7 +177,7 @@ def _as_json(text: str, schema: Any) -> str:
         return json.dumps(text, ensure_ascii=False)
 
 
-def _kinds(value: Any) -> tuple[str, ...]:
+def _kinds(value: JsonValue) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ("boolean",)
     if isinstance(value, int):
@@ -180,5 +186,5 @@ def _kinds(value: Any) -> tuple[str, ...]:
     return (names[type(value)],)
 
 
-def _refuse(text: str) -> Any:
+def _refuse(text: str) -> JsonValue:
     raise ValueError(f"{text} is no JSON")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.output_parser import (
@@ -26,6 +26,7 @@ from pegboard.core.interfaces.output_parser import (
     Reasoning,
     ToolCallArguments,
     ToolCallStart,
+    ToolFunction,
 )
 from pegboard.core.toolkit.chat.call_or import CallOrStream
 from pegboard.core.toolkit.chat.tool_schema import Choice, outline
@@ -42,7 +43,7 @@ class Tools:
     is the function that has to be called, "" for any; `parallel` allows several calls in one answer.
     """
 
-    functions: tuple[dict[str, Any], ...] = ()
+    functions: tuple[ToolFunction, ...] = ()
     choice: Choice = "auto"
     name: str = ""
     parallel: bool = True
@@ -53,7 +54,7 @@ class Tools:
         return bool(self.functions) and self.choice != "none"
 
     @property
-    def for_template(self) -> list[dict[str, Any]]:
+    def for_template(self) -> list[dict[str, object]]:
         """The tools as chat templates read them; none where the model may not call any."""
         if not self.active:
             return []
@@ -104,7 +105,7 @@ class Tools:
         return any_of(calls, form), openings
 
 
-def _without_strict(function: dict[str, Any]) -> dict[str, Any]:
+def _without_strict(function: ToolFunction) -> dict[str, object]:
     # It is about how the answer is generated; models were not trained on it.
     return {name: value for name, value in function.items() if name != "strict"}
 

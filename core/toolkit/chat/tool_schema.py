@@ -1,7 +1,7 @@
 """Checks of what requests say about tools, in whichever format. Whatever is odd is a 400 with its path, before anything
 else sees it. How a format spells tools and the choice among them is for its API plugin to read::
 
-    def find(where: str, tool: Mapping[str, Any]) -> FunctionSource:
+    def find(where: str, tool: Mapping[str, object]) -> FunctionSource:
         return FunctionSource(where, tool, "input_schema")
 
     tools = Tools(checked_functions(body.tools, find))
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.output_parser import ToolFunction
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 512 * 1024
@@ -47,13 +49,13 @@ class FunctionSource:
     """
 
     path: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     schema_key: str = "parameters"
 
 
 def checked_functions(
-    tools: Any, find: Callable[[str, Mapping[str, Any]], FunctionSource]
-) -> tuple[dict[str, Any], ...]:
+    tools: object, find: Callable[[str, Mapping[str, object]], FunctionSource]
+) -> tuple[ToolFunction, ...]:
     """Return the functions of `tools`, a body's list, as `Tools.functions` has them. `find` gets a tool's path and the
     tool, and returns its function. Raises InvalidRequest with the path of what is wrong.
     """
@@ -64,7 +66,7 @@ def checked_functions(
     if len(tools) > MAX_TOOLS:
         raise wrong("tools", f"may have at most {MAX_TOOLS} entries, got {len(tools)}")
     sources: list[FunctionSource] = []
-    functions: list[dict[str, Any]] = []
+    functions: list[ToolFunction] = []
     for i, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise wrong(f"tools.{i}", "must be an object")
@@ -80,7 +82,7 @@ def checked_functions(
     return tuple(functions)
 
 
-def named_choice(name: Any, where: str, functions: Sequence[Mapping[str, Any]]) -> tuple[Choice, str]:
+def named_choice(name: object, where: str, functions: Sequence[ToolFunction]) -> tuple[Choice, str]:
     """Return the choice of one function, by the name that the body has at `where`. Raises InvalidRequest for a name
     that none of `functions` has.
     """
@@ -91,7 +93,7 @@ def named_choice(name: Any, where: str, functions: Sequence[Mapping[str, Any]]) 
     return "required", name
 
 
-def check_choice(choice: Choice, where: str, functions: Sequence[Mapping[str, Any]]) -> None:
+def check_choice(choice: Choice, where: str, functions: Sequence[ToolFunction]) -> None:
     """Raise InvalidRequest, naming `where`, for a call that is required where there are no functions."""
     if choice == "required" and not functions:
         raise wrong(where, "a call is required, but there are no tools")
@@ -102,25 +104,26 @@ def wrong(where: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {message}", param=where)
 
 
-def outline(function: Mapping[str, Any]) -> dict[str, Any]:
+def outline(function: ToolFunction) -> ToolFunction:
     """A function whose arguments have no more than names, simple types, and those that must be there: what any grammar
     can hold, where the rest is left to the model.
     """
     schema = function.get("parameters") or {}
-    needed = [name for name in schema.get("required") or () if isinstance(name, str)]
-    properties: dict[str, Any] = {}
-    for name, one in (schema.get("properties") or {}).items():
+    described, required = schema.get("properties"), schema.get("required")
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    properties: dict[str, JsonValue] = {}
+    for name, one in described.items() if isinstance(described, Mapping) else ():
         kind = one.get("type") if isinstance(one, Mapping) else None
         properties[name] = {"type": kind} if isinstance(kind, str) else {}
     return {**function, "parameters": {"type": "object", "properties": properties, "required": needed}}
 
 
-def _function(source: FunctionSource) -> dict[str, Any]:
+def _function(source: FunctionSource) -> ToolFunction:
     path, fields = source.path, source.fields
     name = fields.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise wrong(f"{path}.name", "must be 1 to 64 characters of A-Z, a-z, 0-9, _, . and -")
-    function: dict[str, Any] = {"name": name}
+    function: ToolFunction = {"name": name}
     description = fields.get("description")
     if description is not None:
         if not isinstance(description, str):
@@ -140,7 +143,7 @@ def _function(source: FunctionSource) -> dict[str, Any]:
     return function
 
 
-def _parameters(path: str, schema: Any) -> dict[str, Any]:
+def _parameters(path: str, schema: object) -> JsonObject:
     if not isinstance(schema, dict):
         raise wrong(path, "must be a JSON schema: an object")
     if schema.get("type", "object") != "object":
@@ -149,7 +152,7 @@ def _parameters(path: str, schema: Any) -> dict[str, Any]:
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def check_schema(schema: Any, path: str) -> None:
+def check_schema(schema: object, path: str) -> None:
     """Raise InvalidRequest, with the path below `path`, for an invalid JSON schema: keywords of the wrong type, and
     schemas nested too deeply. Unknown keywords pass.
 
@@ -158,7 +161,7 @@ def check_schema(schema: Any, path: str) -> None:
     all clients. It also refuses earlier drafts, which clients send (a list in `items`, a boolean in
     `exclusiveMinimum`), lets an empty `enum` pass, and takes 1.3 s to import with its optional formats.
     """
-    left: list[tuple[Any, str, int]] = [(schema, path, 1)]
+    left: list[tuple[object, str, int]] = [(schema, path, 1)]
     while left:
         one, where, depth = left.pop()
         if isinstance(one, bool):
@@ -210,11 +213,11 @@ def _check_keywords(schema: dict[str, Any], where: str) -> None:
             raise wrong(f"{where}.{key}", "must be a whole number that is not negative")
 
 
-def _are(value: Any, kind: type) -> bool:
+def _are(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-def _size(functions: Sequence[Mapping[str, Any]]) -> int:
+def _size(functions: Sequence[ToolFunction]) -> int:
     try:
         text = json.dumps(functions, ensure_ascii=False, allow_nan=False)
         text.encode()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.core.toolkit.parsing.json_stream import as_object, nobody, read_string, read_value
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading, TextStream
 
@@ -27,9 +27,9 @@ class _Call:
 class CallStream(TextStream):
     """A stream that reads calls of these functions, or of any where there are none."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, tools: Sequence[ToolFunction] = ()) -> None:
         super().__init__()
-        self.names = frozenset(str(one["name"]) for one in tools)
+        self.names = frozenset(one["name"] for one in tools)
 
     def start(self, name: str) -> None:
         """A call begins, and what was read of it so far is told. Raises Broken where there is no such function."""

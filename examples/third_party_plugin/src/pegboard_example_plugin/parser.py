@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces import Grammar, OutputParser
 from pegboard.core.toolkit.parsing.call_stream import CallStream
@@ -15,7 +15,7 @@ from pegboard.core.toolkit.parsing.text_stream import Broken
 from pegboard_example_plugin.options import BracketedOptions
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces import ParserStream
+    from pegboard.core.interfaces import EarlierCall, ParserStream, ToolFunction
     from pegboard.core.toolkit.parsing.text_stream import Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -25,11 +25,11 @@ _LONGEST = 64
 class BracketedParser(OutputParser[BracketedOptions]):
     """Reads calls as they come, writes earlier ones, explains itself to the model, and can force an answer to call."""
 
-    def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return BracketedStream(tools, self.options)
 
     def constraint(
-        self, tools: Sequence[Mapping[str, Any]], *, name: str = "", parallel: bool = True, required: bool = True
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         if not required:
             return None
@@ -42,11 +42,11 @@ class BracketedParser(OutputParser[BracketedOptions]):
         tag = {"structures": structures, "at_least_one": True, "separator": "\n", "stop_after_first": not parallel}
         return Grammar("structural_tag", json.dumps(tag))
 
-    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, tools: Sequence[ToolFunction]) -> str:
         form = f'{self.options.begin}name {{"argument": "value"}}{self.options.end}'
         return "\n".join([f"To call a function, write {form}. The functions are:", *map(write, tools)])
 
-    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         begin, end = self.options.begin, self.options.end
         return "\n".join(f"{begin}{one['name']} {write(one['arguments'])}{end}" for one in calls)
 
@@ -54,7 +54,7 @@ class BracketedParser(OutputParser[BracketedOptions]):
 class BracketedStream(CallStream):
     """One answer. `run` reads as if all of its text were there, and is suspended wherever it ends."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], options: BracketedOptions) -> None:
+    def __init__(self, tools: Sequence[ToolFunction], options: BracketedOptions) -> None:
         super().__init__(tools)
         self._begin, self._end = options.begin, options.end
 

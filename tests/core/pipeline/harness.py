@@ -7,6 +7,7 @@ the same from the tokens alone.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -121,6 +122,21 @@ class FakeModel:
         return Done(self(work))
 
 
+IGNORE: dict[str, Any] = {"sampling": {"ignore_eos": True}}
+"""For requests that are to get all their tokens."""
+
+
+def prompts(n: int, *, seed: int = 0, shortest: int = 1, longest: int = 60) -> list[list[int]]:
+    """Mixed prompts, half of which share a prefix with another one."""
+    rng = random.Random(seed)
+    out: list[list[int]] = []
+    for i in range(n):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randint(shortest, longest))]
+        base = rng.choice(out)[: rng.randint(0, longest)] if out and i % 2 else []
+        out.append((base + own)[: longest * 2])
+    return out
+
+
 class Harness:
     """A scheduler with real caches, allocators and policies, and the fake model."""
 
@@ -167,7 +183,7 @@ class Harness:
 
     def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:
         """Send one request; the scheduler's answer."""
-        params = SamplingParams(max_new_tokens=n, temperature=0.0, **more.pop("sampling", {}))
+        params = SamplingParams(**{"max_new_tokens": n, "temperature": 0.0, **more.pop("sampling", {})})
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)
         (reply,) = self.scheduler.receive([message])
         return reply

@@ -10,6 +10,7 @@ import pytest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, Rejected
 from pegboard.core.interfaces.prefix_cache import InsertResult
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.pipeline.executor import InlineExecutor
 from pegboard.core.pipeline.guards import MAX_FAILURES, GuardedHooks, GuardedPolicy
@@ -230,3 +231,45 @@ def test_a_device_that_is_gone_ends_the_process() -> None:
     harness.submit("a", [1, 2], 3)
     with pytest.raises(DeviceFailed):
         harness.run()
+
+
+class Wrong(SchedulePolicy):
+    """Answers with what is no answer."""
+
+    preempts = True
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> Any:
+        return self.answer(waiting)
+
+    def victims(self, running: Sequence[Req]) -> Any:
+        return self.answer(running)
+
+    def preempt(self, req: Req, running: Sequence[Req]) -> Any:
+        return self.answer(running)
+
+
+def lazily(reqs: Any) -> Any:
+    yield from reqs[:1]
+    raise RuntimeError("later")
+
+
+def emptied(reqs: Any) -> Any:
+    reqs.clear()
+    return reqs
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda reqs: None, lazily, lambda reqs: [None, *reqs], lambda reqs: [*reqs, *reqs], lambda reqs: [], emptied],
+    ids=["none", "lazy", "junk", "twice", "nobody", "emptied"],
+)
+def test_whatever_a_policy_answers_everybody_is_served(answer: Any) -> None:
+    harness = Harness(tokens=120, max_running_requests=3, estimate_max_new_tokens=1)
+    harness.scheduler.planner.policy = GuardedPolicy(Wrong(answer))
+    for i in range(6):
+        harness.submit(f"r{i}", [i, 1, 2], 30)
+    harness.run()
+    assert all(harness.tokens(f"r{i}") == oracle([i, 1, 2], 30) for i in range(6))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.core.pipeline.harness import Harness, oracle
+from pegboard.core.pipeline.executor import Done
+from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -53,3 +56,33 @@ def test_a_chunk_that_fails_once_costs_nobody_a_token(mixed: bool) -> None:
         for rid, prompt in prompts.items():
             expected = oracle(prompt, 6, ignore_eos=True)
             assert harness.tokens(rid) == (expected if ends[rid] == "length" else expected[: len(harness.tokens(rid))])
+
+
+def test_failed_batch_fails_its_requests_only() -> None:
+    harness = Harness()
+    harness.submit("bad", [100, 101], 5)
+    harness.model.fail_on = lambda work: 100 in work.input_ids
+    harness.run()
+    assert harness.finish("bad")["type"] == "abort"
+    assert "out of luck" in harness.finish("bad")["message"]
+    assert harness.memory.cache.cached_tokens == 0, "KV of a failed pass must not be shared"
+    harness.submit("good", [1, 2], 5)
+    harness.run()
+    assert harness.tokens("good") == oracle([1, 2], 5)
+
+
+@pytest.mark.parametrize("fails", range(1, 12))
+def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
+    harness = Harness(loop="overlap")
+    model, calls = harness.model, iter(range(1, 1000))
+
+    def launch(work: Any) -> Done:
+        if next(calls) == fails:
+            raise RuntimeError("out of memory before anything was done")
+        return Done(model(work))
+
+    harness.scheduler.stages.executor._launch = launch  # type: ignore[attr-defined]
+    for rid in "abcd":
+        harness.submit(rid, [ord(rid), 1, 2], 12, **IGNORE)
+    harness.run()
+    assert all(harness.tokens(rid) == oracle([ord(rid), 1, 2], 12, ignore_eos=True) for rid in "abcd")

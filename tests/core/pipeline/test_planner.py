@@ -1,10 +1,9 @@
-"""What a review found, so that it stays found."""
+"""The planner: chunks, decodes and parts of prompts take turns, and who is pushed out for whom."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,42 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy
-from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.guards import GuardedPolicy
-from tests.core.pipeline.harness import Harness, oracle
+from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
-IGNORE: dict[str, Any] = {"sampling": {"ignore_eos": True}}
+
+def test_chunks_are_bounded_and_alternate_with_decodes() -> None:
+    harness = Harness(chunk=16)
+    harness.submit("running", [1, 2], 40, sampling={"ignore_eos": True})
+    harness.step()
+    harness.submit("long", list(range(100)), 4)
+    harness.run()
+    modes = [work.forward_mode for work in harness.model.batches[1:14]]
+    extends = [work for work in harness.model.batches if work.forward_mode is ForwardMode.EXTEND]
+    assert max(int(work.extend_lens.sum()) for work in extends) <= 16
+    assert not any(a is b is ForwardMode.EXTEND for a, b in itertools.pairwise(modes)), "a running request starved"
+    assert harness.tokens("long") == oracle(list(range(100)), 4)
+
+
+def test_prefill_first_restores_the_reference_order() -> None:
+    harness = Harness(chunk=16, prefill_first=True)
+    harness.submit("running", [1, 2], 40, sampling={"ignore_eos": True})
+    harness.step()
+    harness.submit("long", list(range(100)), 4)
+    harness.run()
+    modes = [work.forward_mode for work in harness.model.batches[1:8]]
+    assert modes == [ForwardMode.EXTEND] * 7
+
+
+def test_mixed_chunk_carries_decodes() -> None:
+    harness = Harness(chunk=16, mixed_chunk=True)
+    harness.submit("running", [1, 2], 40, sampling={"ignore_eos": True})
+    harness.step()
+    harness.submit("long", list(range(100)), 4)
+    harness.run()
+    mixed = [work for work in harness.model.batches if work.forward_mode is ForwardMode.MIXED]
+    assert len(mixed) >= 6
+    assert all(int(work.extend_lens.sum()) <= 16 for work in mixed)
 
 
 @pytest.mark.parametrize("fails", range(1, 8))
@@ -31,83 +61,6 @@ def test_no_part_of_a_split_outlives_the_chunk_that_it_read(fails: int) -> None:
     for rid, asked, n in (("x", [5] * 4, 12), ("c", prompt, 6)):
         if harness.finish(rid)["type"] != "abort":
             assert harness.tokens(rid) == oracle(asked, n, ignore_eos=True), rid
-
-
-@pytest.mark.parametrize("fails", range(1, 12))
-def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
-    harness = Harness(loop="overlap")
-    model, calls = harness.model, iter(range(1, 1000))
-
-    def launch(work: Any) -> Done:
-        if next(calls) == fails:
-            raise RuntimeError("out of memory before anything was done")
-        return Done(model(work))
-
-    harness.scheduler.stages.executor._launch = launch  # type: ignore[attr-defined]
-    for rid in "abcd":
-        harness.submit(rid, [ord(rid), 1, 2], 12, **IGNORE)
-    harness.run()
-    assert all(harness.tokens(rid) == oracle([ord(rid), 1, 2], 12, ignore_eos=True) for rid in "abcd")
-
-
-class Wrong(SchedulePolicy):
-    """Answers with what is no answer."""
-
-    preempts = True
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> Any:
-        return self.answer(waiting)
-
-    def victims(self, running: Sequence[Req]) -> Any:
-        return self.answer(running)
-
-    def preempt(self, req: Req, running: Sequence[Req]) -> Any:
-        return self.answer(running)
-
-
-def lazily(reqs: Any) -> Any:
-    yield from reqs[:1]
-    raise RuntimeError("later")
-
-
-def emptied(reqs: Any) -> Any:
-    reqs.clear()
-    return reqs
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [lambda reqs: None, lazily, lambda reqs: [None, *reqs], lambda reqs: [*reqs, *reqs], lambda reqs: [], emptied],
-    ids=["none", "lazy", "junk", "twice", "nobody", "emptied"],
-)
-def test_whatever_a_policy_answers_everybody_is_served(answer: Any) -> None:
-    harness = Harness(tokens=120, max_running_requests=3, estimate_max_new_tokens=1)
-    harness.scheduler.planner.policy = GuardedPolicy(Wrong(answer))
-    for i in range(6):
-        harness.submit(f"r{i}", [i, 1, 2], 30)
-    harness.run()
-    assert all(harness.tokens(f"r{i}") == oracle([i, 1, 2], 30) for i in range(6))
-
-
-@pytest.mark.parametrize("method", ["match", "lock", "unlock", "evict"])
-def test_a_cache_that_raises_once_costs_reuse_only(method: str) -> None:
-    harness = Harness(tokens=128)
-    real, calls = getattr(harness.memory.cache, method), iter(range(1, 10**6))
-
-    def sometimes(*args: Any) -> Any:
-        # After the work is done, where doing it twice would be another mistake.
-        if next(calls) == 3 and method != "unlock":
-            raise RuntimeError(method)
-        return real(*args)
-
-    setattr(harness.memory.cache, method, sometimes)
-    for i in range(6):
-        harness.submit(f"r{i}", [i] * 20, 20, **IGNORE)
-    harness.run()
-    assert all(harness.tokens(f"r{i}") == oracle([i] * 20, 20, ignore_eos=True) for i in range(6))
 
 
 def test_a_split_that_nobody_wants_ends_within_a_step() -> None:

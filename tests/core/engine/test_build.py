@@ -1,0 +1,71 @@
+"""Building a scheduler: what is chosen, what is refused before weights are read, and what is closed again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.build import build_scheduler
+from pegboard.core.interfaces.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
+
+
+def built(path: Path, **sections: Any) -> Any:
+    data = {"model": {"path": str(path), "dtype": "float32"}, "attention": {"use": "torch"}, **sections}
+    return build_scheduler(compose((), data={"memory": {"max_total_tokens": 512}, **data}))
+
+
+def test_the_parts_are_those_of_the_config(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sections = {"prefix_cache": {"use": "block"}, "memory": {"max_total_tokens": 512, "page_size": 16}}
+    with caplog.at_level(logging.INFO):
+        one = built(model, scheduler={"policy": {"use": "lof"}, "max_running_requests": 3}, **sections)
+    try:
+        stages = one.scheduler.stages
+        assert type(stages.memory.cache).__name__ == "BlockCache"
+        assert (stages.memory.allocator.num_pages, stages.memory.allocator.page_size) == (32, 16)
+        assert stages.memory.rows.host.shape[0] == 4, "a row for each running request, and one for padding"
+        assert "prefix_cache block" in caplog.text
+        assert "schedule_policy lof" in caplog.text
+    finally:
+        one.close()
+
+
+def test_a_device_that_is_not_there_is_refused(model: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match=r"model.device: 'cuda', but torch .* finds no GPU here"):
+        built(model, model={"path": str(model), "device": "cuda"})
+
+
+def test_an_end_that_the_model_cannot_choose_is_left_out(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        file = copy / name
+        fields = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**fields, "eos_token_id": [2, 10**6]}))
+    one = built(copy)
+    one.close()
+    assert "eos_token_id: 1000000 is not among the model's" in caplog.text
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_closing_ends_its_threads(model: Path, loop: str) -> None:
+    before = set(threading.enumerate())
+    one = built(model, scheduler={"loop": loop})
+    one.close()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,78 @@
+"""How much KV memory there is, with a pool of plain numbers."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from pegboard.core.config.compose import compose
+from pegboard.core.engine import sizing
+from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
+
+PER_TOKEN = 1000
+FREE = 100_000 * PER_TOKEN
+
+
+class Choice:
+    """A provider of pools that takes 1,000 bytes per token and builds what it was asked for."""
+
+    class cls:  # noqa: N801
+        @staticmethod
+        def bytes_per_token(layers: object, dtype: object) -> int:
+            return PER_TOKEN
+
+    def build(self, ctx: Any) -> Any:
+        return ctx
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "_free_bytes", lambda device: FREE)
+
+
+def size(context: int = 512, **memory: Any) -> sizing.KVMemory:
+    config = compose((), data={"model": {"path": "x"}, "memory": memory}).engine
+    model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+    spec = SimpleNamespace(layers=(), max_context_len=context)
+    return sizing.size_memory(cast(Any, Choice()), config, cast(Any, model), cast(Any, spec))
+
+
+def test_the_config_decides() -> None:
+    found = size(max_total_tokens=1000, page_size=16)
+    assert (found.num_pages, found.max_context_len) == (62, 512)
+    assert cast(Any, found.pool).num_pages == 62
+
+
+def test_a_share_of_what_is_free_otherwise() -> None:
+    assert size(page_size=16).num_pages == FREE * sizing.CPU_POOL_SHARE // PER_TOKEN // 16
+
+
+def test_a_context_that_does_not_fit_is_cut_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert size(context=4096, max_total_tokens=1000, page_size=16).max_context_len == 992
+    assert "limited to that, not to the model's 4096" in caplog.text
+
+
+def test_less_than_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"memory.max_total_tokens: 10 tokens hold no page of 16"):
+        size(max_total_tokens=10, page_size=16)
+
+
+def test_more_than_is_free_is_refused_with_the_most_that_fits() -> None:
+    with pytest.raises(OutOfMemory, match=r"lower memory.max_total_tokens to at most 100000"):
+        size(max_total_tokens=100_001, page_size=1)
+    assert size(max_total_tokens=100_000, page_size=1).num_pages == 100_000
+
+
+@pytest.mark.parametrize(("count", "fits"), [(9, True), (10_000_000, False)])
+def test_a_row_table_that_does_not_fit_is_refused(count: int, fits: bool) -> None:
+    config = compose((), data={"model": {"path": "x"}, "scheduler": {"max_running_requests": count}}).engine
+    if fits:
+        assert sizing.make_rows(config, torch.device("cpu"), 100).host.shape == (count + 1, 100)
+    else:
+        with pytest.raises(OutOfMemory, match=r"scheduler.max_running_requests"):
+            sizing.make_rows(config, torch.device("cpu"), 100)

@@ -50,7 +50,7 @@ def _long_text(rng: random.Random, scale: float) -> list[Ask]:
 def _prompt_logprobs(rng: random.Random, scale: float) -> list[Ask]:
     prompts = [payloads.some_ids(rng, int(8000 * max(scale, 1 / 8))) for _ in range(20)]
     sizes = {"top": int(128 * scale), "ids": int(4096 * scale)}
-    return [payloads.logprobs(prompt, tokens=1, **sizes, of_prompt=True) for prompt in prompts]
+    return [payloads.logprobs(prompt, tokens=1, **sizes, of_prompt=True) for prompt in prompts]  # type: ignore[arg-type]
 
 
 def _bodies(rng: random.Random, scale: float) -> list[Ask]:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def stream(*events: dict[str, Any], done: bool = True, status: int = 200) -> clients._Stream:
-    found = clients._Stream(clients.Streams(clients.Address.parse("127.0.0.1:1"), 1))
+    found = clients._Stream(clients.Streams(clients.Address.parse("127.0.0.1:1"), 1))  # type: ignore[attr-defined]
     found.head(status, {})
     for number, event in enumerate([*events, *(["[DONE]"] if done else [])]):
         data = event if isinstance(event, str) else json.dumps(event)
@@ -63,7 +63,7 @@ def test_a_client_without_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(asyncio, "open_connection", fails)
-    attacker = clients.Attacker(clients.Address.parse("127.0.0.1:1"), ATTACKS["idle"], 0, 1.0)
+    attacker = clients.Attacker(clients.Address.parse("127.0.0.1:1"), ATTACKS["idle"], 0, 1.0)  # type: ignore[attr-defined]
     assert asyncio.run(attacker._opened(0.0)).startswith("not sent")
 
 
@@ -159,7 +159,7 @@ def test_it_runs_by_its_path() -> None:
 
 def test_a_stream_is_silent_from_its_first_token_on() -> None:
     """The event that says who speaks in a chat comes before its turn does."""
-    streams = clients.Streams(clients.Address.parse("127.0.0.1:1"), 1)
+    streams = clients.Streams(clients.Address.parse("127.0.0.1:1"), 1)  # type: ignore[attr-defined]
     stream = clients._Stream(streams)
     stream.head(200, {})
     began = stream.sent

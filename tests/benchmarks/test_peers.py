@@ -232,7 +232,7 @@ def test_a_peer_that_is_not_installed_is_told(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_an_environment_is_made_once_and_a_failed_step_says_what_failed(tmp_path: Path) -> None:
-    environment, said = Environment("peer", tmp_path / "peer", "recipe 1"), []
+    environment, said = Environment("peer", tmp_path / "peer", "recipe 1"), []  # type: ignore[var-annotated]
     environment.python.parent.mkdir(parents=True)
     environment.python.symlink_to(sys.executable)
 

@@ -225,7 +225,7 @@ def test_a_parameter_that_must_be_given() -> None:
     for cls, passes in ((BareSharpen, False), (ExampleOfSharpen, True)):
         outcomes, output = Outcomes(), io.StringIO()
         with contextlib.redirect_stdout(output):
-            InMemory("logits_processor", lambda cls=cls: {cls.__name__: cls}).run(
+            InMemory("logits_processor", lambda cls=cls: {cls.__name__: cls}).run(  # type: ignore[misc]
                 "-rs", "--capture=no", "-k", "not a_row_depends", *_QUIET, plugins=[outcomes]
             )
         assert not outcomes.failed + outcomes.errors, output.getvalue()

@@ -77,4 +77,4 @@ def test_names_and_numbers_are_those() -> None:
     for stage in STAGES:
         assert f"| {stage} |" in PAGE
     assert f"({TOKEN_RANGE[0]} to {TOKEN_RANGE[1] - 1};" in PAGE
-    assert StepMode.__args__ == ("decode", "prefill", "mixed")
+    assert StepMode.__args__ == ("decode", "prefill", "mixed")  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ def _explore(address: str, key: str, examples: int, seed: int, skip: Sequence[st
                 check for some in one.recorder.checks.values() for check in some if check.failure_info is not None
             ]
             for check in checks:
-                failure, sample = check.failure_info.failure, check.failure_info.code_sample
+                failure, sample = check.failure_info.failure, check.failure_info.code_sample  # type: ignore[union-attr]
                 found.append(f"{one.label}: {failure.title}: {failure.message}\n{sample}")
     return {"requests": requests, "found": found}
 

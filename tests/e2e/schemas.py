@@ -99,16 +99,16 @@ _TREE = _object({"label": _WORD, "children": {"type": "array", "items": {"$ref":
 REFS: tuple[Schema, ...] = (
     {"$ref": "#/$defs/point", "$defs": {"point": _POINT}},
     {"$ref": "#/definitions/point", "definitions": {"point": _POINT}},
-    _object({"from": {"$ref": "#/$defs/point"}, "to": {"$ref": "#/$defs/point"}}, **{"$defs": {"point": _POINT}}),
+    _object({"from": {"$ref": "#/$defs/point"}, "to": {"$ref": "#/$defs/point"}}, **{"$defs": {"point": _POINT}}),  # type: ignore[arg-type]
     {"type": "array", "items": {"$ref": "#/$defs/w"}, "minItems": 1, "maxItems": 3, "$defs": {"w": _WORD}},
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/c"}, "c": _SMALL}},
     {"$ref": "#/$defs/node", "$defs": {"node": _NODE}},
     {"$ref": "#/$defs/tree", "$defs": {"tree": _TREE}},
-    _object({"root": {"$ref": "#/$defs/tree"}, "count": _SMALL}, **{"$defs": {"tree": _TREE}}),
+    _object({"root": {"$ref": "#/$defs/tree"}, "count": _SMALL}, **{"$defs": {"tree": _TREE}}),  # type: ignore[arg-type]
     _object({"head": _SMALL, "tail": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
     _object(
         {"u": {"$ref": "#/$defs/user"}},
-        **{"$defs": {"user": _object({"n": _WORD, "at": {"$ref": "#/$defs/p"}}), "p": _POINT}},
+        **{"$defs": {"user": _object({"n": _WORD, "at": {"$ref": "#/$defs/p"}}), "p": _POINT}},  # type: ignore[arg-type]
     ),
     {"anyOf": [{"$ref": "#/$defs/p"}, {"$ref": "#/$defs/w"}], "$defs": {"p": _POINT, "w": _WORD}},
     {
@@ -243,7 +243,7 @@ WILD: tuple[Schema, ...] = (
     ),
     _object(
         {"x-vendor": _SMALL, "meta": {"type": "object", "additionalProperties": _WORD, "maxProperties": 2}},
-        **{"x-internal": True},
+        **{"x-internal": True},  # type: ignore[arg-type]
     ),
 )
 

@@ -279,7 +279,7 @@ class Soak:
             asks["session"] = {"id": rng.choice("abcd")}
         if rng.random() < 0.15:
             act = rng.choice(("open", "delay", "delay", "fail", "never", "raise"))
-            asks["drill"] = {"act": act, "delay": rng.choice((0.0, 0.05, 0.3)), "hold": rng.choice((0.0, 0.0, 0.1))}
+            asks["drill"] = {"act": act, "delay": rng.choice((0.0, 0.05, 0.3)), "hold": rng.choice((0.0, 0.0, 0.1))}  # type: ignore[dict-item]
         return asks
 
     def _until_idle(self) -> None:

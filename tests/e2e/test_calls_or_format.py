@@ -100,7 +100,7 @@ def test_responses(client: openai.OpenAI) -> None:
     options: Any = {"model": MODEL, "tools": tools, "temperature": 0, "max_output_tokens": 200}
     options |= {"text": {"format": {"type": "json_schema", **FORM}}, "parallel_tool_calls": False}
     for more in ({}, {"tool_choice": "required"}):
-        [call] = client.responses.create(input=asked(CALLS), **options, **more).output
+        [call] = client.responses.create(input=asked(CALLS), **options, **more).output  # type: ignore[call-overload]
         assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_time", CALL)
     events = list(client.responses.create(input=asked(ANSWERS), **options, stream=True))
     assert json.loads(events[-1].response.output_text) == ANSWER
@@ -121,4 +121,4 @@ def test_messages(server: Served) -> None:
         with claude.messages.stream(messages=asked(ANSWERS), **options) as stream:
             final = stream.get_final_message()
         [text] = final.content
-        assert (final.stop_reason, json.loads(text.text)) == ("end_turn", ANSWER)
+        assert (final.stop_reason, json.loads(text.text)) == ("end_turn", ANSWER)  # type: ignore[union-attr]

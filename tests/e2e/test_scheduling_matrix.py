@@ -116,7 +116,7 @@ def with_stop(request: GenerateRequest, full: GenerateOutput, kind: str) -> Gene
     else:
         # Said by several tokens, some of them before a retraction and some after it.
         start = len(full.text) // 3
-        changed = {"stop": ("never said", full.text[start : start + STOP_LENGTH])}
+        changed = {"stop": ("never said", full.text[start : start + STOP_LENGTH])}  # type: ignore[dict-item]
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, **changed))
 
 

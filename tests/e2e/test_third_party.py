@@ -166,7 +166,7 @@ def leave(server: Served, prompt: str) -> None:
     first, second = next(lines), next(lines)
     assert first["piece"]
     assert second["piece"]
-    lines.close()
+    lines.close()  # type: ignore[attr-defined]
 
 
 def call(server: Served) -> list[tuple[str, Any]]:
@@ -193,10 +193,10 @@ def twenty_at_once(server: Served, expected: dict[str, str]) -> None:
     answers: list[Any] = []
     for prompt in PROMPTS:
         jobs += [
-            lambda prompt=prompt: read_lines(server, prompt),
-            lambda prompt=prompt: leave(server, prompt),
-            lambda prompt=prompt: complete(server, prompt),
-            lambda prompt=prompt: read_lines(server, prompt),
+            lambda prompt=prompt: read_lines(server, prompt),  # type: ignore[misc]
+            lambda prompt=prompt: leave(server, prompt),  # type: ignore[misc]
+            lambda prompt=prompt: complete(server, prompt),  # type: ignore[misc]
+            lambda prompt=prompt: read_lines(server, prompt),  # type: ignore[misc]
             lambda: call(server),
         ]
         answers += [expected[prompt], None, expected[prompt], expected[prompt], [("weather", {"city": "Rome"})]]

@@ -125,7 +125,7 @@ class TestPromptLogprobs:
         if start is None:
             assert answer.input_logprobs is None
             return
-        table, _ = reference.run([*prompt, *answer.token_ids])
+        table, _ = reference.run([*prompt, *answer.token_ids])  # type: ignore[list-item]
         found = answer.input_logprobs
         assert [token for _, token, _ in found] == prompt[start:]
         for position, (value, token, tops) in enumerate(found, start):
@@ -146,7 +146,7 @@ class TestPromptLogprobs:
         (answer,) = engine.generate([prompt], greedy(0), logprobs=0, logprob_start=0)
         table, _ = reference.run(prompt)
         expected = [float(table[i][token]) for i, token in enumerate(prompt[1:])]
-        assert [value for value, _, _ in answer.input_logprobs][1:] == pytest.approx(expected, abs=TOLERANCE)
+        assert [value for value, _, _ in answer.input_logprobs][1:] == pytest.approx(expected, abs=TOLERANCE)  # type: ignore[union-attr]
         assert answer.token_ids == []
 
     def test_streamed_once(self, engine: Engine) -> None:
@@ -232,7 +232,7 @@ class TestEmbeddings:
                         torch.tensor(embedding.vector), expected.double().float(), atol=1e-3, rtol=1e-3
                     )
                     assert embedding.prompt_tokens == len(prompt)
-            other.close()
+            other.close()  # type: ignore[attr-defined]
             assert engine.stats()["book_errors"] == 0
             assert engine.built.scheduler.idle
 

@@ -208,7 +208,7 @@ def test_health_is_answered_while_bodies_are_parsed_one_by_one(
 
 def post(body: bytes, path: str = "/v1/chat/completions", **bounds: int) -> Exchange:
     async def scene() -> Exchange:
-        return await Exchange(whole_app(**bounds), "POST", path, body).end()
+        return await Exchange(whole_app(**bounds), "POST", path, body).end()  # type: ignore[arg-type]
 
     return asyncio.run(scene())
 

@@ -121,7 +121,7 @@ def scheduler_pid(server: Served) -> int:
 def generate(server: Served, **sampling: Any) -> httpx.Response:
     params = {"temperature": 1, "max_new_tokens": 24, "sampling_seed": 3, **sampling}
     body = {"text": "hello there", "sampling_params": {key: one for key, one in params.items() if one is not None}}
-    body["sampling_params"].pop("sampling_seed")
+    body["sampling_params"].pop("sampling_seed")  # type: ignore[attr-defined]
     return httpx.post(f"{server.address}/generate", json=body, timeout=PATIENCE)
 
 

@@ -45,7 +45,7 @@ def sins(path: Path) -> Iterator[str]:
             names = [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
-        yield from (f"{path}:{node.lineno} imports {name}" for name in names if name in MODULES)
+        yield from (f"{path}:{node.lineno} imports {name}" for name in names if name in MODULES)  # type: ignore[attr-defined]
         if not isinstance(node, ast.Call):
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

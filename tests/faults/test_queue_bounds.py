@@ -79,7 +79,7 @@ def test_a_batch_that_could_never_be_taken_is_refused_for_good(bounds: dict[str,
         answers = await submitted(client, wire, *asked("most", count))
         await answers.aclose()
 
-    play(scene, info=dataclasses.replace(FakeEngineClient().info, **bounds))
+    play(scene, info=dataclasses.replace(FakeEngineClient().info, **bounds))  # type: ignore[arg-type]
 
 
 def test_the_api_process_knows_what_may_be_taken() -> None:

@@ -168,7 +168,7 @@ def keyed() -> Iterator[tuple[asyncio.Runner, FastAPI]]:
     """One application with both keys, and the loop that it was made in, for requests that reach no route of it."""
 
     async def make() -> FastAPI:
-        return whole_app(**BOTH)
+        return whole_app(**BOTH)  # type: ignore[arg-type]
 
     with asyncio.Runner() as runner:
         yield runner, runner.run(make())
@@ -185,7 +185,8 @@ def test_26789_unknown_paths_are_told_to_keys_only(
 
     async def scene() -> list[int | None]:
         return [
-            (await ask(app, method, path, **headers)).status for headers in ({}, bearer(API_KEY), bearer(ADMIN_KEY))
+            (await ask(app, method, path, **headers)).status  # type: ignore[arg-type]
+            for headers in ({}, bearer(API_KEY), bearer(ADMIN_KEY))
         ]
 
     assert runner.run(scene()) == [401, 404, 404]
@@ -217,9 +218,9 @@ class Hook:
 
 def test_26789_routes_of_hooks_are_for_admins_unless_they_say_otherwise() -> None:
     async def scene() -> list[int | None]:
-        app = whole_app(**BOTH)
+        app = whole_app(**BOTH)  # type: ignore[arg-type]
         Hook().register_routes(app)
-        keys = ({}, bearer(API_KEY), bearer(ADMIN_KEY))
+        keys = ({}, bearer(API_KEY), bearer(ADMIN_KEY))  # type: ignore[var-annotated]
         return [(await ask(app, "GET", "/from-a-hook", **headers)).status for headers in keys]
 
     assert asyncio.run(scene()) == [401, 403, 200]
@@ -327,7 +328,7 @@ def test_cve_2025_30202_private_addresses_need_no_key(private: socket.socket) ->
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_cve_2025_30202_public_addresses_without_a_key_are_pointed_out(keyed: bool) -> None:
-    server = ServerSection(host="0.0.0.0", port=0, api_key="k" if keyed else ())
+    server = ServerSection(host="0.0.0.0", port=0, api_key="k" if keyed else ())  # type: ignore[arg-type]
     with listen(server) as listener:
         warning = exposure(server, Keys.of(server), listener)
     if keyed:

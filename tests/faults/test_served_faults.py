@@ -347,7 +347,7 @@ def test_more_than_may_wait_get_503_before_any_header(model: Path, tmp_path: Pat
             # In pairs, for all of a pair may have to wait until the next step takes them.
             for running, waiting in ((2, 0), (RUNNING, 0), (RUNNING, 2)):
                 crowd.send(2, stream=waiting == 0)
-                await crowd.until(lambda r=running, w=waiting: busy(server, r, w))
+                await crowd.until(lambda r=running, w=waiting: busy(server, r, w))  # type: ignore[misc]
             for path, body in (
                 ("/generate", {"text": "hi"}),
                 ("/generate", {"text": ["hi", "ho"]}),

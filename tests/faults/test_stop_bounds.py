@@ -18,7 +18,7 @@ from pegboard.core.pipeline.text import stop as stop_module
 from pegboard.core.pipeline.text.stop import StopMatcher, Stops, compiled
 from pegboard.core.pipeline.text.stop_regex import Program
 from pegboard.core.server.client import AsyncEngineClient
-from tests.faults.test_bounds import Prepared, play, submitted
+from tests.faults.test_bounds import Prepared, play, submitted  # type: ignore[attr-defined]
 
 Spelt = tuple[tuple[str, ...], tuple[str, ...]]
 CLASS = "".join(chr(0x4E00 + i) for i in range(1000))

@@ -98,7 +98,7 @@ class TestLock:
             entry = Requirement(requirement)
             found[canonicalize_name(entry.name)] = entry, [one.strip() for one in hashes]
         assert len(found) == len(lines) > 100
-        return found
+        return found  # type: ignore[return-value]
 
     def test_every_entry_is_one_version_with_hashes(self, entries: dict[str, tuple[Requirement, list[str]]]) -> None:
         for entry, hashes in entries.values():

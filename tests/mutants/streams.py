@@ -23,7 +23,7 @@ class Around(ParserStream):
 def around(stream: type[Around], parser: type[Any]) -> type[Any]:
     """Return a kind of `parser` that has this stream around its own."""
 
-    class Wrapped(parser):
+    class Wrapped(parser):  # type: ignore[misc]
         def stream(self, tools=(), *, prompt=""):
             return stream(super().stream(tools, prompt=prompt))
 

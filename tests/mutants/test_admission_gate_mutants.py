@@ -191,7 +191,7 @@ class KeepsCallbacks(DrillGate):
         return super().enter(req)
 
 
-SEEN = {}
+SEEN = {}  # type: ignore[var-annotated]
 
 
 class KeepsThemInItsModule(DrillGate):

@@ -260,7 +260,7 @@ def mutant(factory: type, caught_by: str) -> Mutant:
     suites = {Penalties: PenaltySuite, LogitBias: BiasSuite, MinNewTokens: MinimumSuite, Counter: CounterSuite}
     base = factory.__mro__[1]
     provides = frozenset({"params"}) if base is Counter else None
-    return Mutant(factory, suite=suites[base], caught_by=caught_by, provides=provides)
+    return Mutant(factory, suite=suites[base], caught_by=caught_by, provides=provides)  # type: ignore[index]
 
 
 MUTANTS = [

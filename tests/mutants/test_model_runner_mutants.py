@@ -54,7 +54,7 @@ class PreparesAttentionOnce(LayeredRunner):
 
     def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
-        prepare, kept = ctx.attention.prepare, []
+        prepare, kept = ctx.attention.prepare, []  # type: ignore[var-annotated]
 
         def once(batch: ForwardBatch) -> None:
             if batch.forward_mode is ForwardMode.DECODE and kept:

@@ -46,7 +46,7 @@ class _Deaf:
 
 class ForgetsDuplicates(Radix):
     def insert(self, key, slots, *, priority=0):
-        allocator, self.allocator = self.allocator, _Deaf(self.allocator)
+        allocator, self.allocator = self.allocator, _Deaf(self.allocator)  # type: ignore[assignment]
         try:
             return super().insert(key, slots, priority=priority)
         finally:
@@ -118,7 +118,7 @@ class SplitsForgetTheHandle(Radix):
         self.handles = [*getattr(self, "handles", []), result.handle]
         return result
 
-    def _find(self, key):
+    def _find(self, key):  # type: ignore[override]
         starts = {node: node.start for node in self._tree.nodes()}
         path = super()._find(key)
         for handle in getattr(self, "handles", []):
@@ -174,7 +174,7 @@ class LooksAtFirstTokens(Block):
 class ReturnsItsOwnArray(Radix):
     def match(self, key):
         found = super().match(key)
-        node = found.handle.node
+        node = found.handle.node  # type: ignore[attr-defined]
         if self.page_size == 1 and node is not None and node.end == len(node):
             return PrefixMatch(node.data.pages, found.handle)
         return found
@@ -183,7 +183,7 @@ class ReturnsItsOwnArray(Radix):
 class KeepsTheCallersTokens(Radix):
     def insert(self, key, slots, *, priority=0):
         result = super().insert(key, slots, priority=priority)
-        node = result.handle.node
+        node = result.handle.node  # type: ignore[attr-defined]
         if node is not None:
             node.tokens = key.tokens[node.start : node.end]
         return result
@@ -192,7 +192,7 @@ class KeepsTheCallersTokens(Radix):
 class KeepsTheCallersSlots(Radix):
     def insert(self, key, slots, *, priority=0):
         result = super().insert(key, slots, priority=priority)
-        node = result.handle.node
+        node = result.handle.node  # type: ignore[attr-defined]
         if node is not None and self.page_size == 1:
             node.data.pages = slots[node.start : node.end]
         return result
@@ -226,7 +226,7 @@ class ForgetsParentsAsVictims(Radix):
 
 class EvictionKeepsThePages(Radix):
     def _give_back(self, freed):
-        allocator, self.allocator = self.allocator, _Deaf(self.allocator)
+        allocator, self.allocator = self.allocator, _Deaf(self.allocator)  # type: ignore[assignment]
         super()._give_back(freed)
         self.allocator = allocator
 
@@ -287,7 +287,7 @@ class MissRaises(Block):
 
 class ExtendsWithDuplicates(Radix):
     def extend(self, handle, key, slots, *, priority=0):
-        allocator, self.allocator = self.allocator, _Deaf(self.allocator)
+        allocator, self.allocator = self.allocator, _Deaf(self.allocator)  # type: ignore[assignment]
         try:
             return super().extend(handle, key, slots, priority=priority)
         finally:
@@ -299,7 +299,7 @@ class ExtendsToTheRestAlone(Block):
 
     def extend(self, handle, key, slots, *, priority=0):
         result = super().extend(handle, key, slots, priority=priority)
-        return InsertResult(result.slots, result.taken, self._handle(result.handle.pages[handle.pages.shape[0] :]))
+        return InsertResult(result.slots, result.taken, self._handle(result.handle.pages[handle.pages.shape[0] :]))  # type: ignore[attr-defined]
 
 
 class ExtensionSpeaksOfTheWhole(Radix):
@@ -370,7 +370,7 @@ class _Careless(ChainDigests):
 class NotesWithGaps(Block):
     def __init__(self, options, ctx):
         super().__init__(options, ctx)
-        self._blocks._recall = lambda *args: None
+        self._blocks._recall = lambda *args: None  # type: ignore[method-assign]
 
     def _memo(self, key):
         return None if key.memo is None else key.memo.of("careless", _Careless)

@@ -238,7 +238,7 @@ class KeepsTheExtension(RadixCache):
 
     def extend(self, handle, key, slots, *, priority=0):
         result = super().extend(handle, key, slots, priority=priority)
-        node = result.handle.node
+        node = result.handle.node  # type: ignore[attr-defined]
         if node is not None:
             node.tokens = key.tokens[node.start : node.end]
         return result
@@ -293,14 +293,14 @@ class KeepsPlaces(BlockCache):
     """Digests of blocks that are gone."""
 
     def _give_back(self, pages):
-        self.old = getattr(self, "old", set())
+        self.old = getattr(self, "old", set())  # type: ignore[var-annotated]
         self.old.update(digest.tobytes() for digest in self._blocks.digests[pages])
         super()._give_back(pages)
 
 
 class SearchesForEachVictim(TextbookCache):
     def evict(self, num_tokens):
-        freed = []
+        freed = []  # type: ignore[var-annotated]
         while len(freed) * self.page_size < num_tokens and (victims := self.victims()):
             freed.append(self.drop(victims[0]))
         return self.give_back(freed)

@@ -219,7 +219,7 @@ class AnswersInt32(TorchSampler):
 
 class AnswersAList(TorchSampler):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        return super().sample(logits, batch).tolist()  # type: ignore[no-any-return]
+        return super().sample(logits, batch).tolist()  # type: ignore[return-value]
 
 
 class Sharper(TorchSampler):

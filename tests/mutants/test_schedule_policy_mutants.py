@@ -94,7 +94,7 @@ class AnswersFromMemory(DfsWeightPolicy):
 
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
         if self._answer and len(self._answer) == len(waiting):
-            return self._kept
+            return self._kept  # type: ignore[has-type]
         self._kept = super().order(waiting, running)
         return list(self._kept)
 

@@ -68,7 +68,7 @@ class KeepsRefusedTurnsRunning(InMemorySessions):
             if params and params.id in self._sessions and len(requests) == 1:
                 session = self._sessions[params.id]
                 turn = session.begin(SessionParams(id=params.id), requests[0].rid or "stuck")
-                assert turn
+                assert turn  # type: ignore[truthy-bool]
             raise
 
 

@@ -53,7 +53,7 @@ class TellsArgumentsAtTheEnd(Around):
         self.kept: list[Any] = []
 
     def feed(self, text):
-        out = []
+        out = []  # type: ignore[var-annotated]
         for one in super().feed(text):
             (self.kept if isinstance(one, ToolCallArguments) or self.kept else out).append(one)
         return out
@@ -146,7 +146,7 @@ class ForcesAnotherFormat(HermesParser):
 
 class TalksBehindForcedCalls(HermesParser):
     def constraint(self, tools, **more):
-        tag = json.loads(super().constraint(tools, **more).source)
+        tag = json.loads(super().constraint(tools, **more).source)  # type: ignore[union-attr]
         free = {key: tag[key] for key in tag if key not in ("separator", "begin", "end")}
         return Grammar("structural_tag", json.dumps({**free, "triggers": ["<tool_call>"]}))
 
@@ -154,7 +154,7 @@ class TalksBehindForcedCalls(HermesParser):
 class ForcesWithoutArguments(HermesParser):
     def constraint(self, tools, **more):
         bare = [{"name": one["name"]} for one in tools]
-        return super().constraint(bare, **more)
+        return super().constraint(bare, **more)  # type: ignore[arg-type]
 
 
 class ForcesWhomever(HermesParser):

@@ -31,7 +31,7 @@ class TextbookCache(PrefixCache):
         return key.namespace, key.tokens[:end].tobytes()
 
     def find(self, key):
-        path = []
+        path = []  # type: ignore[var-annotated]
         for end in range(self.page_size, len(key) + 1, self.page_size):
             page = self.table.get(self.name(key, end, path[-1] if path else None))
             if page is None:

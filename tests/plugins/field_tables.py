@@ -152,7 +152,7 @@ class Outcome:
             done = asyncio.run(call(self._app, "POST", route, dict(body)))
             asked = _without_chance(repr([*self._client.requests, *self._client.embedded]))
             answer = _without_chance(done.body.decode()) if done.status == 200 else json.loads(done.body)
-            self._known[key] = done.status, answer, asked
+            self._known[key] = done.status, answer, asked  # type: ignore[assignment]
         return self._known[key]
 
 

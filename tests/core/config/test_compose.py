@@ -257,7 +257,7 @@ class TestMessages:
 
     def test_a_broken_plugin_is_fatal_only_when_selected(self, site: Any) -> None:
         site.install("zeta-cache", "2.1", zeta="import no_such_library")
-        assert compose(data=BASE, env={})
+        assert compose(data=BASE, env={})  # type: ignore[truthy-bool]
         with pytest.raises(ConfigError) as caught:
             compose(data={**BASE, "prefix_cache": {"use": "zeta_cache"}}, env={})
         assert "plugin zeta (zeta-cache 2.1) is broken: ModuleNotFoundError" in str(caught.value)

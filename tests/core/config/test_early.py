@@ -107,7 +107,7 @@ def test_what_raises_when_it_is_chosen_is_told_with_its_name(gate: Any, source: 
     resolved = gate(GATE + source)
     import_chosen(resolved)
     with pytest.raises(PluginError) as caught:
-        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)
+        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)  # type: ignore[misc]
     assert str(caught.value).startswith(WHOSE + message)
     assert caught.value.__cause__ is not None
     if "answered" not in message:
@@ -119,7 +119,7 @@ def test_what_a_plugin_says_to_the_operator_passes(gate: Any) -> None:
     source = "    def __init__(self, options, ctx):\n        raise ConfigError('gates: too late')\n"
     resolved = gate(f"from pegboard.core.interfaces import ConfigError\n{GATE}{source}")
     with pytest.raises(ConfigError, match=r"^gates: too late$"):
-        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)
+        Selection(resolved).choose_all(ADMISSION_GATE, None)[0].build(None)  # type: ignore[misc]
 
 
 def test_a_validator_that_breaks_is_its_plugins(gate: Any) -> None:
@@ -219,7 +219,7 @@ def test_an_engine_starts_nothing_with_a_broken_plugin(gate: Any, monkeypatch: p
 def test_a_server_starts_nothing_with_a_broken_api(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     site.install("other", tools=site.plugin("tools", site.provider("api", "mine", "nowhere:Api")))
     monkeypatch.setattr(server, "Supervisor", lambda *_, **__: None)
-    monkeypatch.setattr(server.asyncio, "Runner", lambda **_: pytest.fail("it has started"))
+    monkeypatch.setattr(server.asyncio, "Runner", lambda **_: pytest.fail("it has started"))  # type: ignore[attr-defined]
     resolved = compose(data={"model": {"path": "x"}, "apis": ["mine"], "server": {"port": 0}}, env={})
     with pytest.raises(PluginError, match=r"^apis: api 'mine' of plugin 'tools' \(other 1.0\): importing nowhere:Api"):
         server._Server(resolved, None, "", None, None)  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ def test_routes_that_raise_are_told_with_their_plugin(site: Any, body: str, erro
     (site.folder / "acme_api.py").write_text(source)
     site.modules.add("acme_api")
     site.install("other", tools=site.plugin("tools", site.provider("api", "mine", "acme_api:Api")))
-    choice = Selection(compose(data={"model": {"path": "x"}, "apis": ["mine"]}, env={})).choose_all(API, None)[0]
+    choice = Selection(compose(data={"model": {"path": "x"}, "apis": ["mine"]}, env={})).choose_all(API, None)[0]  # type: ignore[misc]
     told = {"mine": choice.record.told("routes()")}
     with pytest.raises(PluginError, match=rf"^apis: api 'mine' of plugin 'tools' .*: routes\(\) failed: .*{error}"):
         build_app([("mine", choice.build(SimpleNamespace(client=None)))], told=told.get)

@@ -81,7 +81,7 @@ BROKEN = Provider("sampler", "broken", "no_such_module:X", "", rank=50)
 def test_the_highest_ranked_without_objection_wins_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     selection = Selection(resolved([ANY, CPU, GPU, MISSING]))
-    choice = selection.choose(SAMPLER, "cpu")
+    choice = selection.choose(SAMPLER, "cpu")  # type: ignore[misc]
     assert choice.cls is import_module_class("Cpu")
     assert choice.automatic
     assert str(choice) == (
@@ -89,7 +89,7 @@ def test_the_highest_ranked_without_objection_wins_and_the_log_says_why(caplog: 
         "missing: no_such_library is not installed; to install it: pip install acme[lib]; gpu: no gpu here"
     )
     assert str(choice) in caplog.text
-    assert selection.choose(SAMPLER, "gpu") is choice, "a choice stands"
+    assert selection.choose(SAMPLER, "gpu") is choice, "a choice stands"  # type: ignore[misc]
     assert selection.summary() == {"sampler": "cpu"}
 
 
@@ -98,7 +98,7 @@ def import_module_class(name: str) -> Any:
 
 
 def test_a_choice_builds_with_options_and_context() -> None:
-    choice = Selection(resolved([ANY])).choose(SAMPLER, None)
+    choice = Selection(resolved([ANY])).choose(SAMPLER, None)  # type: ignore[misc]
     built = choice.build(None)
     assert isinstance(built, Sampler)
     assert built.options == choice.options
@@ -109,18 +109,18 @@ def test_a_named_provider_that_objects_stops_the_start() -> None:
     with pytest.raises(
         ConfigError, match=r"^sampler\.use: gpu \(pegboard 0\) cannot be used: no gpu here \[program\]$"
     ):
-        selection.choose(SAMPLER, "cpu")
+        selection.choose(SAMPLER, "cpu")  # type: ignore[misc]
 
 
 def test_nobody_left_says_each_ones_objection() -> None:
     selection = Selection(resolved([CPU, GPU]))
     with pytest.raises(ConfigError, match="no provider of sampler can be used: gpu: no gpu here; cpu: no cpu here"):
-        selection.choose(SAMPLER, "tpu")
+        selection.choose(SAMPLER, "tpu")  # type: ignore[misc]
 
 
 def test_a_broken_candidate_is_no_silent_fall_back() -> None:
     with pytest.raises(PluginError, match="importing no_such_module:X failed"):
-        Selection(resolved([ANY, BROKEN])).choose(SAMPLER, None)
+        Selection(resolved([ANY, BROKEN])).choose(SAMPLER, None)  # type: ignore[misc]
 
 
 def test_a_choice_narrows_what_it_requires() -> None:
@@ -131,24 +131,24 @@ def test_a_choice_narrows_what_it_requires() -> None:
         "still open: needy is a mere candidate"
     )
     selection = Selection(config)
-    assert Selection(config).choose(SAMPLER, None).name == "any"
+    assert Selection(config).choose(SAMPLER, None).name == "any"  # type: ignore[misc]
     selection._left["runner"] = (config.registry.get("runner", "needy"),)  # type: ignore[assignment]
-    choice = selection.choose(SAMPLER, None)
+    choice = selection.choose(SAMPLER, None)  # type: ignore[misc]
     assert choice.name == "slow"
 
 
 def test_lists_are_taken_whole_and_in_order() -> None:
     first = Provider("logits_processor", "first", "no:No", "")
     config = resolved([ANY], {"logits_processors": []}, first)
-    assert Selection(config).choose_all(LOGITS_PROCESSOR, None) == ()
+    assert Selection(config).choose_all(LOGITS_PROCESSOR, None) == ()  # type: ignore[misc]
 
 
 def test_select_without_a_config() -> None:
     registry = Registry.of(Plugin("acme", "1.0", (GPU, CPU)))
-    cls, objections = select(SAMPLER, registry.providers("sampler"), "cpu")
+    cls, objections = select(SAMPLER, registry.providers("sampler"), "cpu")  # type: ignore[misc]
     assert cls is import_module_class("Cpu")
     assert objections == {"gpu": "no gpu here"}
-    assert select(SAMPLER, registry.providers("sampler"), "tpu")[0] is None
+    assert select(SAMPLER, registry.providers("sampler"), "tpu")[0] is None  # type: ignore[misc]
 
 
 class Choosy(Options):
@@ -168,7 +168,7 @@ def test_options_narrow_what_a_provider_has_and_what_it_supports() -> None:
     choosy = Provider("sampler", "choosy", named(NeedsSeeds), "", named(Choosy), provides=frozenset({"seeded"}))
     needy = Provider("runner", "needy", named(Cpu), "", rank=9, requires=(Requirement("sampler", "seeded"),))
     chosen = {"sampler": {"use": "choosy"}, "runner": {"use": "needy"}}
-    choice = Selection(resolved([ANY, choosy], chosen, needy)).choose(SAMPLER, None)
+    choice = Selection(resolved([ANY, choosy], chosen, needy)).choose(SAMPLER, None)  # type: ignore[misc]
     assert choice.provides == {"seeded"}, "none can be added"
     chosen["sampler"]["seeds"] = False  # type: ignore[assignment]
     with pytest.raises(
@@ -178,4 +178,4 @@ def test_options_narrow_what_a_provider_has_and_what_it_supports() -> None:
     config = resolved([ANY, choosy], {"sampler": chosen["sampler"]}, needy)
     assert needy not in [one.provider for one in config.candidates["runner"]], "a mere candidate goes"
     with pytest.raises(ConfigError, match="it needs its seeds"):
-        Selection(config).choose(SAMPLER, None)
+        Selection(config).choose(SAMPLER, None)  # type: ignore[misc]

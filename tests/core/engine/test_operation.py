@@ -156,7 +156,7 @@ def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) ->
     def lines(rid: str) -> list[str]:
         harness.submit(rid, [1, 2], 2)
         harness.run()
-        return [record.rid for record in caplog.records if getattr(record, "event", "") == "request"]
+        return [record.rid for record in caplog.records if getattr(record, "event", "") == "request"]  # type: ignore[attr-defined]
 
     assert operation.configure_logging({"log_level": "warning"}) == {"log_level": "warning", "log_requests": False}
     assert logging.getLogger().level == logging.WARNING

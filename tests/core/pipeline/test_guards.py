@@ -43,7 +43,7 @@ def test_hooks_that_raise_cost_nobody_a_token(loop: str, caplog: pytest.LogCaptu
     harness.run()
     assert harness.tokens("a") == oracle([1, 2, 3], 5)
     assert seen, "a hook after one that raises is called all the same"
-    assert harness.scheduler.info()["plugin_failures"] >= 4
+    assert harness.scheduler.info()["plugin_failures"] >= 4  # type: ignore[operator]
     assert sum("batch_scheduled" in record.message for record in caplog.records) == 1, "logged once, not every step"
 
 
@@ -169,7 +169,7 @@ def test_a_cache_that_took_pages_and_then_raised_ends_the_process() -> None:
 
     def half_done(*args: Any, **kwargs: Any) -> InsertResult:
         real(*args, **kwargs)
-        return boom()  # type: ignore[no-any-return]
+        return boom()
 
     harness.memory.cache.extend = half_done  # type: ignore[method-assign]
     harness.submit("a", [1, 2, 3], 3)

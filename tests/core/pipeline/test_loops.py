@@ -101,7 +101,7 @@ def test_planning_goes_on_while_the_device_computes() -> None:
         return build(*args)
 
     harness.scheduler.stages.executor._launch = held  # type: ignore[attr-defined]
-    harness.scheduler.stages.builder.decode = noted  # type: ignore[method-assign]
+    harness.scheduler.stages.builder.decode = noted  # type: ignore[assignment, method-assign]
     harness.submit("a", [1, 2, 3], 4, sampling={"ignore_eos": True})
     harness.run()
     assert harness.tokens("a") == oracle([1, 2, 3], 4, ignore_eos=True)

@@ -81,12 +81,12 @@ def test_a_pooler_that_raises_fails_its_request(engine: Engine, monkeypatch: pyt
     def bad_rows(span: PoolSpan) -> range:
         if span.length == len(LONG):
             raise ZeroDivisionError("no such span")
-        return rows(span)  # type: ignore[no-any-return]
+        return rows(span)
 
     def bad_first(length: int) -> int:
         if length == len(LONG):
             raise ZeroDivisionError("no such prompt")
-        return first(length)  # type: ignore[no-any-return]
+        return first(length)
 
     for name, bad in (("combine", bad_combine), ("rows", bad_rows), ("first", bad_first)):
         with monkeypatch.context() as patch:
@@ -106,11 +106,11 @@ def test_a_reduction_that_raises_is_bisected(engine: Engine, monkeypatch: pytest
     def bad(hidden: torch.Tensor, spans: Sequence[PoolSpan]) -> torch.Tensor:
         if any(span.length == 4 for span in spans):
             raise ZeroDivisionError("four tokens are too many")
-        return reduce(hidden, spans)  # type: ignore[no-any-return]
+        return reduce(hidden, spans)
 
     monkeypatch.setattr(pooler, "reduce", bad)
     rids = start(engine, SHORT, [5, 6, 7, 8], SHORT[::-1])
-    ends = {}
+    ends = {}  # type: ignore[var-annotated]
     while len(ends) < 3:
         ends.update({one.rid: one for one in engine.built.scheduler.step()})
     engine._mail.clear()

@@ -97,7 +97,7 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
 def make_worker(rows: ReqToTokenPool, runner: EchoRunner, **hooks: GuardedHooks) -> Worker:
     nothing: Any = None
     runner_: Any = runner
-    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"), **hooks)
+    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"), **hooks)  # type: ignore[arg-type]
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:

@@ -140,7 +140,7 @@ class TestConflicts:
         assert "two prefix_cache providers are called 'same'" in text
         assert "plugin 'one' (acme-one 1.0)" in text
         assert "plugin 'two' (acme-two 2.0)" in text
-        assert config(Registry.discover(disable=["two"]), prefix_cache={"use": "same"})
+        assert config(Registry.discover(disable=["two"]), prefix_cache={"use": "same"})  # type: ignore[truthy-bool]
 
     def test_a_provider_may_not_shadow_a_built_in_one(self, site: Any) -> None:
         site.install("acme-cache", "2.1", acme=site.plugin("acme", site.provider(CACHE, "radix")))
@@ -297,7 +297,7 @@ class TestLock:
 
     def test_an_altered_lock_is_refused(self) -> None:
         data = self.lock(plugin()).to_dict()
-        data["plugins"][0]["version"] = "9"
+        data["plugins"][0]["version"] = "9"  # type: ignore[index]
         with pytest.raises(PluginError, match="was altered"):
             PluginLock.from_dict(data)
         with pytest.raises(PluginError, match="not a plugin lock"):

@@ -54,7 +54,7 @@ class Server:
         self.verify, self.headers = verify, dict(headers or {})
         env = {**os.environ, "PYTHONPATH": str(FAKES), "TMPDIR": str(log.parent)}
         self.log_file = log
-        self.client: httpx.Client = None  # type: ignore[assignment] - once it has started
+        self.client: httpx.Client = None  # type: ignore[assignment]  # once it has started
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", LAUNCH, json.dumps(config), f"fake_scheduler:{builder}"],

@@ -88,7 +88,7 @@ class FakeScheduler:
             if first == HANGS:
                 time.sleep(1000)
             if first == RAVES:
-                outputs.append(TokenOutput(rid=None, token_ids=[]))  # type: ignore[arg-type] - on purpose
+                outputs.append(TokenOutput(rid=None, token_ids=[]))  # type: ignore[arg-type]  # on purpose
             if first == RAISES:
                 raise RuntimeError("the scheduler has a bug")
             done += 1

@@ -90,7 +90,7 @@ def test_detaching_fails_everything_and_attaching_begins_again() -> None:
         second = Wire()
         client.attach(second, client.info)  # type: ignore[arg-type]
         assert client.ready
-        await submit(client, second, "r")
+        await submit(client, second, "r")  # type: ignore[unreachable]
 
     play(scene)
 

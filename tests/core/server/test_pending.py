@@ -75,7 +75,7 @@ def test_every_key_has_its_own_ids() -> None:
             streams.append(await task)
             with pytest.raises(InvalidRequest, match="'r' is still running"):
                 await client.submit(GenerateRequest(prompt="Hi", rid="r"))
-        assert [(one.rid, one.name, one.principal) for one in wire.sent] == [("1:r", "r", "1"), ("2:r", "r", "2")]
+        assert [(one.rid, one.name, one.principal) for one in wire.sent] == [("1:r", "r", "1"), ("2:r", "r", "2")]  # type: ignore[union-attr]
         await wire.say(tokens("2:r", "two"))
         chunk = streams[1].take()
         assert (streams[1].rid, chunk and chunk.rid, chunk and chunk.text) == ("r", "r", "two")

@@ -36,7 +36,7 @@ class Notes:
     def receive(self, given: int | list[ToScheduler] | None) -> list[ToScheduler] | list[FromScheduler]:  # both ends
         if isinstance(given, list):
             self.left += 2 * len(given)
-            return [Accepted(rid="r")] if given else []
+            return [Accepted(rid="r")] if given else []  # type: ignore[return-value]
         self.log.append("sleep" if given is None else "look")
         if given == 0 and self.left:
             return []

@@ -32,7 +32,7 @@ class Listener:
         self.pings: list[float] = []
         self._answers = answers
         self._end = end
-        monkeypatch.setattr(module.asyncio, "sleep", self.sleep)
+        monkeypatch.setattr(module.asyncio, "sleep", self.sleep)  # type: ignore[attr-defined]
 
     def ping(self) -> None:
         self.pings.append(self.now)

@@ -22,13 +22,13 @@ def test_messages() -> None:
     given = {"name": "weather", "description": "It rains.", "input_schema": SCHEMA}
     function = {"name": "weather", "description": "It rains.", "parameters": SCHEMA}
     assert message_tools() == message_tools([]) == Tools()
-    assert message_tools([given]) == Tools((function,))
-    assert message_tools([{**given, "type": "custom"}]) == Tools((function,))
+    assert message_tools([given]) == Tools((function,))  # type: ignore[arg-type]
+    assert message_tools([{**given, "type": "custom"}]) == Tools((function,))  # type: ignore[arg-type]
     single = {"type": "any", "disable_parallel_tool_use": True}
-    assert message_tools([given], single) == Tools((function,), "required", "", False)
+    assert message_tools([given], single) == Tools((function,), "required", "", False)  # type: ignore[arg-type]
     named = {"type": "tool", "name": "weather"}
-    assert message_tools([given], named) == Tools((function,), "required", "weather")
-    assert message_tools([given], {"type": "none"}) == Tools((function,), "none")
+    assert message_tools([given], named) == Tools((function,), "required", "weather")  # type: ignore[arg-type]
+    assert message_tools([given], {"type": "none"}) == Tools((function,), "none")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

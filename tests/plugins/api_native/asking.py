@@ -60,7 +60,7 @@ class Server:
         ctx = ApiContext(
             client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, "providers": CHOSEN, **context}
         )
-        router = NativeRouter(options or NativeOptions(), ctx)
+        router = NativeRouter(options or NativeOptions(), ctx)  # type: ignore[call-arg]
         return cls(client, build_app([("native", router)], max_body_bytes=2 * 10**6))
 
     def begin(self, path: str, body: bytes) -> Exchange:

@@ -37,7 +37,7 @@ BODIES: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"rid": 7}, "rid"),
     ({"rid": "r" * 257}, "rid"),
-    ({"rid": ["one", "two"]}, None),
+    ({"rid": ["one", "two"]}, None),  # type: ignore[list-item]
     ({"text": ["a", "b"], "rid": ["one"]}, "rid"),
     ({"priority": 2**31}, "priority"),
     ({"priority": "high"}, "priority"),
@@ -48,7 +48,7 @@ BODIES: list[tuple[dict[str, Any], str]] = [
     ({"params": {"x": "y" * 70_000}}, "params"),
     # log-probabilities
     ({"return_logprob": "yes"}, "return_logprob"),
-    ({"return_logprob": [True, False]}, None),
+    ({"return_logprob": [True, False]}, None),  # type: ignore[list-item]
     ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
     ({"return_logprob": True, "top_logprobs_num": 129}, "top_logprobs_num"),
     ({"return_logprob": True, "top_logprobs_num": HUGE}, "top_logprobs_num"),

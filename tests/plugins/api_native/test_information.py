@@ -127,7 +127,7 @@ def test_users_are_told_of_the_model_and_no_more() -> None:
 
     async def scene() -> tuple[dict[str, Any], dict[str, Any]]:
         app = whole_app(api_key="user", admin_key="admin")
-        found = [await ask(app, "GET", "/server_info", **bearer(key)) for key in ("user", "admin")]
+        found = [await ask(app, "GET", "/server_info", **bearer(key)) for key in ("user", "admin")]  # type: ignore[arg-type]
         return found[0].json(), found[1].json()
 
     user, admin = asyncio.run(scene())

@@ -163,7 +163,7 @@ def test_a_client_that_leaves_ends_its_encoding() -> None:
                 raise
             return []
 
-        server.client.embed = embed  # type: ignore[method-assign,assignment]
+        server.client.embed = embed  # type: ignore[method-assign]
         exchange = server.begin("/encode", json.dumps({"text": "a"}).encode())
         await server.client.submitted.wait()
         exchange.leave()

@@ -38,7 +38,7 @@ class Profiled(FakeEngineClient):
 def post(path: str, body: bytes, refuse: InvalidRequest | None = None) -> tuple[Exchange, Profiled]:
     async def scene() -> tuple[Exchange, Profiled]:
         client = Profiled(refuse)
-        router = NativeRouter(NativeOptions(), ApiContext(client=client, max_body_bytes=10**6))
+        router = NativeRouter(NativeOptions(), ApiContext(client=client, max_body_bytes=10**6))  # type: ignore[call-arg]
         return await Exchange(build_app([("native", router)], max_body_bytes=10**6), "POST", path, body).end(), client
 
     return asyncio.run(scene())

@@ -16,7 +16,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 def test_tools() -> None:
     function = {"name": "weather", "parameters": SCHEMA}
     assert called_tools([{"type": "function", "function": function}, {"function": {"name": "now"}}]) == Tools(
-        (function, {"name": "now", "parameters": {"type": "object", "properties": {}}})
+        (function, {"name": "now", "parameters": {"type": "object", "properties": {}}})  # type: ignore[arg-type]
     )
     assert called_tools([]) == Tools()
 

@@ -422,7 +422,7 @@ def test_a_bad_grammar_is_refused_by_name(
 
     async def refuse(self: FakeStream) -> Any:
         raise InvalidRequest(f"{kind}: invalid", param=kind, code="invalid_grammar")
-        yield
+        yield  # type: ignore[unreachable]
 
     monkeypatch.setattr(FakeStream, "_chunks", refuse)
     done, client = ask("POST", path, {**body, "stream": streamed}, context=fake_parsers())

@@ -89,7 +89,7 @@ def test_chats(script: list[str], more: dict[str, Any]) -> None:
 @settings(deadline=None, max_examples=15)
 @given(cuts=st.lists(st.integers(1, 5), max_size=12), separate=st.booleans())
 def test_thoughts(cuts: list[int], separate: bool) -> None:
-    text, script = "<think>let me\u2028 see</think>\n\nsome <answer>", []
+    text, script = "<think>let me\u2028 see</think>\n\nsome <answer>", []  # type: ignore[var-annotated]
     for cut in cuts:
         script, text = [*script, text[:cut]], text[cut:]
     body = {"messages": MESSAGES, "separate_reasoning": separate}

@@ -22,7 +22,7 @@ ODD = ['say "no"', "a\\b", "new\nline", "[x]*.?|(y)", "é 🎉"]
 
 
 def asked(path: str, **body: Any) -> Any:
-    _, client = post(path, {**BODIES[path], **body}, features=PROCESSORS)
+    _, client = post(path, {**BODIES[path], **body}, features=PROCESSORS)  # type: ignore[dict-item]
     return client.requests[0].sampling
 
 
@@ -113,13 +113,13 @@ def test_words_and_tokens(path: str) -> None:
     ids=str,
 )
 def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
-    assert refused(path, {**BODIES[path], **body}, features=PROCESSORS)["param"] == param
+    assert refused(path, {**BODIES[path], **body}, features=PROCESSORS)["param"] == param  # type: ignore[dict-item]
 
 
 @ROUTES
 @pytest.mark.parametrize("body", [{"bad_words": ["a"]}, {"allowed_token_ids": [5]}], ids=str)
 def test_a_server_without_the_processor_says_so(path: str, body: dict[str, Any]) -> None:
-    error = refused(path, {**BODIES[path], **body})
+    error = refused(path, {**BODIES[path], **body})  # type: ignore[dict-item]
     [name] = body
     assert (error["param"], error["code"]) == (name, "not_available")
 
@@ -160,5 +160,5 @@ def test_token_ids_of_streamed_texts() -> None:
 
 @ROUTES
 def test_without_asking_there_are_none(path: str) -> None:
-    assert "token_ids" not in json.dumps(post(path, BODIES[path])[0])
-    assert "token_ids" not in json.dumps(stream(path, BODIES[path]))
+    assert "token_ids" not in json.dumps(post(path, BODIES[path])[0])  # type: ignore[arg-type]
+    assert "token_ids" not in json.dumps(stream(path, BODIES[path]))  # type: ignore[arg-type]

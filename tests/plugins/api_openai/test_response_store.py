@@ -65,7 +65,7 @@ def test_the_store_counts_what_its_values_take_in_memory() -> None:
         "top_logprobs": [{"token": "x", "logprob": -1.5}],
     }
     part = {"type": "output_text", "text": "is", "logprobs": [{**entry} for _ in range(2000)]}
-    for odd in ([{} for _ in range(20_000)], [[] for _ in range(20_000)], ["ab"] * 20_000, [part], "é😀" * 20_000):
+    for odd in ([{} for _ in range(20_000)], [[] for _ in range(20_000)], ["ab"] * 20_000, [part], "é😀" * 20_000):  # type: ignore[var-annotated]
         store = ResponseStore(1000, 10**9)
         value = json.loads(json.dumps({"role": "user", "content": "x", "more": odd}))
         store.of("").put(_answer(0), [], [Item(value)], Tape())
@@ -100,12 +100,12 @@ def test_a_key_has_its_own_responses() -> None:
     async def scene() -> None:
         client = FakeEngineClient(stall_at=1)
         ctx = ApiContext(client=client, max_body_bytes=ROOM)
-        options = OpenAIOptions(stored_responses=4)
+        options = OpenAIOptions(stored_responses=4)  # type: ignore[call-arg]
         app = build_app([("openai", OpenAIRouter(options, ctx))], keys=KEYS)
 
         async def ask(key: str, method: str, path: str = "", **body: Any) -> tuple[int, Any]:
             done = Exchange(app, method, PATH + path, json.dumps(body).encode() if body else b"")
-            done._scope["headers"].append((b"authorization", f"Bearer {key}".encode()))
+            done._scope["headers"].append((b"authorization", f"Bearer {key}".encode()))  # type: ignore[attr-defined]
             await done.end()
             return done.status or 0, done.json()
 

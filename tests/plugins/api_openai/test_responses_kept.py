@@ -43,7 +43,7 @@ async def refused(app: Any, status: int, **body: Any) -> dict[str, Any]:
 def test_references_stand_for_items() -> None:
     async def scene() -> None:
         client = FakeEngineClient(script=CALLS)
-        app = make_app(client, **fake_parsers())
+        app = make_app(client, **fake_parsers())  # type: ignore[arg-type]
         thinking, message, sum_call, other = (await told(app, tools=[TOOL]))["output"]
         # The forms that clients send: with a type, with null, and with none.
         items = [
@@ -91,7 +91,7 @@ def test_what_is_not_kept_cannot_be_referred_to() -> None:
             error = await refused(app, 404, input=[hi, reference(item)])
             assert error["message"].startswith(f"Item with id '{item['id']}' not found.")
             assert (error["param"], error["code"]) == ("input.1.id", "item_not_found")
-        for odd in (5, "", None, [], {}):
+        for odd in (5, "", None, [], {}):  # type: ignore[var-annotated]
             error = await refused(app, 400, input=[{"type": "item_reference", "id": odd}])
             assert error["param"] == "input.0.id"
         item = kept["output"][0]
@@ -156,7 +156,7 @@ def test_a_stream_that_says_it_is_over_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
 def test_inputs_are_listed() -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
+        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())  # type: ignore[arg-type]
         first = await told(app, tools=[TOOL])
         said, found = first["output"][1:3]
         items = [
@@ -233,7 +233,7 @@ CUSTOM = {"type": "custom", "name": "run"}
 )
 def test_a_stream_is_told_again_as_it_was(script: tuple[str, ...], body: dict[str, Any]) -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=script), **(fake_parsers() if "tools" in body else {}))
+        app = make_app(FakeEngineClient(script=script), **(fake_parsers() if "tools" in body else {}))  # type: ignore[arg-type]
         first = await call(app, "POST", PATH, {"input": "Hi", "stream": True, **body})
         events = frames(first)
         path = f"{PATH}/{events[0]['response']['id']}?stream=true"
@@ -288,7 +288,7 @@ def test_a_long_answer_is_put_together_once() -> None:
 
 def test_whole_answers_are_told_as_streams() -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
+        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())  # type: ignore[arg-type]
         answer = await told(app, tools=[TOOL])
         events = frames(await call(app, "GET", f"{PATH}/{answer['id']}?stream=true"))
         assert events[-1]["response"] == answer

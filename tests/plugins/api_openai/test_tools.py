@@ -26,7 +26,7 @@ def test_chat_completions() -> None:
     tools = chat_tools([tool(description="It rains.", strict=True), tool("now", parameters=None)])
     assert tools == Tools(
         (
-            {"name": "weather", "description": "It rains.", "parameters": SCHEMA, "strict": True},
+            {"name": "weather", "description": "It rains.", "parameters": SCHEMA, "strict": True},  # type: ignore[typeddict-item]
             {"name": "now", "parameters": {"type": "object", "properties": {}}},
         )
     )
@@ -38,7 +38,7 @@ def test_chat_completions() -> None:
 def test_responses() -> None:
     flat = {"type": "function", "name": "weather", "parameters": SCHEMA}
     tools = response_tools([flat], {"type": "function", "name": "weather"}, False)
-    assert tools == Tools(({"name": "weather", "parameters": SCHEMA},), "required", "weather", False)
+    assert tools == Tools(({"name": "weather", "parameters": SCHEMA},), "required", "weather", False)  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def plan_of(lens: list[tuple[int, int]], window: int | None = None) -> Plan:
     rig = AttentionRig([make_layer()], lens)
-    return make_plan(rig.batch(TorchAttention(None, rig.context_for())), 0, window, torch.float32)
+    return make_plan(rig.batch(TorchAttention(None, rig.context_for())), 0, window, torch.float32)  # type: ignore[arg-type]
 
 
 @properties()
@@ -47,7 +47,7 @@ def test_alike_decodes_share_a_call_without_a_mask() -> None:
 
 def test_padding_repeats_a_slot_of_the_request() -> None:
     rig = AttentionRig([make_layer()], [(20, 1), (9, 1)])
-    (group,) = make_plan(rig.batch(TorchAttention(None, rig.context_for())), 0, None, torch.float32).decodes
+    (group,) = make_plan(rig.batch(TorchAttention(None, rig.context_for())), 0, None, torch.float32).decodes  # type: ignore[arg-type]
     assert isinstance(group.slots, torch.Tensor)
     for request, slots in enumerate(group.slots.view(2, 21)):
         assert set(slots.tolist()) == set(rig.slots[0][request].tolist())
@@ -60,7 +60,7 @@ def test_one_long_request_does_not_pad_the_others() -> None:
 
 def test_consecutive_slots_are_read_in_place() -> None:
     rig = AttentionRig([make_layer()], [(37, 1), (0, 9)], page_size=64)  # a page each
-    batch = rig.batch(TorchAttention(None, rig.context_for()))
+    batch = rig.batch(TorchAttention(None, rig.context_for()))  # type: ignore[arg-type]
     plan = make_plan(batch, 0, None, torch.float32)
     first = [int(slots[0]) for slots in rig.slots[0]]
     assert plan.decodes[0].slots == slice(first[0], first[0] + 38)
@@ -79,7 +79,7 @@ def test_a_window_gathers_its_tail_only() -> None:
 def test_layers_share_plans_and_none_is_made_in_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [make_layer(layer_id=index, window=8 if index % 2 else None) for index in range(6)]
     rig = AttentionRig(layers, [(5, 3), (9, 1)])
-    backend = TorchAttention(None, rig.context_for())
+    backend = TorchAttention(None, rig.context_for())  # type: ignore[arg-type]
     batch = rig.batch(backend)
     backend.prepare(batch)
     assert len(batch.attn_metadata) == 2
@@ -140,7 +140,7 @@ def test_gathers_stay_small() -> None:
 
 def test_serves_in_and_out_of_inference_mode() -> None:
     rig = AttentionRig([make_layer()], [(9, 1), (20, 1)])
-    backend = TorchAttention(None, rig.context_for())
+    backend = TorchAttention(None, rig.context_for())  # type: ignore[arg-type]
     first = rig.run(backend)
     batch = rig.batch(backend)
     backend.prepare(batch)

@@ -28,7 +28,7 @@ def test_against_float32_sdpa(
     """The reference is torch's in float32, from the same rounded inputs."""
     device = torch.device("cuda")
     rig = AttentionRig([make_layer(*heads)], lens, page_size=page_size, dtype=dtype, device=device)
-    reason = TritonAttention.supports(None, rig.context_for())
+    reason = TritonAttention.supports(None, rig.context_for())  # type: ignore[arg-type]
     if reason is not None:
         pytest.skip(reason)
     out = rig.run(TritonAttention(TritonAttentionOptions(), rig.context_for()))

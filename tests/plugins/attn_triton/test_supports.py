@@ -23,13 +23,13 @@ def context(layer: LayerSpec | None = None, dtype: torch.dtype = torch.float32) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_it_runs_here(dtype: torch.dtype) -> None:
     """Or the conformance tests would all be skipped without a word."""
-    assert TritonAttention.supports(None, context(dtype=dtype)) is None
+    assert TritonAttention.supports(None, context(dtype=dtype)) is None  # type: ignore[arg-type]
 
 
 def test_cpu_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     ctx = AttentionContext((make_layer(),), 1, torch.float32, torch.device("cpu"), 8, 256)
-    reason = TritonAttention.supports(None, ctx)
+    reason = TritonAttention.supports(None, ctx)  # type: ignore[arg-type]
     assert reason == "no CUDA device, and no interpreter: TRITON_INTERPRET is not set"
 
 
@@ -38,7 +38,7 @@ def test_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pegboard.plugins.attn_triton.backend.find_spec", lambda name: None if name == "triton" else find(name)
     )
-    reason = TritonAttention.supports(None, context())
+    reason = TritonAttention.supports(None, context())  # type: ignore[arg-type]
     assert reason is not None
     assert "pip install 'pegboard[triton]'" in reason
 
@@ -67,11 +67,11 @@ print(TritonAttention.supports(None, AttentionContext((), 1, torch.float32, torc
     ],
 )
 def test_what_does_not_fit(ctx: AttentionContext, reason: str) -> None:
-    assert reason in str(TritonAttention.supports(None, ctx))
+    assert reason in str(TritonAttention.supports(None, ctx))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter only")
 def test_no_bfloat16_in_the_interpreter() -> None:
-    reason = TritonAttention.supports(None, context(dtype=torch.bfloat16))
+    reason = TritonAttention.supports(None, context(dtype=torch.bfloat16))  # type: ignore[arg-type]
     assert reason is not None
     assert "model.dtype" in reason

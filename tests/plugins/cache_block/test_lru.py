@@ -47,7 +47,7 @@ def test_broken_links_are_noticed() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "remove", "pop"]), st.permutations(range(1, 9)), st.integers(0, 5))))
 def test_it_behaves_like_a_list(calls: list[tuple[str, list[int], int]]) -> None:
-    order, expected = LinkedOrder(8), []
+    order, expected = LinkedOrder(8), []  # type: ignore[var-annotated]
     for call, shuffled, count in calls:
         if call == "push":
             new = [page for page in shuffled if page not in expected][:count]

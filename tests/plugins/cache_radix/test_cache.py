@@ -29,7 +29,7 @@ def test_refusals_say_what_is_wrong() -> None:
     handle = books.insert([1, 2]).handle
     slots = books.match([1, 2]).slots
     with pytest.raises(TypeError, match="no handle of a radix cache"):
-        books.cache.lock(object())  # type: ignore[arg-type]
+        books.cache.lock(object())
     with pytest.raises(ValueError, match="other tokens"):
         books.cache.insert(key_of([3, 4]), slots)
     with pytest.raises(ValueError, match="slots outside of pages 1 to 16"):
@@ -92,7 +92,7 @@ def test_check_finds_wrong_books() -> None:
 def test_options_are_checked() -> None:
     for wrong in ({"eviction": "mru"}, {"protected_share": 1.5}, {"evict": "lru"}):
         with pytest.raises(ValidationError):
-            RadixOptions(**wrong)  # type: ignore[arg-type]
+            RadixOptions(**wrong)
 
 
 def test_no_torch_is_imported() -> None:

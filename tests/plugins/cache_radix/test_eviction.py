@@ -15,7 +15,7 @@ from pegboard.plugins.cache_radix.options import RadixOptions
 
 
 def books_of(eviction: str, num_pages: int = 16, page_size: int = 1, **options: Any) -> Books:
-    return Books(lambda ctx: RadixCache(RadixOptions(eviction=eviction, **options), ctx), num_pages, page_size)
+    return Books(lambda ctx: RadixCache(RadixOptions(eviction=eviction, **options), ctx), num_pages, page_size)  # type: ignore[arg-type]
 
 
 def order(books: Books) -> list[tuple[int, ...]]:

@@ -86,10 +86,10 @@ def test_error_is_that_of_bf16(directory: Path, architecture: str, arrangement: 
     ours, theirs = [], []
     for request, answer in zip(requests, answers, strict=True):
         ids = [*request.prompt, *answer.token_ids]
-        exact = logprobs(checkpoint, torch.float32, ids)  # type: ignore[arg-type]
-        found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]
+        exact = logprobs(checkpoint, torch.float32, ids)
+        found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]  # type: ignore[index, union-attr]
         ours.append(torch.tensor(found) - exact)
-        theirs.append(logprobs(checkpoint, torch.bfloat16, ids) - exact)  # type: ignore[arg-type]
+        theirs.append(logprobs(checkpoint, torch.bfloat16, ids) - exact)
     ours_rms, theirs_rms = (float(torch.cat(one).square().mean().sqrt()) for one in (ours, theirs))
     assert ours_rms <= theirs_rms, f"error {ours_rms:.4f}, transformers in bf16 {theirs_rms:.4f}"
     # And not only on average: nowhere is it wrong.
@@ -97,14 +97,14 @@ def test_error_is_that_of_bf16(directory: Path, architecture: str, arrangement: 
 
 
 def test_every_instruction_set_says_the_same(directory: Path) -> None:
-    checkpoint = tiny_checkpoint(directory, "llama", **WIDE)
+    checkpoint = tiny_checkpoint(directory, "llama", **WIDE)  # type: ignore[arg-type]
     prompt = np.random.default_rng(2).integers(3, 200, size=90).tolist()
     found = {}
     for name in SETS:
         with Engine.from_config(config(checkpoint, runner={"use": "cpu_native", "instructions": name})) as engine:
             params = SamplingParams(temperature=0.0, max_new_tokens=1)
             (answer,) = engine.generate([prompt], params, logprobs=0, logprob_start=0)
-            found[name] = torch.tensor([value for value, _, _ in answer.input_logprobs[1:]])
+            found[name] = torch.tensor([value for value, _, _ in answer.input_logprobs[1:]])  # type: ignore[index]
     exact = logprobs(checkpoint, torch.float32, prompt)
     noise = float((logprobs(checkpoint, torch.bfloat16, prompt) - exact).abs().max())
     for name, values in found.items():

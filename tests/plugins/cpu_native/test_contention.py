@@ -62,7 +62,7 @@ def answers(engine: Engine, seed: int) -> Answers:
         for n in (150, 33, 5, 1, 90)
         for temperature in (0.0, 0.8)
     ]
-    return [(one.token_ids, [value for value, _, _ in one.logprobs]) for one in engine.run(requests)]
+    return [(one.token_ids, [value for value, _, _ in one.logprobs]) for one in engine.run(requests)]  # type: ignore[union-attr]
 
 
 @contextmanager

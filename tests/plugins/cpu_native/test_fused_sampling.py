@@ -188,10 +188,10 @@ class TestEngine:
         }
         shared = {"max_new_tokens": 12, "ignore_eos": True}
         params = [
-            SamplingParams(temperature=0.0, **shared),
-            SamplingParams(temperature=1.0, seed=7, **shared),
-            SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=8, **shared),
-            SamplingParams(temperature=1.5, min_p=0.1, seed=9, **shared),
+            SamplingParams(temperature=0.0, **shared),  # type: ignore[arg-type]
+            SamplingParams(temperature=1.0, seed=7, **shared),  # type: ignore[arg-type]
+            SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=8, **shared),  # type: ignore[arg-type]
+            SamplingParams(temperature=1.5, min_p=0.1, seed=9, **shared),  # type: ignore[arg-type]
             SamplingParams(temperature=1.0, seed=10, max_new_tokens=12, grammar=grammar_of(regex="[a-z]{3,8}")),
         ]
         with Engine.from_config({**base, **more}) as engine:

@@ -165,7 +165,7 @@ def test_distribution_of_long_heads(row: dict[str, Any]) -> None:
     # Tokens of about the same probability together, or each bin would expect one.
     groups = np.argsort(np.argsort(-exact)) * 40 // vocab
     found, expected = (np.bincount(groups, weights=one, minlength=40) for one in (counts, exact))
-    assert chi_square(found, expected) > P_VALUE
+    assert chi_square(found, expected) > P_VALUE  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("top_k", [100, 2000])
@@ -272,13 +272,13 @@ class TestLogprobs:
 
 class TestChoice:
     def test_another_device(self) -> None:
-        assert "on a CPU, not on meta" in str(CpuNativeSampler.supports(None, SamplerContext(10, torch.device("meta"))))
+        assert "on a CPU, not on meta" in str(CpuNativeSampler.supports(None, SamplerContext(10, torch.device("meta"))))  # type: ignore[arg-type]
 
     def test_no_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(wanted: str, *, quiet: bool) -> Any:
             raise NativeError("no compiler")
 
         monkeypatch.setattr(module, "first_that_loads", fails)
-        reason = CpuNativeSampler.supports(None, SamplerContext(10, CPU))
+        reason = CpuNativeSampler.supports(None, SamplerContext(10, CPU))  # type: ignore[arg-type]
         assert reason is not None
         assert "`python -m pegboard.plugins.cpu_native` says why" in reason

@@ -104,7 +104,7 @@ def test_heads(directory: Path, shape: str, instructions: str) -> None:
     ours, theirs = [], []
     for request, answer in zip(requests, answers, strict=True):
         ids = [*request.prompt, *answer.token_ids]
-        found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]
+        found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]  # type: ignore[index, union-attr]
         exact = logprobs(checkpoint, torch.float32, ids)
         ours.append(torch.tensor(found) - exact)
         theirs.append(logprobs(checkpoint, torch.bfloat16, ids) - exact)
@@ -151,5 +151,5 @@ class TestDeclined:
         none: Any = None
         ctx = ModelRunnerContext(none, model, none, none, none, (), model.device)
         assert (
-            CpuNativeRunner.supports(None, ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"
+            CpuNativeRunner.supports(None, ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"  # type: ignore[arg-type]
         )

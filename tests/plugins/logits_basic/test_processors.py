@@ -27,7 +27,7 @@ CONTEXT = LogitsProcessorContext(VOCAB, torch.device("cpu"), frozenset({2, 7}))
 
 def row(prompt: list[int] | None = None, output: list[int] | None = None, **params: Any) -> SamplingRow:
     ids = (np.array(tokens or [], dtype=np.int64) for tokens in (prompt, output))
-    return SamplingRow(SamplingParams(**params), *ids)
+    return SamplingRow(SamplingParams(**params), *ids)  # type: ignore[arg-type]
 
 
 def run(cls: type[LogitsProcessor], rows: list[SamplingRow], logits: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_bias_follows_the_batch() -> None:
     )
     assert processor.prepare([first]) is not again
     changed = torch.zeros(2, VOCAB)
-    processor.apply(changed, processor.prepare([second, first]))
+    processor.apply(changed, processor.prepare([second, first]))  # type: ignore[arg-type]
     assert changed.nonzero().tolist() == [[0, 2], [1, 1]]
 
 
@@ -221,7 +221,7 @@ def test_room_for_new_tokens_runs_out() -> None:
     for step in range(0, 1500, 7):
         state = processor.prepare([SamplingRow(params, np.array([3, 9]), output[:step], 0, memo)])
         logits = torch.full((1, vocab), 3.0)
-        processor.apply(logits, state)
+        processor.apply(logits, state)  # type: ignore[arg-type]
         expected = torch.full((1, vocab), 3.0)
         expected[0, output[:step]] = 2.0 - 0.25
         expected[0, [token for token in (3, 9) if token not in output[:step]]] = 2.0

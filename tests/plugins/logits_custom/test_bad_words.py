@@ -46,7 +46,7 @@ def forbidden(processor: BadWords, words: Sequence[str], output: str, prompt: st
     params = SamplingParams(extra={"bad_words": {"words": list(words)}})
     ids = (np.array(list(map(ord, text)), dtype=np.int64) for text in (prompt, output))
     logits = torch.zeros(1, VOCAB)
-    state = processor.prepare([SamplingRow(params, *ids)])
+    state = processor.prepare([SamplingRow(params, *ids)])  # type: ignore[arg-type]
     if state is not None:
         processor.apply(logits, state)
     return "".join(map(chr, logits[0].isneginf().nonzero().flatten().tolist()))

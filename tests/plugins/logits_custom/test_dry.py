@@ -78,7 +78,7 @@ def test_equals_the_formula(
     said = {"multiplier": multiplier, "base": base, "allowed_length": allowed, "range": latest}
     tokens = (prompt + output)[-latest:]
     expected = reference(tokens, set(map(ord, breakers)), multiplier, base, allowed)
-    found = penalised(prompt, output, sequence_breakers=breakers, **said)
+    found = penalised(prompt, output, sequence_breakers=breakers, **said)  # type: ignore[arg-type]
     assert found == pytest.approx(expected, rel=1e-6)
 
 

@@ -102,7 +102,7 @@ def test_memory_comes_when_it_is_prepared() -> None:
 
 def test_preparing_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, ticks = large(), itertools.count()
-    monkeypatch.setattr(pool_module.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: float(next(ticks)))  # type: ignore[attr-defined]
     # Two MiB of each buffer are 256 slots; the clock is looked at before each such step, and once at the beginning.
     assert pool.prepare(4.5) == 4 * 256
     assert pool.prepare(0.0) == 0

@@ -73,7 +73,7 @@ def samples(text: str, name: str, **labels: str) -> list[float]:
 def test_tokens_and_requests_add_up(loop: str) -> None:
     watched = Watched(loop=loop)
     for number in range(5):
-        watched.harness.submit(f"r{number}", [number] * 20, 10 + number, **EVERY)
+        watched.harness.submit(f"r{number}", [number] * 20, 10 + number, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
     value = watched.value
     assert value("generation_tokens_total") == 10 + 11 + 12 + 13 + 14
@@ -96,7 +96,7 @@ def test_tokens_and_requests_add_up(loop: str) -> None:
 
 def test_times_are_the_clocks() -> None:
     watched = Watched()
-    watched.harness.submit("r", list(range(8)), 6, **EVERY)
+    watched.harness.submit("r", list(range(8)), 6, **EVERY)  # type: ignore[arg-type]
     [req] = watched.harness.scheduler.waiting
     watched.harness.run()
     times = req.timing
@@ -112,9 +112,9 @@ def test_times_are_the_clocks() -> None:
 def test_cached_tokens_and_share() -> None:
     watched = Watched(page_size=1)
     prompt = list(range(40))
-    watched.harness.submit("first", prompt, 2, **EVERY)
+    watched.harness.submit("first", prompt, 2, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
-    watched.harness.submit("second", [*prompt[:30], *range(100, 110)], 2, **EVERY)
+    watched.harness.submit("second", [*prompt[:30], *range(100, 110)], 2, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
     assert watched.value("cached_tokens_total") == 30
     assert watched.value("prompt_tokens_total") == 80
@@ -141,7 +141,7 @@ def test_a_retracted_request_has_one_first_token() -> None:
 
 def test_chunks_give_one_first_token() -> None:
     watched = Watched(chunk=8)
-    watched.harness.submit("r", list(range(50)), 3, **EVERY)
+    watched.harness.submit("r", list(range(50)), 3, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
     assert watched.value("step_seconds_count", mode="prefill") == 7
     assert watched.value("time_to_first_token_seconds_count") == 1
@@ -149,9 +149,9 @@ def test_chunks_give_one_first_token() -> None:
 
 def test_mixed_batches_have_a_mode_of_their_own() -> None:
     watched = Watched(chunk=8, mixed_chunk=True)
-    watched.harness.submit("a", [1, 2, 3], 30, **EVERY)
+    watched.harness.submit("a", [1, 2, 3], 30, **EVERY)  # type: ignore[arg-type]
     watched.harness.step()
-    watched.harness.submit("b", list(range(30)), 3, **EVERY)
+    watched.harness.submit("b", list(range(30)), 3, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
     assert watched.value("step_seconds_count", mode="mixed") > 0
     assert watched.value("time_to_first_token_seconds_count") == 2
@@ -161,7 +161,7 @@ def test_mixed_batches_have_a_mode_of_their_own() -> None:
 def test_while_requests_run(run: int) -> None:
     watched = Watched(max_running_requests=2, run=run)
     for number in range(3):
-        watched.harness.submit(f"r{number}", [number] * 10, 50, **EVERY)
+        watched.harness.submit(f"r{number}", [number] * 10, 50, **EVERY)  # type: ignore[arg-type]
     for _ in range(5):
         watched.harness.step()
     assert watched.value("gen_throughput") > 0
@@ -182,7 +182,7 @@ def test_while_requests_run(run: int) -> None:
 
 def test_throughput_ends_with_the_tokens() -> None:
     watched = Watched()
-    watched.harness.submit("r", [1, 2, 3], 20, **EVERY)
+    watched.harness.submit("r", [1, 2, 3], 20, **EVERY)  # type: ignore[arg-type]
     watched.harness.run()
     assert watched.collector.throughput() > 0
     for _ in range(6):
@@ -218,7 +218,7 @@ def test_a_decode_step_runs_no_python_per_request() -> None:
         def __iter__(self) -> Any:
             raise AssertionError("somebody goes through the requests of a decode batch")
 
-        __getitem__ = __iter__
+        __getitem__ = __iter__  # type: ignore[assignment]
 
     watched = Watched()
     reqs = Untouchable([Req(f"r{i}", np.arange(3), SamplingParams()) for i in range(4)])

@@ -122,7 +122,7 @@ def test_idle_batch_has_no_rows(tmp_path: Path) -> None:
     hidden = run.network.forward(batch)
     assert hidden.shape == (0, 64)
     assert run.network.logits(hidden).shape == (0, 320)
-    assert run.attention.called == []
+    assert run.attention.called == []  # type: ignore[attr-defined]
 
 
 def test_loading_fills_the_fused_buffers_in_place(tmp_path: Path) -> None:

@@ -47,14 +47,14 @@ def hf(reference: str, **options: Any) -> HFSource:
     ],
 )
 def test_each_reference_has_one_source(reference: str, source: type[ModelSource]) -> None:
-    accepted = [one for one in (DemoSource, GGUFSource, HFSource) if one.supports(None, ctx(reference)) is None]
+    accepted = [one for one in (DemoSource, GGUFSource, HFSource) if one.supports(None, ctx(reference)) is None]  # type: ignore[arg-type]
     assert accepted == [source]
 
 
 @pytest.mark.parametrize("reference", ["/no/such/folder", "./model", "a/b/c", "../x", ""])
 def test_references_nobody_takes_have_reasons(reference: str) -> None:
     for source in (DemoSource, GGUFSource, HFSource):
-        reason = source.supports(None, ctx(reference))
+        reason = source.supports(None, ctx(reference))  # type: ignore[arg-type]
         assert reason
         assert repr(reference) in reason or "directory" in reason
 
@@ -95,7 +95,7 @@ def test_hub_ids_fetch_safetensors_and_no_pickles(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert hf("org/name", revision="abc").prepare() == directory
     assert (asked["reference"], asked["revision"], asked["local_files_only"]) == ("org/name", "abc", False)
-    fetched = huggingface_hub.utils.filter_repo_objects(
+    fetched = huggingface_hub.utils.filter_repo_objects(  # type: ignore[attr-defined]
         ["model.safetensors", "config.json", "tokenizer.json", "pytorch_model.bin", "modeling.py", "x.pt", "a.gguf"],
         allow_patterns=asked["allow_patterns"],
     )
@@ -123,7 +123,7 @@ def test_an_unreachable_hub_is_told_from_a_refusal(tmp_path: Path) -> None:
 def test_the_local_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     directory = tiny_checkpoint(tmp_path, "llama")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kw: asked.update(kw) or str(directory))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kw: asked.update(kw) or str(directory))  # type: ignore[redundant-expr]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hf("org/name").prepare()
     assert asked["local_files_only"] is True

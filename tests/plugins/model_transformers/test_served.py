@@ -48,7 +48,7 @@ def loaded(ctx: ModelContext) -> tuple[TransformersFamily, TransformersNetwork]:
 def test_logits_equal_the_models_own(name: str, tmp_path: Path) -> None:
     """In float32, packed, in chunks and decoding (see PoolProbe), within what another order of sums makes."""
     ctx = context(save(tmp_path, *SERVED[name]))
-    assert TransformersFamily.supports(None, ctx) is None
+    assert TransformersFamily.supports(None, ctx) is None  # type: ignore[arg-type]
     family, network = loaded(ctx)
     run = probe_run(network, family.spec, ctx)
     family.probe(network, run)
@@ -75,7 +75,7 @@ def test_refused_without_weights(name: str, tmp_path: Path) -> None:
     prefix, fields, word = REFUSED[name]
     save(tmp_path, prefix, fields)
     (tmp_path / "model.safetensors").unlink()
-    reason = TransformersFamily.supports(None, context(tmp_path))
+    reason = TransformersFamily.supports(None, context(tmp_path))  # type: ignore[arg-type]
     assert reason is not None
     assert word in reason
     assert reason.startswith(context(tmp_path).architecture)
@@ -107,7 +107,7 @@ class Unexamined(TransformersFamily):
         def without_positions(*args: Any, **given: Any) -> Any:
             return whole(*args, **{name: value for name, value in given.items() if name in accepted})
 
-        body.forward = without_positions  # type: ignore[method-assign]
+        body.forward = without_positions
         return network
 
 
@@ -182,7 +182,7 @@ def bare(**changes: Any) -> ModelContext:
     ],
 )
 def test_reasons(changes: dict[str, Any], word: str | None) -> None:
-    reason = TransformersFamily.supports(None, bare(**changes))
+    reason = TransformersFamily.supports(None, bare(**changes))  # type: ignore[arg-type]
     if word is None:
         assert reason is None
     else:
@@ -195,10 +195,10 @@ def test_rope_that_changes_with_length_needs_a_short_context() -> None:
     rope["original_max_position_embeddings"] = 64
     phi3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_parameters": rope}
     ctx = bare(**phi3, original_max_position_embeddings=64)
-    reason = TransformersFamily.supports(None, ctx)
+    reason = TransformersFamily.supports(None, ctx)  # type: ignore[arg-type]
     assert reason is not None
     assert "set model.context_length" in reason
-    assert TransformersFamily.supports(None, dataclasses.replace(ctx, context_length=64)) is None
+    assert TransformersFamily.supports(None, dataclasses.replace(ctx, context_length=64)) is None  # type: ignore[arg-type]
 
 
 def test_chunked_attention_is_refused_beyond_one_chunk() -> None:

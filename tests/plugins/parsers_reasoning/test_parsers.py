@@ -65,7 +65,7 @@ def test_markers_of_the_config() -> None:
     assert MarkedParser(MarkerOptions(), CTX).skip_special_tokens
     for bad in ({"begin": ""}, {"end": "x" * 65}, {"start": "x"}):
         with pytest.raises(ValidationError):
-            MarkerOptions(**bad)
+            MarkerOptions(**bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("template", "name"), [(QWEN, "qwen3"), (R1, "deepseek_r1"), ("{{ messages }}", "plain")])

@@ -47,7 +47,7 @@ FORM = Grammar("json_schema", json.dumps(ANSWER))
 
 def tools(*, parallel: bool = True, strict: bool = True, choice: Choice = "auto") -> Tools:
     functions = [{"name": name, "parameters": one, "strict": strict} for name, one in SCHEMAS.items()]
-    return Tools(tuple(functions), choice, parallel=parallel)
+    return Tools(tuple(functions), choice, parallel=parallel)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.full)])
@@ -124,7 +124,7 @@ class TestEither:
             assert either is not None
             assert single is not None
             for calls in ([one], [other], [other, one]):
-                text = parser.write_calls(calls)
+                text = parser.write_calls(calls)  # type: ignore[arg-type]
                 assert follows(backend, either[0], text) == (several or len(calls) == 1), text
                 assert follows(backend, single[0], text) == (len(calls) == 1), text
                 assert not follows(backend, either[0], f"{text}\nThat was it."), text
@@ -134,7 +134,7 @@ class TestEither:
             answer = '{"answer": "<tool_call>[now()]", "sure": true}'
             assert follows(backend, either[0], answer)
             assert self.read(parser, either[1], answer).content == answer
-            for bad in ("Hi.", '{"answer": "maybe", "sure": true}', answer + parser.write_calls([one])):
+            for bad in ("Hi.", '{"answer": "maybe", "sure": true}', answer + parser.write_calls([one])):  # type: ignore[list-item]
                 assert not follows(backend, either[0], bad), bad
 
     def test_behind_forced_calls_the_answer_ends(
@@ -157,7 +157,7 @@ class TestEither:
 
 def test_json_that_looks_like_a_call_at_first(backend: GrammarBackend) -> None:
     """Where a format begins as calls do, the whole answer says which of them it is."""
-    parser = LlamaParser(None, OutputParserContext("", "", ""))
+    parser = LlamaParser(None, OutputParserContext("", "", ""))  # type: ignore[arg-type]
     form = {
         "type": "object",
         "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}, "more": {"type": "integer"}},

@@ -32,8 +32,8 @@ def parser(cls: type[OutputParser], template: str = "") -> OutputParser:
 
 def read(cls: type[OutputParser], text: str, tools: Sequence[Mapping[str, Any]] = TOOLS) -> Told:
     """What is told of a text, which is the same however it is cut."""
-    found = feed(parser(cls).stream(tools), [text])
-    assert feed(parser(cls).stream(tools), one_by_one(text)) == found
+    found = feed(parser(cls).stream(tools), [text])  # type: ignore[arg-type]
+    assert feed(parser(cls).stream(tools), one_by_one(text)) == found  # type: ignore[arg-type]
     return found
 
 
@@ -75,7 +75,7 @@ class TestHermes:
 
     def test_text_in_arguments_is_no_marker(self) -> None:
         arguments = {"text": "</tool_call> <tool_call> }}", "options": {"a": {"b": "}"}}}
-        written = parser(HermesParser).write_calls([{"name": "save", "arguments": arguments}])
+        written = parser(HermesParser).write_calls([{"name": "save", "arguments": arguments}])  # type: ignore[typeddict-item]
         assert calls(HermesParser, written) == [("save", arguments)]
 
     @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ FORMATS = [
 ]  # fmt: skip
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    *TOOLS,
+    *TOOLS,  # type: ignore[arg-type]
     {"name": "optional", "parameters": {"properties": {"a": {"type": "boolean"}, "b": {"type": "number"}}}},
     {"name": "a.b-c_9", "parameters": {"type": "object", "properties": {"k": {"enum": ["x", 'y"z', 3, None, True]}},
                                        "required": ["k"]}},
@@ -360,10 +360,10 @@ class TestGrammars:
     ) -> None:
         one = parser(cls, template)
         written = one.write_calls([{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}])
-        grammar = one.constraint(SHAPES)
+        grammar = one.constraint(SHAPES)  # type: ignore[arg-type]
         assert grammar is not None
         assert follows(backend, grammar, written), written
-        named = one.constraint(SHAPES, name="get_weather", parallel=False)
+        named = one.constraint(SHAPES, name="get_weather", parallel=False)  # type: ignore[arg-type]
         assert named is not None
         assert follows(backend, named, written)
         for other in ("", "Hi.", "I call " + written, one.write_calls([{"name": "now", "arguments": {}}])):
@@ -375,18 +375,18 @@ class TestGrammars:
         for function in SHAPES:
             if function["name"] == "nested":
                 continue  # References are for backends.
-            grammar = parser(cls, template).constraint(SHAPES, name=function["name"], parallel=False)
+            grammar = parser(cls, template).constraint(SHAPES, name=function["name"], parallel=False)  # type: ignore[arg-type]
             assert grammar is not None
             for seed in range(6):
                 text = sample(grammar, seed)
                 assert follows(backend, grammar, text), text
-                found = feed(parser(cls, template).stream(SHAPES), [text])
+                found = feed(parser(cls, template).stream(SHAPES), [text])  # type: ignore[arg-type]
                 assert [name for name, _ in found.loaded] == [function["name"]]
 
     def test_references_lead_where_they_did(
         self, cls: type[OutputParser], template: str, backend: GrammarBackend
     ) -> None:
-        grammar = parser(cls, template).constraint(SHAPES)
+        grammar = parser(cls, template).constraint(SHAPES)  # type: ignore[arg-type]
         assert grammar is not None
         good = parser(cls, template).write_calls([{"name": "nested", "arguments": {"p": [1, 2]}}])
         assert follows(backend, grammar, good)
@@ -396,7 +396,7 @@ class TestGrammars:
 
     def test_calls_that_need_not_be(self, cls: type[OutputParser], template: str, backend: GrammarBackend) -> None:
         strict = [{**TOOLS[0], "strict": True}, TOOLS[1]]
-        grammar = parser(cls, template).constraint(strict, required=False)
+        grammar = parser(cls, template).constraint(strict, required=False)  # type: ignore[arg-type]
         if grammar is None:
             return
         write = parser(cls, template).write_calls

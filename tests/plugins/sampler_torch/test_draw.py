@@ -104,7 +104,7 @@ def test_each_row_looks_at_as_few_as_it_needs(widths: list[tuple[int, int]]) -> 
     flat, steep = torch.randn(1, 20000) * 0.1, torch.randn(1, 20000) * 8
     logits = torch.cat([steep, steep, steep, flat, flat])
     rows = [{"top_k": 20}, {"top_k": 300}, {"top_p": 0.9}, {"top_k": 20}, {"top_p": 0.9}]
-    sample(logits, [{"temperature": 1.0, **row} for row in rows])
+    sample(logits, [{"temperature": 1.0, **row} for row in rows])  # type: ignore[dict-item]
     assert widths == [(2, 64), (2, 256), (1, 1024)]
 
 
@@ -167,7 +167,7 @@ def test_wide_nuclei_are_drawn_from_as_if_they_were_sorted(top_p: float, min_p: 
     counts = np.bincount(tokens, minlength=vocab)
     assert not counts[exact == 0].any()
     by_group = [np.bincount(groups.numpy(), weights=values, minlength=20) for values in (counts, exact)]
-    assert chi_square(by_group[0], by_group[1]) > P_VALUE
+    assert chi_square(by_group[0], by_group[1]) > P_VALUE  # type: ignore[arg-type]
 
 
 def test_a_draw_is_the_best_of_what_is_kept() -> None:

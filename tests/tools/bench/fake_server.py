@@ -196,7 +196,7 @@ def fake_server(**settings: Any) -> Iterator[FakeServer]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
     ready.wait()
-    fake.close = lambda: loop.call_soon_threadsafe(stop.set) and None
+    fake.close = lambda: loop.call_soon_threadsafe(stop.set) and None  # type: ignore[assignment, truthy-bool]
     try:
         yield fake
     finally:

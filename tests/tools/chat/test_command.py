@@ -519,7 +519,7 @@ class TestServer:
         url, handler = server
         handler.events = EVENTS[2:3] * 100_000
         pieces = ServerSpeaker(ServerClient(url), "m").answer([], {}, Figures())
-        assert next(pieces)
+        assert next(pieces)  # type: ignore[truthy-bool]
         pieces.close()  # type: ignore[attr-defined]  # it is a generator
         assert handler.gone.wait(20)
 
@@ -659,7 +659,7 @@ class TestEngine:
     def test_an_interrupt_is_heard_between_two_steps(self, engine: Engine) -> None:
         handler = signal.getsignal(signal.SIGINT)
         pieces = EngineSpeaker(engine).answer([{"role": "user", "content": "Hi"}], {"temperature": 0.0}, Figures())
-        assert next(pieces)
+        assert next(pieces)  # type: ignore[truthy-bool]
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             list(pieces)

@@ -61,7 +61,7 @@ def test_empty_prompts(prompt: Any) -> None:
 
 def test_text_without_tokens() -> None:
     tokenizer = FakeTokenizer()
-    tokenizer.encode = lambda text, add_special_tokens=True: []  # type: ignore[method-assign]
+    tokenizer.encode = lambda text, add_special_tokens=True: []  # type: ignore[method-assign, misc]
     with pytest.raises(InvalidRequest, match="no tokens"):
         Intake(INFO, tokenizer).prepare(request("x"))
 
@@ -91,7 +91,7 @@ def test_limit_is_the_smaller_of_context_and_pool() -> None:
 
 def test_hopeless_text_is_not_tokenised() -> None:
     tokenizer = FakeTokenizer()
-    tokenizer.encode = lambda text, add_special_tokens=True: pytest.fail("tokenised")  # type: ignore[method-assign]
+    tokenizer.encode = lambda text, add_special_tokens=True: pytest.fail("tokenised")  # type: ignore[method-assign, misc]
     with pytest.raises(InvalidRequest, match="characters"):
         Intake(INFO, tokenizer).prepare(request("a" * (20 * CHARS_PER_TOKEN + 1)))
 

@@ -50,7 +50,7 @@ class ManualPool:
 
     def submit(self, grammar: Grammar, owner: str = "") -> Future[CompiledGrammar]:
         self.submitted.append(grammar)
-        self.jobs[grammar] = future = Future()
+        self.jobs[grammar] = future = Future()  # type: ignore[var-annotated]
         if self.eager:
             self.finish(grammar)
         return future

@@ -86,7 +86,7 @@ def test_ends_where_re_says(patterns: list[str], pieces: list[str], group: int, 
         assert match is None or match[1] == len(sent)
         return
     assert match is not None
-    assert reason == {"type": "stop", "matched": reason["matched"]}
+    assert reason == {"type": "stop", "matched": reason["matched"]}  # type: ignore[index]
     assert reason["matched"] in patterns
     assert text == sent[: match[1] if keep else match[0]]
     # Nothing ended earlier, unless what follows had to be seen.
@@ -114,7 +114,7 @@ def test_streams_show_the_same_however_tokens_travel(
     }
     outputs, tokenizer = run(pieces, sampling)
     tokens = sum(len(output.token_ids) for output in outputs)
-    assert tokens >= sampling["min_new_tokens"]
+    assert tokens >= sampling["min_new_tokens"]  # type: ignore[operator]
     texts = {"".join(shown(outputs, tokenizer, sampling, group)) for group in (1, *groups)}
     assert len(texts) == 1
     (text,) = texts

@@ -50,7 +50,7 @@ def asked(method: str, path: str, *, keys: Keys | None = None, **headers: str) -
             await app(scope, receive, send)
             seen.update(scope)
 
-        return await ask(watching, method, path, **headers)
+        return await ask(watching, method, path, **headers)  # type: ignore[arg-type]
 
     return asyncio.run(scene()), seen
 
@@ -101,7 +101,7 @@ def test_who_takes_head_says_who_may() -> None:
     async def scene() -> list[int | None]:
         app = application(KEYS)
         app.mount("/", Router([Route("/open", own, methods=["HEAD"])]))
-        return [(await ask(app, "HEAD", "/open", **one)).status for one in ({}, bearer("u"), bearer("a"))]
+        return [(await ask(app, "HEAD", "/open", **one)).status for one in ({}, bearer("u"), bearer("a"))]  # type: ignore[arg-type]
 
     assert asyncio.run(scene()) == [401, 403, 200]
 

@@ -58,7 +58,7 @@ def test_a_private_one_has_not() -> None:
     ],
 )
 def test_origins(origin: str, host: str | None, own: bool) -> None:
-    assert is_own_origin(origin.encode(), host and host.encode()) is own
+    assert is_own_origin(origin.encode(), host and host.encode()) is own  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_origins(origin: str, host: str | None, own: bool) -> None:
 )
 def test_allowed_hosts_are_names_without_a_port(name: str, good: bool) -> None:
     if good:
-        assert ServerSection(allowed_hosts=name).allowed_hosts == (name,)
+        assert ServerSection(allowed_hosts=name).allowed_hosts == (name,)  # type: ignore[arg-type]
     else:
         with pytest.raises(ValueError, match="allowed_hosts"):
             ServerSection(allowed_hosts=(name,))

@@ -122,7 +122,7 @@ class TestWhatIsRendered:
         template = (
             "{% for c in messages[1].tool_calls %}{{ c.id }}{{ c.function.arguments.items() | list }}{% endfor %}"
         )
-        assert render(chat, template=template) == "c1[('city', 'Rom'), ('n', 1)]"
+        assert render(chat, template=template) == "c1[('city', 'Rom'), ('n', 1)]"  # type: ignore[arg-type]
         for text, found in (("", "{}"), ("[1]", "[1]"), ("{oops", "{oops")):
             call = {"function": {"name": "f", "arguments": text}}
             template = "{{ messages[0].tool_calls[0].function.arguments }}"
@@ -132,12 +132,12 @@ class TestWhatIsRendered:
         chat = [*CHAT, {"role": "assistant", "content": "So:", "tool_calls": [CALL]}, {"role": "tool", "content": "5°"}]
         parser: Any = Parser(None, None)  # type: ignore[arg-type]
         written = "user: Hi 漢😀\nassistant: So:\nweather(Rom)\ntool: 5°\nassistant:"
-        assert render(chat, tool_parser=parser) == written
+        assert render(chat, tool_parser=parser) == written  # type: ignore[arg-type]
         knows = "{{ messages[1].content }}{{ messages[1].tool_calls | length }}"
-        assert render(chat, template=knows, tool_parser=parser) == "So:1"
+        assert render(chat, template=knows, tool_parser=parser) == "So:1"  # type: ignore[arg-type]
 
     def test_no_calls_are_no_key(self) -> None:
-        for empty in (None, []):
+        for empty in (None, []):  # type: ignore[var-annotated]
             chat = [{"role": "assistant", "content": "x", "tool_calls": empty}]
             assert render(chat, template="{{ 'tool_calls' in messages[0] }}") == "False"
 

@@ -36,7 +36,7 @@ def function(name: str = "weather", **more: Any) -> dict[str, Any]:
 
 
 def tools_of(*functions: dict[str, Any], choice: Choice = "auto", name: str = "", parallel: bool = True) -> Tools:
-    return Tools(functions, choice, name, parallel)
+    return Tools(functions, choice, name, parallel)  # type: ignore[arg-type]
 
 
 class Bracketed(CallStream):

@@ -100,28 +100,28 @@ def test_a_turn_may_have_begun() -> None:
 
 
 def test_tools_that_may_be_used() -> None:
-    found = turn(tools=Tools(ADD))
+    found = turn(tools=Tools(ADD))  # type: ignore[arg-type]
     assert found.tool_parser is not None
     assert (found.grammar, found.constrained) == (None, False)
-    strict = turn(tools=Tools(STRICT))
+    strict = turn(tools=Tools(STRICT))  # type: ignore[arg-type]
     assert (strict.grammar, strict.constrained) == (Grammar("ebnf", ":True"), False)
-    silent = turn(tools=Tools(ADD, "none"))
+    silent = turn(tools=Tools(ADD, "none"))  # type: ignore[arg-type]
     assert silent.tool_parser is None
 
 
 def test_tools_that_must_be_used() -> None:
-    found = turn(tools=Tools(ADD, "required", parallel=False))
+    found = turn(tools=Tools(ADD, "required", parallel=False))  # type: ignore[arg-type]
     assert (found.grammar, found.constrained) == (Grammar("structural_tag", ":False"), True)
-    named = turn(tools=Tools(ADD, "required", "add"))
+    named = turn(tools=Tools(ADD, "required", "add"))  # type: ignore[arg-type]
     assert named.grammar == Grammar("structural_tag", "add:False")
 
 
 def test_an_answer_with_a_grammar_of_its_own_holds_no_calls() -> None:
-    found = turn(tools=Tools(STRICT), grammar=OWN)
+    found = turn(tools=Tools(STRICT), grammar=OWN)  # type: ignore[arg-type]
     assert (found.grammar, found.constrained, found.tool_parser) == (OWN, True, None)
     # But a tag is free text with structures in it.
     tag = Grammar("structural_tag", "{}")
-    tagged = turn(tools=Tools(ADD), grammar=tag)
+    tagged = turn(tools=Tools(ADD), grammar=tag)  # type: ignore[arg-type]
     assert (tagged.grammar, tagged.constrained) == (tag, False)
     assert tagged.tool_parser is not None
 
@@ -131,39 +131,39 @@ EITHER = ("grammar.any_of", "grammar.json_schema", "grammar.structural_tag")
 
 
 def test_an_answer_with_a_format_is_that_or_calls() -> None:
-    found = turn(tools=Tools(ADD), grammar=JSON, features=EITHER)
+    found = turn(tools=Tools(ADD), grammar=JSON, features=EITHER)  # type: ignore[arg-type]
     assert found.grammar == any_of(Grammar("structural_tag", ":True"), JSON)
     assert (found.constrained, found.openings, found.skip_special_tokens) == (True, ("A", "D"), False)
     assert found.tool_parser is not None
-    plain = turn(tools=Tools(ADD), grammar=JSON, features=EITHER, separate_reasoning=False)
+    plain = turn(tools=Tools(ADD), grammar=JSON, features=EITHER, separate_reasoning=False)  # type: ignore[arg-type]
     assert plain.stream().collect("xAy").content == "xAy", "it begins as no call does, so that there is none in it"
     # Where it cannot be so, the format goes first.
     for missing in EITHER:
         features = [one for one in EITHER if one != missing]
-        plain = turn(tools=Tools(ADD), grammar=JSON, features=features)
+        plain = turn(tools=Tools(ADD), grammar=JSON, features=features)  # type: ignore[arg-type]
         assert (plain.grammar, plain.openings, plain.tool_parser) == (JSON, (), None), missing
     whole = any_of(Grammar("structural_tag", ":True"), JSON)
     size = len(whole.source)
     for most, used in ((size, whole), (size - 1, JSON)):
-        found = turn(tools=Tools(ADD), grammar=JSON, features=EITHER, most=most)
+        found = turn(tools=Tools(ADD), grammar=JSON, features=EITHER, most=most)  # type: ignore[arg-type]
         assert (found.grammar, found.openings != (), found.tool_parser is None) == (used, used is whole, used is JSON)
-    silent = turn(tools=Tools(ADD, "none"), grammar=JSON, features=EITHER)
+    silent = turn(tools=Tools(ADD, "none"), grammar=JSON, features=EITHER)  # type: ignore[arg-type]
     assert (silent.grammar, silent.openings, silent.tool_parser) == (JSON, (), None)
 
 
 def test_a_call_that_is_required_goes_before_a_format() -> None:
     for form in (JSON, Grammar("json_object"), Grammar("structural_tag", "{}")):
-        found = turn(tools=Tools(ADD, "required"), grammar=form, features=EITHER)
+        found = turn(tools=Tools(ADD, "required"), grammar=form, features=EITHER)  # type: ignore[arg-type]
         assert (found.grammar, found.openings) == (Grammar("structural_tag", ":True"), ())
         assert found.tool_parser is not None
 
 
 def test_what_cannot_be() -> None:
     with pytest.raises(InvalidRequest, match="no tool parser") as caught:
-        turn(parsers=False, tools=Tools(ADD))
+        turn(parsers=False, tools=Tools(ADD))  # type: ignore[arg-type]
     assert caught.value.param == "tools"
     with pytest.raises(InvalidRequest, match="leave one of them out") as caught:
-        turn(tools=Tools(ADD, "required"), grammar=OWN)
+        turn(tools=Tools(ADD, "required"), grammar=OWN)  # type: ignore[arg-type]
     assert caught.value.param == "tool_choice"
 
 

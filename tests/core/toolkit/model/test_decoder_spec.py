@@ -66,7 +66,7 @@ def test_the_pipelines_view() -> None:
     model = spec("MistralForCausalLM", sliding_window=8, num_key_value_heads=2).model_spec(
         context_length=50, eos_token_ids=frozenset({7})
     )
-    assert (model.max_context_len, model.eos_token_ids, len(model.layers)) == (50, {7}, 4)
+    assert (model.max_context_len, model.eos_token_ids, len(model.layers)) == (50, {7}, 4)  # type: ignore[comparison-overlap]
     assert {layer.window for layer in model.layers} == {8}
     assert model.layers[2].scale == 0.25
     assert [group.layer_ids for group in model.kv_groups] == [(0, 1, 2, 3)]

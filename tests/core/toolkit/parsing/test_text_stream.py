@@ -118,7 +118,7 @@ class TestSink:
         assert not sink.in_call
         sink.start("f")
         assert sink.in_call
-        sink.end()
+        sink.end()  # type: ignore[unreachable]
         assert (sink.in_call, sink.calls) == (False, 1)
 
 

@@ -13,7 +13,7 @@ SEPARATOR = "\n"
 """What stands between blocks of text, and between messages of one role that follow each other."""
 
 
-def template_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, Any]]:
+def template_messages(system: object, messages: Sequence[object]) -> list[dict[str, object]]:
     """The conversation with OpenAI's roles and fields, which templates are written for.
 
     A tool's result becomes a message of the role `tool`, with the name that its call had; thinking is kept beside its
@@ -24,7 +24,7 @@ def template_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, An
         raise InvalidRequest("messages is empty", param="messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages may have at most {MAX_MESSAGES} entries", param="messages")
-    converted: list[dict[str, Any]] = []
+    converted: list[dict[str, object]] = []
     if text := _text(system, "system"):
         converted.append({"role": "system", "content": text})
     names: dict[str, str] = {}
@@ -34,12 +34,12 @@ def template_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, An
     return converted
 
 
-def continues(messages: Sequence[Any]) -> bool:
+def continues(messages: Sequence[object]) -> bool:
     """Whether the answer goes on where the last message, the assistant's own, ends."""
     return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
 
 
-def _converted(message: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
+def _converted(message: object, where: str, names: dict[str, str]) -> list[dict[str, object]]:
     if not isinstance(message, dict):
         raise InvalidRequest(f"{where} must be an object", param=where)
     role, content = message.get("role"), message.get("content")
@@ -55,20 +55,20 @@ def _converted(message: Any, where: str, names: dict[str, str]) -> list[dict[str
     return [_assistant(blocks, names)] if role == "assistant" else _user(blocks, names)
 
 
-Block = tuple[str, dict[str, Any], str]
+Block = tuple[str, dict[str, object], str]
 """A block's type, the block, and its place in the request."""
 
 
-def _kind(block: Any, where: str) -> str:
+def _kind(block: object, where: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         raise InvalidRequest(f"{where} must be an object with a type", param=where)
     return kind
 
 
-def _user(blocks: Sequence[Block], names: dict[str, str]) -> list[dict[str, Any]]:
+def _user(blocks: Sequence[Block], names: dict[str, str]) -> list[dict[str, object]]:
     """Results of tools and texts, in the order in which they stand."""
-    out: list[dict[str, Any]] = []
+    out: list[dict[str, object]] = []
     for kind, block, where in blocks:
         if kind == "tool_result":
             out.append(_tool_result(block, where, names))
@@ -77,10 +77,10 @@ def _user(blocks: Sequence[Block], names: dict[str, str]) -> list[dict[str, Any]
     return out or [{"role": "user", "content": ""}]
 
 
-def _assistant(blocks: Sequence[Block], names: dict[str, str]) -> dict[str, Any]:
+def _assistant(blocks: Sequence[Block], names: dict[str, str]) -> dict[str, object]:
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[dict[str, object]] = []
     for kind, block, where in blocks:
         if kind == "tool_use":
             calls.append(_tool_use(block, where, names))
@@ -88,7 +88,7 @@ def _assistant(blocks: Sequence[Block], names: dict[str, str]) -> dict[str, Any]
             thoughts.append(_string(block, "thinking", where))
         elif kind != "redacted_thinking":
             texts.append(_text_of(kind, block, where))
-    message: dict[str, Any] = {"role": "assistant", "content": SEPARATOR.join(texts)}
+    message: dict[str, object] = {"role": "assistant", "content": SEPARATOR.join(texts)}
     if thoughts:
         message["reasoning_content"] = SEPARATOR.join(thoughts)
     if calls:
@@ -96,7 +96,7 @@ def _assistant(blocks: Sequence[Block], names: dict[str, str]) -> dict[str, Any]
     return message
 
 
-def _tool_use(block: dict[str, Any], where: str, names: dict[str, str]) -> dict[str, Any]:
+def _tool_use(block: dict[str, object], where: str, names: dict[str, str]) -> dict[str, object]:
     identity, name = _string(block, "id", where), _string(block, "name", where)
     arguments = block.get("input")
     if not isinstance(arguments, dict):
@@ -105,7 +105,7 @@ def _tool_use(block: dict[str, Any], where: str, names: dict[str, str]) -> dict[
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _tool_result(block: dict[str, Any], where: str, names: dict[str, str]) -> dict[str, Any]:
+def _tool_result(block: dict[str, object], where: str, names: dict[str, str]) -> dict[str, object]:
     identity = _string(block, "tool_use_id", where)
     if identity not in names:
         raise InvalidRequest(
@@ -131,7 +131,7 @@ def _text(content: Any, where: str) -> str:
     )
 
 
-def _text_of(kind: str, block: dict[str, Any], where: str) -> str:
+def _text_of(kind: str, block: dict[str, object], where: str) -> str:
     """The text of a block that has nothing else to say."""
     if kind == "text":
         return _string(block, "text", where)
@@ -147,7 +147,7 @@ def _text_of(kind: str, block: dict[str, Any], where: str) -> str:
     )
 
 
-def _document(block: dict[str, Any], where: str) -> str:
+def _document(block: dict[str, object], where: str) -> str:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import Response
@@ -65,7 +65,7 @@ def status_of(error: InvalidRequest) -> int:
     return OVERLOADED if error.status == 503 and error.code in _FULL else error.status
 
 
-def error_body(error: InvalidRequest, request_id: str) -> dict[str, Any]:
+def error_body(error: InvalidRequest, request_id: str) -> dict[str, object]:
     """The body. The message names the field too: `details` are an addition that not every client knows."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -117,7 +117,7 @@ class PromptBody(RefusingModel):
         """Return the tools. Raises InvalidRequest for those that this server would have to run itself."""
         return message_tools(self.tools, self.tool_choice)
 
-    def template_messages(self) -> list[dict[str, Any]]:
+    def template_messages(self) -> list[dict[str, object]]:
         """The conversation as chat templates read it."""
         converted = template_messages(self.system, self.messages)
         if self.prefilled and converted[-1].get("tool_calls"):
@@ -146,9 +146,9 @@ class PromptBody(RefusingModel):
             return "dropped"
         return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
 
-    def template_hints(self) -> dict[str, Any]:
+    def template_hints(self) -> dict[str, object]:
         """What else the template is told, if it reads such a thing."""
-        hints: dict[str, Any] = {}
+        hints: dict[str, object] = {}
         if self.thinks is not None:
             hints["enable_thinking"] = self.thinks
         if self.output_config is not None and self.output_config.effort is not None:

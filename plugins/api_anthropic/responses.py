@@ -79,13 +79,13 @@ class Blocks:
             out.append(self._delta({"type": f"{kind}_delta", kind: one.text}))
         return out
 
-    def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _begin(self, block: dict[str, object]) -> list[dict[str, object]]:
         out = self.finish()
         self.blocks.append(block)
         self._open = True
         return [*out, {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}]
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _delta(self, delta: dict[str, object]) -> dict[str, object]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
 
@@ -105,7 +105,7 @@ def _joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     return out
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, object]:
     """A call's arguments; as far as they go where the answer was cut off, as Anthropic's clients read a stream."""
     try:
         value = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")

@@ -125,6 +125,6 @@ class Administration:
     async def stop_profile(self) -> Response:
         return await self._act("stop_profile", {})
 
-    async def _act(self, action: str, args: dict[str, Any], message: str = "") -> Response:
+    async def _act(self, action: str, args: dict[str, object], message: str = "") -> Response:
         answer = await self._client.control(action, args)
         return json_response({"success": True, **({"message": message} if message else {}), **answer})

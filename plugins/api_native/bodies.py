@@ -14,7 +14,7 @@ from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_
 
 M = TypeVar("M", bound=RequestModel)
 
-NOTHING: tuple[Any, ...] = (None, "", [], False)
+NOTHING: tuple[object, ...] = (None, "", [], False)
 _UNSUPPORTED = ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "routed_dp_rank")
 
 

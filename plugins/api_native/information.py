@@ -168,9 +168,9 @@ class Information:
         if not self._client.ready:
             raise InvalidRequest("the engine is starting, or the server is stopping", code="not_ready", status=503)
 
-    async def _scheduler(self) -> Mapping[str, Any]:
+    async def _scheduler(self) -> Mapping[str, object]:
         info = await self._client.server_info()
-        scheduler: Mapping[str, Any] = info.get("scheduler", {})
+        scheduler: Mapping[str, object] = info.get("scheduler", {})
         return scheduler
 
 

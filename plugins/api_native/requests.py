@@ -53,7 +53,7 @@ class SamplingBody(SamplingFields):
         values = {name: getattr(self, name) for name in _GRAMMARS}
         return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})  # type: ignore[misc]
 
-    def params(self, grammar: Grammar | None, processors: dict[str, Any] | None) -> SamplingParams:
+    def params(self, grammar: Grammar | None, processors: dict[str, object] | None) -> SamplingParams:
         """The engine's parameters. `processors` are those that the body names outside of this."""
         more = {} if processors is None else {"extra": processors}
         return self.sampling_params(

@@ -158,7 +158,7 @@ class Responder:
         return value, token, text
 
 
-def _finish_reason(answer: Answer) -> dict[str, Any] | None:
+def _finish_reason(answer: Answer) -> dict[str, object] | None:
     reason = answer.finish_reason
     if reason is not None and reason.get("type") == "length":
         return {**reason, "length": answer.completion_tokens}

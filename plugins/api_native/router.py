@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -66,7 +65,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
             raise body.named(error) from None
         latency = time.monotonic() - started
 
-        def write() -> list[dict[str, Any]] | dict[str, Any]:
+        def write() -> list[dict[str, object]] | dict[str, object]:
             bodies = [responder.answer(one, answer, latency) for one, answer in zip(requests, done, strict=True)]
             return bodies if batch else bodies[0]
 

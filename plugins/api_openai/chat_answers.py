@@ -41,7 +41,7 @@ class ChatWriter(Writer):
 
     def choice(self, index: int, answer: Answer) -> Choice:
         said = self._streams[index].collect(answer.text)
-        message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+        message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning:
             message["reasoning_content"] = said.reasoning
         if said.calls:
@@ -55,7 +55,7 @@ class ChatWriter(Writer):
             **self.extras(answer),
         }
 
-    def opening(self) -> dict[str, Any]:
+    def opening(self) -> dict[str, object]:
         return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids[0]}
 
     def begin(self, index: int) -> list[Choice]:
@@ -105,10 +105,10 @@ class ChatWriter(Writer):
         thoughts = [one.answer().reasoning for one in self._streams]
         return sum(len(encode(text, add_special_tokens=False)) for text in thoughts if text)
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
+    def _delta(self, index: int, delta: dict[str, object]) -> Choice:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _ending(self, index: int, reason: dict[str, Any] | None) -> Choice:
+    def _ending(self, index: int, reason: dict[str, object] | None) -> Choice:
         found = ending(reason)
         if found["finish_reason"] == "stop" and self._streams[index].calls:
             found["finish_reason"] = "tool_calls"
@@ -118,7 +118,7 @@ class ChatWriter(Writer):
         return chat_logprobs(self.texts, entries, self.wanted.top_logprobs) if self.wanted.logprobs else None
 
 
-def _delta(stream: ChatStream, event: OutputEvent) -> dict[str, Any]:
+def _delta(stream: ChatStream, event: OutputEvent) -> dict[str, object]:
     """What an event is in a stream of chunks."""
     if isinstance(event, Reasoning):
         return {"reasoning_content": event.text}
@@ -131,7 +131,7 @@ def _delta(stream: ChatStream, event: OutputEvent) -> dict[str, Any]:
     return {"content": event.text}
 
 
-def _whole_call(call: ToolCall) -> dict[str, Any]:
+def _whole_call(call: ToolCall) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

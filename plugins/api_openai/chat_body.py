@@ -91,7 +91,7 @@ class ChatBody(CommonBody):
         """How many tokens to generate; None until the context is full."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def template_hints(self) -> dict[str, Any]:
+    def template_hints(self) -> dict[str, object]:
         """What else the template is told, if it reads such a thing."""
         hints = effort_hints(self.reasoning_effort)
         if self.thinking is not None:

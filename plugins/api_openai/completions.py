@@ -163,7 +163,7 @@ class CompletionWriter(Writer):
     def piece(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, **ending(None)}
 
-    def _prompt(self, index: int) -> dict[str, Any]:
+    def _prompt(self, index: int) -> dict[str, object]:
         return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids[index // self.wanted.n]}
 
     def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ class ConstraintFields(RequestModel):
                     param="allowed_token_ids",
                 )
 
-    def processor_params(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+    def processor_params(self, extra: Mapping[str, object]) -> dict[str, object]:
         """`extra`, what a request says to logits processors by itself, and what these fields say."""
         found = dict(extra)
         for name, parameter in _PROCESSORS.items():
@@ -97,7 +97,7 @@ class ConstraintFields(RequestModel):
     @cached_property
     def constraints(self) -> tuple[AskedGrammar, ...]:
         """The grammars that these fields ask for. Raises InvalidRequest."""
-        fields: dict[str, tuple[GrammarKind, Any]] = {
+        fields: dict[str, tuple[GrammarKind, object]] = {
             "json_schema": ("json_schema", self.json_schema),
             "guided_json": ("json_schema", self.guided_json),
             "guided_json_object": ("json_object", self.guided_json_object or None),
@@ -109,7 +109,7 @@ class ConstraintFields(RequestModel):
         return (*found, *(_structured(self.structured_outputs) if self.structured_outputs is not None else ()))
 
 
-def _structured(form: Mapping[str, Any]) -> list[AskedGrammar]:
+def _structured(form: Mapping[str, object]) -> list[AskedGrammar]:
     where = "structured_outputs"
     kinds: dict[str, GrammarKind] = {
         "json": "json_schema",
@@ -138,7 +138,7 @@ def _structured(form: Mapping[str, Any]) -> list[AskedGrammar]:
     return found
 
 
-def _choices(texts: Any, name: str) -> str | None:
+def _choices(texts: object, name: str) -> str | None:
     """A grammar of these texts and nothing else."""
     if texts is None:
         return None

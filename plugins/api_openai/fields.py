@@ -156,7 +156,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         max_new_tokens: int | None,
         add_special_tokens: bool,
         logprob_start: int | None = None,
-        **sampling: Any,
+        **sampling: object,
     ) -> list[GenerateRequest]:
         """Return prompts times `copies`, prompt by prompt; those of one HTTP request are called ``<rid>_<number>``.
         `sampling` takes precedence over the body's fields.

@@ -33,7 +33,7 @@ class CompletionLogprobs:
         self._top = top
         self._offsets = Offsets(texts, skip_special_tokens=skip_special_tokens)
 
-    def columns(self, entries: Sequence[Logprob]) -> dict[str, Any]:
+    def columns(self, entries: Sequence[Logprob]) -> dict[str, object]:
         """Of the next tokens. The first one of a prompt has no logprob."""
         tops = [self._largest(value, token, others) for value, token, others in entries]
         return {
@@ -54,14 +54,14 @@ class CompletionLogprobs:
         return found
 
 
-def prompt_logprobs(texts: TokenTexts, entries: Sequence[Logprob], top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(texts: TokenTexts, entries: Sequence[Logprob], top: int) -> list[dict[str, object] | None]:
     """vLLM's `prompt_logprobs`: per token of the prompt, by token id, its own and the `top` largest; null for the
     first. Ranks are known of the largest ones only.
     """
     return [_by_id(texts, entry, top) for entry in entries]
 
 
-def _by_id(texts: TokenTexts, entry: Logprob, top: int) -> dict[str, Any] | None:
+def _by_id(texts: TokenTexts, entry: Logprob, top: int) -> dict[str, object] | None:
     value, token, others = entry
     if value is None:
         return None

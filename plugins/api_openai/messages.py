@@ -10,7 +10,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
-def template_messages(messages: Sequence[Any], templates: Iterable[str] = ()) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[object], templates: Iterable[str] = ()) -> list[dict[str, object]]:
     """Messages with text for content: parts joined by a line break. A tool's answer gets the name that its call had,
     which some templates want. Roles are OpenAI's, and those that one of the `templates` speaks of.
 
@@ -23,7 +23,7 @@ def template_messages(messages: Sequence[Any], templates: Iterable[str] = ()) ->
     return [_message(f"messages.{i}", message, names, sources) for i, message in enumerate(messages)]
 
 
-def _message(where: str, message: Any, names: dict[str, str], sources: Sequence[str]) -> dict[str, Any]:
+def _message(where: str, message: object, names: dict[str, str], sources: Sequence[str]) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object", param=where)
     found = {name: value for name, value in message.items() if value is not None}
@@ -50,7 +50,7 @@ def _message(where: str, message: Any, names: dict[str, str], sources: Sequence[
     return found
 
 
-def _calls(calls: Any, where: str) -> dict[str, str]:
+def _calls(calls: object, where: str) -> dict[str, str]:
     """Names of functions by the ids of their calls."""
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where} must be a list", param=where)
@@ -74,7 +74,7 @@ def _calls(calls: Any, where: str) -> dict[str, str]:
     return names
 
 
-def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+def text_of(content: object, where: str, kinds: Sequence[str] = ("text",)) -> str:
     """A string, or parts of these kinds."""
     if isinstance(content, str):
         return content

@@ -102,7 +102,7 @@ class RerankBody(EmbeddingFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _rid_means_bare(cls, data: Any) -> Any:
+    def _rid_means_bare(cls, data: object) -> object:
         if not isinstance(data, dict) or "rid" not in data or data.get("bare") is not None:
             return data
         return {**data, "bare": True}
@@ -246,7 +246,7 @@ class Scoring:
         return {"id": new_id(prefix), "created": int(time.time()), "model": self._surface.model}
 
 
-def _check_count(name: str, values: Sequence[Any]) -> None:
+def _check_count(name: str, values: Sequence[object]) -> None:
     if len(values) > MAX_REQUESTS:
         raise InvalidRequest(f"{name} may have at most {MAX_REQUESTS} entries, got {len(values)}", param=name)
 
@@ -259,7 +259,7 @@ def _cosine(one: Embedding, other: Embedding) -> float:
 
 def _bare(
     index: int, score: float, texts: Sequence[str], with_text: bool, rid: str, usage: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """An entry of the bare list."""
     meta = {"id": f"{rid}_{index}", "prompt_tokens": usage["prompt_tokens"]}
     return {"score": score, "document": texts[index] if with_text else None, "index": index, "meta_info": meta}

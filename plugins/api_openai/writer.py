@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pegboard.plugins.api_openai.fields import CommonBody
     from pegboard.plugins.api_openai.surface import Names, Surface
 
-Choice = dict[str, Any]
+Choice = dict[str, object]
 
 
 class Writer(abc.ABC):
@@ -73,7 +73,7 @@ class Writer(abc.ABC):
         """How many tokens went into thinking, if it is known."""
         return None
 
-    def opening(self) -> dict[str, Any]:
+    def opening(self) -> dict[str, object]:
         """What a whole answer, and the chunks in which a stream begins, have beside their choices."""
         return {}
 
@@ -161,11 +161,11 @@ class _Events(AnswerWriter):
             self._templates[index] = known
         return known
 
-    def _events(self, choices: list[Choice], **more: Any) -> bytes:
+    def _events(self, choices: list[Choice], **more: object) -> bytes:
         return b"".join([event(self._writer.chunk([choice], **self._more, **more)) for choice in choices])
 
 
-def ending(reason: dict[str, Any] | None) -> Choice:
+def ending(reason: dict[str, object] | None) -> Choice:
     """`finish_reason`, and what matched where the output was stopped."""
     if reason is None:
         return {"finish_reason": None}

@@ -35,7 +35,7 @@ def json_response(data: Any, status: int = 200) -> Response:
     return kind(body, status_code=status, media_type="application/json")
 
 
-async def built_response(build: Callable[[], Any], *, large: bool) -> Response:
+async def built_response(build: Callable[[], object], *, large: bool) -> Response:
     """`json_response` of what `build` returns. With `large` it is built in a thread, so that the event loop goes on."""
     if large:
         return await asyncio.to_thread(lambda: json_response(build()))

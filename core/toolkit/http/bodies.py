@@ -60,7 +60,7 @@ def _bounded(node: Any) -> Any:
     return out
 
 
-def _few_entries(value: Any) -> Any:
+def _few_entries(value: object) -> object:
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
         raise ValueError(f"may have at most {MAX_ENTRIES} entries, got {len(value)}")
     return value
@@ -84,7 +84,7 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_default(cls, data: Any) -> Any:
+    def _null_is_default(cls, data: object) -> object:
         if isinstance(data, dict):
             return {name: value for name, value in data.items() if value is not None}
         return data
@@ -127,7 +127,7 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
         raise _invalid(error) from None
 
 
-def validate_part(data: Mapping[str, Any], model: type[M], field: str) -> M:
+def validate_part(data: Mapping[str, object], model: type[M], field: str) -> M:
     """A nested object of a body that has been parsed already; errors name it as ``<field>.<name>``."""
     try:
         return model.model_validate(dict(data))
@@ -148,7 +148,7 @@ def _is_whole(error: Any) -> bool:
     return error["type"] == "int_type" and isinstance(error["input"], float) and error["input"].is_integer()
 
 
-def _with_integers(value: Any) -> Any:
+def _with_integers(value: object) -> object:
     """A JSON value in which whole numbers are integers, as far as floats are exact."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value

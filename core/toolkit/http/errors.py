@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import Response
 
@@ -19,7 +18,9 @@ class ClientDisconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-def error_body(message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_body(
+    message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
     """An error in OpenAI's shape, which the native routes share."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

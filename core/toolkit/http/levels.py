@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import Depends, Request
 
@@ -38,7 +38,7 @@ async def _admin() -> None:
 PUBLIC, USER, ADMIN = Depends(_public), Depends(_user), Depends(_admin)
 """Levels of routes: ``router.post("/flush", dependencies=[ADMIN])``, or ``api_router(dependencies=[USER])`` for those
 that say nothing themselves (the last one counts). The server enforces them; a route without any is for admins."""
-_LEVELS: dict[Any, Level] = {_public: "public", _user: "user", _admin: "admin"}
+_LEVELS: dict[object, Level] = {_public: "public", _user: "user", _admin: "admin"}
 
 
 async def _large() -> None:

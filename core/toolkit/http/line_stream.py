@@ -38,7 +38,7 @@ COMMENT = b":\n\n"
 """The same for server-sent events: a comment."""
 
 
-def line(data: Any) -> bytes:
+def line(data: object) -> bytes:
     """One line with JSON data. What would end a line stands escaped in JSON's strings."""
     return msgspec.json.encode(data) + b"\n"
 

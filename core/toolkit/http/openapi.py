@@ -86,7 +86,7 @@ def json_answer(
     return {200: {"description": description, "content": content}}
 
 
-def example_of(route: object) -> dict[str, Any] | None:
+def example_of(route: object) -> dict[str, object] | None:
     """The example that `body_docs` gave a route, if any."""
     extra = getattr(route, "openapi_extra", None) or {}
     content = extra.get("requestBody", {}).get("content", {})

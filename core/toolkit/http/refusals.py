@@ -22,7 +22,7 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
     false_asks: bool = False
 
-    def concerns(self, value: Any) -> bool:
+    def concerns(self, value: object) -> bool:
         """Whether this value asks for something."""
         if value is None or not (value or self.false_asks):
             return False

@@ -32,7 +32,7 @@ class GuardedRoute(APIRoute):
             return Match.NONE, {}
         return super().matches(scope)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
         handler = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:

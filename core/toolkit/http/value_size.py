@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 NUMBER_BYTES = 32
 """One number, beside its place in a list."""
 _NUMBERS = {int, float, bool}
 
 
-def memory_of(value: Any) -> int:
+def memory_of(value: object) -> int:
     """Bytes of a value with all that is in it; about, because equal parts may be one. Lists of numbers, which are the
     longest, take no step per number.
     """

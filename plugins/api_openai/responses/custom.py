@@ -24,7 +24,7 @@ _LOOK_AHEAD = 64
 """Characters in which the head of the arguments is over."""
 
 
-def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def names_of(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
     """The names of custom tools."""
     return frozenset(str(one.get("name")) for one in tools if one.get("type") == "custom")
 
@@ -34,7 +34,7 @@ def as_functions(tools: Sequence[Any]) -> list[Any]:
     return [_function(f"tools.{i}", tool) if _is_custom(tool) else tool for i, tool in enumerate(tools)]
 
 
-def as_choice(choice: Any) -> Any:
+def as_choice(choice: object) -> object:
     """`tool_choice` with a function in place of each custom tool."""
     if not isinstance(choice, Mapping):
         return choice
@@ -50,11 +50,11 @@ def arguments_of(text: str) -> str:
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
-def _is_custom(tool: Any) -> bool:
+def _is_custom(tool: object) -> bool:
     return isinstance(tool, Mapping) and tool.get("type") == "custom"
 
 
-def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _function(where: str, tool: Mapping[str, object]) -> dict[str, object]:
     form = tool.get("format") or {"type": "text"}
     if not isinstance(form, Mapping) or form.get("type") != "text":
         raise InvalidRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pegboard.core.toolkit.chat.tool_calls import Tools
@@ -19,7 +19,7 @@ _FUNCTION = {
 _CUSTOM = {"type": "custom", "description": "", "format": {"type": "text"}}
 
 
-def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> dict[str, Any]:
+def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> dict[str, object]:
     """A response that has just begun."""
     return {
         "id": identity,
@@ -51,13 +51,13 @@ def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> 
     }
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, object]) -> dict[str, object]:
     usual = _CUSTOM if tool.get("type") == "custom" else _FUNCTION
     said = {name: tool[name] for name in usual if tool.get(name) is not None}
     return {**usual, "name": tool["name"], **said}
 
 
-def _choice(given: Any, tools: Tools) -> Any:
+def _choice(given: object, tools: Tools) -> object:
     """`tool_choice`, which may be an object."""
     if not isinstance(given, Mapping):
         return tools.choice

@@ -73,5 +73,5 @@ def ended(index: int, item: dict[str, Any]) -> list[Event]:
     return [*told, {"type": "response.output_item.done", "output_index": index, "item": dict(item)}]
 
 
-def _told(kind: str, index: int, item: dict[str, Any], **fields: Any) -> Event:
+def _told(kind: str, index: int, item: dict[str, object], **fields: object) -> Event:
     return {"type": kind, "output_index": index, "item_id": item["id"], **fields}

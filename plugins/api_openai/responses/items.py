@@ -25,7 +25,7 @@ def input_items(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return value
 
 
-def messages_of(items: Sequence[Mapping[str, Any]], instructions: str, *, given: int = 0) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Mapping[str, object]], instructions: str, *, given: int = 0) -> list[dict[str, object]]:
     """The messages of a conversation. The last `given` items are the request's own, which errors name ``input.<n>``.
 
     An answer's thinking, text and calls, which are items of their own, become one message.
@@ -46,7 +46,7 @@ class _Conversation:
         self.messages: list[dict[str, Any]] = []
         self._names: dict[str, str] = {}
 
-    def add(self, item: Mapping[str, Any], where: str) -> None:
+    def add(self, item: Mapping[str, object], where: str) -> None:
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, where)
@@ -67,7 +67,7 @@ class _Conversation:
                 code="unsupported",
             )
 
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
+    def _message(self, item: Mapping[str, object], where: str) -> None:
         role = item.get("role")
         if role not in ROLES:
             raise InvalidRequest(

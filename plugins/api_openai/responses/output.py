@@ -52,7 +52,7 @@ class Output:
         """All thinking so far."""
         return self._stream.answer().reasoning
 
-    def _take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, Any]]) -> list[Event]:
+    def _take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, object]]) -> list[Event]:
         # Tokens of a text may come before the text, which is held back; those of anything else are nobody's.
         self._logprobs += logprobs
         told: list[Event] = []
@@ -82,13 +82,13 @@ class Output:
     def _item(self) -> dict[str, Any]:
         return self.items[-1]
 
-    def _need(self, kind: str, make: Callable[[], dict[str, Any]]) -> list[Event]:
+    def _need(self, kind: str, make: Callable[[], dict[str, object]]) -> list[Event]:
         """Begin an item unless one of this kind is open."""
         if self._open and self._item["type"] == kind:
             return []
         return self._begin(make())
 
-    def _begin(self, item: dict[str, Any]) -> list[Event]:
+    def _begin(self, item: dict[str, object]) -> list[Event]:
         told = self._end("completed")
         self.tape.begin()
         self.items.append(item)
@@ -115,13 +115,13 @@ class Output:
         return told + ended(len(self.items) - 1, self._item)
 
 
-def _message() -> dict[str, Any]:
+def _message() -> dict[str, object]:
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     identity = f"msg_{uuid.uuid4().hex}"
     return {"id": identity, "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
 
 
-def _reasoning() -> dict[str, Any]:
+def _reasoning() -> dict[str, object]:
     part = {"type": "reasoning_text", "text": ""}
     identity = f"rs_{uuid.uuid4().hex}"
     return {"id": identity, "type": "reasoning", "status": "in_progress", "summary": [], "content": [part]}

@@ -11,7 +11,7 @@ from pegboard.plugins.api_openai.responses.store import Item, Shelf
 MAX_LISTED = 100
 
 
-def resolved(store: Shelf, given: Sequence[dict[str, Any]], before: Sequence[Item], most_bytes: int) -> list[Item]:
+def resolved(store: Shelf, given: Sequence[dict[str, object]], before: Sequence[Item], most_bytes: int) -> list[Item]:
     """The input's items, with what is kept in the place of references to it. `before` are those of the responses that
     it follows on.
 
@@ -43,13 +43,13 @@ def resolved(store: Shelf, given: Sequence[dict[str, Any]], before: Sequence[Ite
     return found
 
 
-def _is_reference(value: Mapping[str, Any]) -> bool:
+def _is_reference(value: Mapping[str, object]) -> bool:
     """Whether it is a reference; its type may be null or left out."""
     kind = value.get("type")
     return kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
 
 
-def _find(store: Shelf, identity: Any, where: str) -> Item:
+def _find(store: Shelf, identity: object, where: str) -> Item:
     if not isinstance(identity, str) or not identity:
         raise InvalidRequest(f"{where} must be a string", param=where)
     item = store.item(identity)
@@ -64,7 +64,7 @@ def _find(store: Shelf, identity: Any, where: str) -> Item:
     return item
 
 
-def listed(items: Sequence[Item], *, after: str, limit: int, order: str) -> dict[str, Any]:
+def listed(items: Sequence[Item], *, after: str, limit: int, order: str) -> dict[str, object]:
     """One page of an input's items. Raises InvalidRequest where none has the id `after`."""
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, got {order[:64]!r}", param="order")
@@ -99,7 +99,7 @@ def _shown(value: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _parts(content: Any, role: str) -> Any:
+def _parts(content: object, role: str) -> object:
     if not isinstance(content, str):
         return content
     if role == "assistant":

@@ -20,7 +20,7 @@ _LOST: Event = {
     "message": "the response ended early: the client that asked for it has left, or it failed",
     "param": None,
 }
-_AT_FIRST: dict[str, Any] = {
+_AT_FIRST: dict[str, object] = {
     "status": "in_progress",
     "completed_at": None,
     "error": None,
@@ -63,7 +63,7 @@ class Tape:
         return sum(2 * cuts.itemsize * len(cuts) for cuts in self.chars)
 
 
-def beginning(response: dict[str, Any]) -> list[Event]:
+def beginning(response: dict[str, object]) -> list[Event]:
     """The first events of a response's stream."""
     first = {**response, **_AT_FIRST}
     return [{"type": kind, "response": first} for kind in ("response.created", "response.in_progress")]
@@ -75,7 +75,7 @@ def ending(response: dict[str, Any]) -> Event:
 
 
 def replay(
-    response: dict[str, Any], items: Sequence[dict[str, Any]], tape: Tape, waits: Callable[[], bool]
+    response: dict[str, object], items: Sequence[dict[str, object]], tape: Tape, waits: Callable[[], bool]
 ) -> Iterator[Event | None]:
     """The events of a response's stream; None where there are no more for now, which may be while `waits` says that it
     is still being generated.

@@ -88,7 +88,7 @@ class Run(AnswerWriter):
                 one.set_result(None)
         self._waiting.clear()
 
-    def collect(self, answer: Answer) -> dict[str, Any]:
+    def collect(self, answer: Answer) -> dict[str, object]:
         """The response of a whole answer."""
         self._output.feed(answer.text, self._logprobs(answer.logprobs))
         self._close(answer)
@@ -136,7 +136,7 @@ class Run(AnswerWriter):
         }
         return told
 
-    def _usage(self, answer: Answer) -> dict[str, Any]:
+    def _usage(self, answer: Answer) -> dict[str, object]:
         thoughts = self._output.reasoning if self._thinks else ""
         encode = self._surface.client.tokenizer.encode
         return {

@@ -180,7 +180,7 @@ class Shelf:
         item.value = {**item.value, "id": item.id}
 
 
-def _size_and_room(value: Any) -> tuple[int, int]:
+def _size_and_room(value: object) -> tuple[int, int]:
     """Bytes of a JSON value as text, and in memory: about, but far faster than looking at each of its parts."""
     text = msgspec.json.encode(value)
     weight = JsonWeight()

@@ -201,7 +201,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
         return grammar_of(json_schema=schema, regex=self.regex, ebnf=self.ebnf, names=self.names)
 
     @property
-    def names(self) -> dict[Any, str]:
+    def names(self) -> dict[str, str]:
         """What fields of the engine are called here."""
         return NAMES if self.output_format is None else {**NAMES, "json_schema": "output_format.schema"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
@@ -111,7 +111,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
             continue_final_message=body.prefilled,
         )
 
-    async def _submit(self, request: Request, asked: GenerateRequest, names: Mapping[Any, str]) -> Answers:
+    async def _submit(self, request: Request, asked: GenerateRequest, names: Mapping[str, str]) -> Answers:
         try:
             return await until_disconnect(request, Answers.submit(self.client, [asked]))
         except InvalidRequest as error:

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import OutputParser
-from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream, Tools
+from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.plugins.api_native.bodies import Described, answers, takes
@@ -89,7 +88,7 @@ class Parsing:
         tools = called_tools(body.tools)
         if not tools.active:
             raise InvalidRequest("tools is empty", param="tools")
-        found = await _parse(body.text, tools=tools, tool_parser=self._ctx.tool_parser)
+        found = await _parse(body.text, ChatStream(tools=tools, tool_parser=self._ctx.tool_parser))
         calls = [
             {"tool_index": index, "name": call.name, "parameters": call.arguments}
             for index, call in enumerate(found.calls)
@@ -99,7 +98,7 @@ class Parsing:
     async def reasoning(self, request: Request) -> Response:
         body = await parse_body(request, ReasoningBody)
         self._check_name("reasoning_parser", "reasoning_parser", body.reasoning_parser)
-        found = await _parse(body.text, reasoning_parser=self._ctx.reasoning_parser)
+        found = await _parse(body.text, ChatStream(reasoning_parser=self._ctx.reasoning_parser))
         return json_response({"reasoning_text": found.reasoning, "text": found.content})
 
     def _check_name(self, contract: str, field: str, name: str) -> None:
@@ -110,6 +109,5 @@ class Parsing:
             raise InvalidRequest(f"{field}: this server {has}, not {name[:64]!r}", param=field)
 
 
-async def _parse(text: str, **parsers: OutputParser | Tools | None) -> ChatAnswer:
-    stream = ChatStream(**parsers)  # type: ignore[arg-type]
+async def _parse(text: str, stream: ChatStream) -> ChatAnswer:
     return await asyncio.to_thread(stream.collect, text) if len(text) > _LONG else stream.collect(text)

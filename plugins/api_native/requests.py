@@ -51,7 +51,7 @@ class SamplingBody(SamplingFields):
     def grammar(self) -> Grammar | None:
         """The grammar of the answer. Raises InvalidRequest for more than one."""
         values = {name: getattr(self, name) for name in _GRAMMARS}
-        return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})  # type: ignore[misc]
+        return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})
 
     def params(self, grammar: Grammar | None, processors: dict[str, object] | None) -> SamplingParams:
         """The engine's parameters. `processors` are those that the body names outside of this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
@@ -15,7 +15,7 @@ from pegboard.plugins.api_openai.writer import Choice, Writer, ending
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.interfaces.client import Logprob, OutputChunk
     from pegboard.core.toolkit.chat.tool_calls import ChatStream, ToolCall
     from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.core.toolkit.http.generation import Answer
@@ -114,7 +114,7 @@ class ChatWriter(Writer):
             found["finish_reason"] = "tool_calls"
         return found
 
-    def _logprobs(self, entries: Any) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[Logprob]) -> dict[str, object] | None:
         return chat_logprobs(self.texts, entries, self.wanted.top_logprobs) if self.wanted.logprobs else None
 
 

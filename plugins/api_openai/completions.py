@@ -126,7 +126,8 @@ class CompletionWriter(Writer):
         return []
 
     def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
-        echo, entries, prompt = "", list[Any](chunk.logprobs or ()), {}
+        echo, prompt = "", {}
+        entries: list[Logprob] = list(chunk.logprobs or ())
         if self._first[index]:
             self._first[index] = False
             prompt = self._prompt(index)
@@ -166,7 +167,7 @@ class CompletionWriter(Writer):
     def _prompt(self, index: int) -> dict[str, object]:
         return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids[index // self.wanted.n]}
 
-    def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, object] | None:
         return None if self.wanted.logprobs is None else self._columns[index].columns(entries)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
 
-GRAMMARS: dict[Any, str] = {
+GRAMMARS: dict[str, str] = {
     "json_schema": "response_format.json_schema.schema",
     "json_object": "response_format",
     "structural_tag": "response_format",
@@ -122,7 +122,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
             raise InvalidRequest(f"one grammar per request: {fields} exclude each other", param=found[1].name)
         if not found:
             return None
-        asked: dict[Any, Any] = {found[0].kind: found[0].value}
+        asked: dict[str, Any] = {found[0].kind: found[0].value}
         return grammar_of(**asked, names=self.grammar_names)
 
     def _grammars(self, kind: str) -> list[AskedGrammar]:
@@ -143,7 +143,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         return found
 
     @property
-    def grammar_names(self) -> dict[Any, str]:
+    def grammar_names(self) -> dict[str, str]:
         """What grammars, and parameters of processors, are called in this body."""
         asked = self._grammars(self.response_format.get("type", "text"))
         return {**GRAMMARS, **self.processor_names, **{one.kind: one.name for one in asked}}

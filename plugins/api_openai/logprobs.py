@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pegboard.core.toolkit.text.token_text import Offsets
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def chat_logprobs(texts: TokenTexts, entries: Sequence[Logprob], top: int) -> dict[str, Any]:
     """`logprobs` of a chat's choice: one entry per token, each with its `top` largest ones."""
 
-    def one(value: float | None, token: int) -> dict[str, Any]:
+    def one(value: float | None, token: int) -> dict[str, object]:
         return {"token": texts.text(token), "logprob": finite(value), "bytes": list(texts.raw(token))}
 
     content = [
@@ -65,10 +65,12 @@ def _by_id(texts: TokenTexts, entry: Logprob, top: int) -> dict[str, object] | N
     value, token, others = entry
     if value is None:
         return None
-    ranked = [(other_value, other, rank) for rank, (other_value, other) in enumerate(others[:top], 1)]
+    ranked: list[tuple[float, int, int | None]] = [
+        (other_value, other, rank) for rank, (other_value, other) in enumerate(others[:top], 1)
+    ]
     if all(other != token for _, other, _ in ranked):
         rank = next((rank for rank, (_, other) in enumerate(others, 1) if other == token), None)
-        ranked.insert(0, (value, token, rank))  # type: ignore[arg-type]
+        ranked.insert(0, (value, token, rank))
     return {
         str(other): {"logprob": finite(one), "rank": rank, "decoded_token": texts.text(other)}
         for one, other, rank in ranked
@@ -78,6 +80,14 @@ def _by_id(texts: TokenTexts, entry: Logprob, top: int) -> dict[str, object] | N
 LOWEST = -9999.0
 
 
-def finite(value: float | None) -> Any:
+@overload
+def finite(value: float) -> float: ...
+
+
+@overload
+def finite(value: float | None) -> float | None: ...
+
+
+def finite(value: float | None) -> float | None:
     """A logprob that JSON can say: OpenAI writes -9999.0 for what cannot happen."""
     return value if value is None or value > LOWEST else LOWEST

@@ -103,13 +103,13 @@ def documented(
     return {"openapi_extra": body_docs(body, example), "responses": responses, "dependencies": [LARGE]}
 
 
-def grammar_names(own: Grammar | None, used: Grammar | None, names: Mapping[Any, str]) -> Names:
+def grammar_names(own: Grammar | None, used: Grammar | None, names: Mapping[str, str]) -> Names:
     """What the kinds of the grammar that is `used` are called in a body that asks for `own`, whose kinds have these
     `names`. One that is not the request's own comes from its tools, or from both.
     """
     if own is used:
         return names
-    found: dict[Any, str] = dict.fromkeys(get_args(GrammarKind), "tools")
+    found: dict[str, str] = dict.fromkeys(get_args(GrammarKind), "tools")
     if own is not None and used is not None and used.kind == "any_of":
         found[own.kind] = names.get(own.kind, own.kind)
     return found

@@ -52,7 +52,7 @@ def grammar_of(
     regex: JsonValue = None,
     ebnf: JsonValue = None,
     structural_tag: JsonValue = None,
-    names: Mapping[GrammarKind, str] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Grammar | None:
     """Return the grammar of a request, or None where it has none. Whatever is None was not given.
 

@@ -21,7 +21,7 @@ MAX_METADATA = 16
 NAMES = {"prompt": "input", "max_new_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 """What the engine's fields are called here."""
 
-GRAMMARS: dict[Any, str] = {"json_schema": "text.format.schema", "json_object": "text.format"}
+GRAMMARS: dict[str, str] = {"json_schema": "text.format.schema", "json_object": "text.format"}
 """What grammars are called here."""
 
 _REFUSED = ("background", "conversation", "prompt", "context_management", "moderation")

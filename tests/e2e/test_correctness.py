@@ -33,7 +33,7 @@ from tests.plugins.model_transformers.tiny import SERVED, save
 DEMO = "demo:smollm2-135m-instruct"
 LENGTH = 64
 SMALL_LENGTH = 24
-FEW = ("one_word", "python", "unicode", "bees", "turns", "summary")
+FEW = ("one_word", "unicode", "turns")
 """Prompts of the configuration that runs with the normal tests."""
 
 MATRIX = [("radix", 1), ("radix", 16), ("block", 16), ("none", 1), ("none", 16)]

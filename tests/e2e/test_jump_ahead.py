@@ -17,7 +17,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.grammar import state as grammar
+from pegboard.core.pipeline.grammar import follow, state
 
 FORCED = "is the first letter of an alphabet"
 PATTERN = rf"(alpha|beta|gamma) {FORCED}(, or the last one|: [a-z]{{1,5}}) {FORCED} [a-z]{{1,3}}\."
@@ -238,18 +238,18 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
     """The request ends and is computed no further; the others do not notice."""
     expected = engine.run([free(0)])[0]
     engine.run([constrained(9)])
-    ahead = grammar.forced
+    ahead = follow.forced
 
     def fill(*_: object) -> None:
         raise RuntimeError("no fuel")
 
-    def forced(req: Any, state: Any) -> list[int]:
-        tokens = ahead(req, state)
+    def forced(req: Any, place: Any) -> list[int]:
+        tokens = ahead(req, place)
         if len(tokens) > 2:
-            monkeypatch.setattr(grammar, "_allow_ends", fill)
+            monkeypatch.setattr(state, "_allow_ends", fill)
         return tokens
 
-    monkeypatch.setattr(grammar, "forced", forced)
+    monkeypatch.setattr(follow, "forced", forced)
     failing, other = constrained(5), free(0)
     rids = [one.rid for one in engine._submit([failing, other])]
     ends: dict[str, TokenOutput] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -191,6 +191,9 @@ def test_the_collector_leaves_alone_what_was_there() -> None:
     operation = Operation(Harness().scheduler, RequestLog(on=False))
     try:
         gc.unfreeze()
-        assert operation.freeze_gc({})["objects"] == gc.get_freeze_count() > 1000
+        said = operation.freeze_gc({})["objects"]
+        # What other threads let go of meanwhile is not there any more.
+        assert 0.9 * cast(int, said) < gc.get_freeze_count() <= cast(int, said)
+        assert gc.get_freeze_count() > 1000
     finally:
         gc.unfreeze()

@@ -128,7 +128,7 @@ def test_what_a_hook_leaves_with_a_batch_reaches_the_worker() -> None:
     assert [work.extras for work in harness.model.batches] == [{"acme.note": 1}, {"acme.note": 2}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     cache=st.sampled_from(["radix", "block", "none"]),
     page_size=st.sampled_from([1, 4]),

@@ -53,7 +53,7 @@ def test_messages_of_one_role_are_one() -> None:
     first, second = turn("assistant", text("a"), CALL), turn("assistant", {**CALL, "id": "toolu_2"}, text("b"))
     [merged] = template_messages("", [first, second])
     assert merged["content"] == "a\nb"
-    assert [call["id"] for call in merged["tool_calls"]] == ["toolu_1", "toolu_2"]
+    assert [call["id"] for call in merged["tool_calls"]] == ["toolu_1", "toolu_2"]  # type: ignore[attr-defined]
 
 
 def test_documents_of_text() -> None:

@@ -40,7 +40,7 @@ TEXT_SHA256 = "bc2d08cd140437148a540c8a1647f4bedee7a26da923169f07f59c91d12c06be"
 """The text is part of the measure: figures of another one cannot be compared."""
 PERPLEXITY_LIMIT = 0.005
 MARGIN_LIMIT = 0.125
-"""Of logits: a mismatch with a larger margin is no near tie. Logits of 16 to 32 are an eighth apart in bf16."""
+"""Of logits: a mismatch with a larger margin is not a near tie. Logits of 16 to 32 are an eighth apart in bf16."""
 MISMATCH_LIMIT = 3 / 64
 CHUNK = 512
 ROWS = 256
@@ -156,7 +156,7 @@ def agreement(
         best, other = true.max(-1), rough.argmax(-1)
         errors = found - said, _of(rough.log_softmax(-1), ids) - said
         margins = best.values - _of(true, ids), best.values - _of(true, other)
-        # A tie in float32 itself is no mismatch, so differences count and not ids.
+        # A tie in float32 itself is not a mismatch, so differences count and not ids.
         parts.append((*errors, *margins, (other != ids).float()))
     ours, theirs, margin, bf16_margin, apart = (torch.cat(column) for column in zip(*parts, strict=True))
     return Agreement(

@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {name: one.low + (one.high - one.low) / 8 for name, one
     "spaces_between_special_tokens": False,
     "seed": 1234,
 }
-"""A value of each that is no API's default."""
+"""A value of each that is not an API's default."""
 
 _KNOWN = {name.replace("_", ""): parameter for parameter, names in NAMES.items() for name in names.split()}
 

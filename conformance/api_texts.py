@@ -114,7 +114,7 @@ def _server_sent(text: str) -> Iterator[Event]:
         elif field == "event":
             name = value
         elif field not in ("", "id", "retry"):
-            raise Unreadable(f"line {number} of the events, {line[:_SHOWN]!r}, is no field of an event; {_BY_HAND}")
+            raise Unreadable(f"line {number} of the events, {line[:_SHOWN]!r}, is not a field of an event; {_BY_HAND}")
     if data or rest:
         raise Unreadable("the last event does not end in an empty line, so clients do not see it")
 
@@ -132,7 +132,7 @@ def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise Unreadable(f"{what} is no JSON, {text[:_SHOWN]!r}: {error}; {_BY_HAND}") from None
+        raise Unreadable(f"{what} is not JSON, {text[:_SHOWN]!r}: {error}; {_BY_HAND}") from None
 
 
 def all_texts(events: Sequence[Event]) -> list[str]:

@@ -34,7 +34,7 @@ class _Waited(BaseException):
 
 @contextlib.contextmanager
 def no_waiting(what: str) -> Iterator[None]:
-    """Fail where this thread waits meanwhile. Starting a thread or a process is no waiting; other threads may."""
+    """Fail where this thread waits meanwhile. Starting a thread or a process is not waiting; other threads may."""
     _listen()
     _state.found = []
     profile = sys.getprofile()
@@ -88,7 +88,7 @@ def _at_once(event: str, args: tuple[Any, ...]) -> bool:
 
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
-    """What waits and is no audit event. A time-out of 0 only looks, and so does a socket that does not block."""
+    """What waits and is not an audit event. A time-out of 0 only looks, and so does a socket that does not block."""
     # `multiprocessing` waits by others than the default.
     names = ("DefaultSelector", "PollSelector", "SelectSelector")
     selecting = {getattr(selectors, name, selectors.DefaultSelector) for name in names}

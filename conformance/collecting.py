@@ -62,7 +62,7 @@ def _check_expected(expected: Mapping[str, str], items: Sequence[pytest.Function
     known = {name for item in items for name in (item.originalname, item.name)}
     for name, reason in expected.items():
         if name not in known:
-            raise SuiteError(f"expected_failures names {name!r}, which is no test here; {did_you_mean(name, known)}")
+            raise SuiteError(f"expected_failures names {name!r}, which is not a test here; {did_you_mean(name, known)}")
         if not reason:
             raise SuiteError(f"expected_failures must say why {name!r} fails")
 

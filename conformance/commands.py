@@ -93,7 +93,7 @@ def matrix(
         except OSError as error:
             raise PegboardError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise PegboardError(f"{path} is no conformance report: {error}") from None
+            raise PegboardError(f"{path} is not a conformance report: {error}") from None
     if as_json:
         write_json(merged)
         return
@@ -114,7 +114,7 @@ def matrix(
 
 
 def _merge_report(merged: dict[str, Any], report: Any) -> None:
-    """Reports of several runs as one; the environment is the last one's. Raises ValueError for what is no report."""
+    """Reports of several runs as one; the environment is the last one's. Raises ValueError for what is not a report."""
     providers = report.get("providers") if isinstance(report, dict) else None
     if not isinstance(providers, list) or not all(isinstance(one, dict) and one.keys() >= _ROW for one in providers):
         raise ValueError("it has no list of providers with their verdicts")

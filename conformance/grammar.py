@@ -261,7 +261,7 @@ INVALID: dict[str, Sequence[str]] = {
         "nonsense", "[]", json.dumps({**_TAG, "structures": [{"begin": "<f=", "end": "", "schema": {"type": "x"}}]}),
     ),
 }  # fmt: skip
-"""What is no grammar, or one whose texts never end, or one that is not going to be enforced."""
+"""What is not a grammar, or one whose texts never end, or one that is not going to be enforced."""
 
 
 class GrammarContract(ContractSuite):

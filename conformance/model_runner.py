@@ -317,7 +317,7 @@ class ModelRunnerContract(ContractSuite):
 
     @lacks("fused_sampling")
     def test_tokens_are_the_samplers(self, prompts: list[list[int]]) -> None:
-        """The sampler gets the processed logits and the batch's parameters, and what it does to them is no matter."""
+        """The sampler gets the processed logits and the batch's parameters, and may do with them what it likes."""
         sampler = ScriptedSampler(self.make_model().spec.vocab_size)
         processors = [ScriptedProcessor("negate", [], torch.neg_)]
         rig = self.rig(sampler=sampler, processors=processors)

@@ -171,7 +171,7 @@ def check_permutation(given: Sequence[Req], answer: Sequence[Req], call: str = "
     __tracebackhide__ = True
     assert isinstance(answer, list), f"{call} answers with a {type(answer).__name__}, not with a list"
     for one in answer:
-        assert isinstance(one, Req), f"{call} answers with {one!r}, which is no request"
+        assert isinstance(one, Req), f"{call} answers with {one!r}, which is not a request"
     found: dict[int, int] = {}
     for req in answer:
         found[id(req)] = found.get(id(req), 0) + 1

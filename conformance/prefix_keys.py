@@ -29,7 +29,7 @@ _NUMBERS = {
 }
 _NAMESPACES = {
     "they differ in the namespace alone": ("a", "b"),
-    "a namespace is no prefix of another": ("a", "ab"),
+    "a namespace is not a prefix of another": ("a", "ab"),
     "namespaces differ in case": ("a", "A"),
     "namespaces differ in blanks": ("a", "a "),
     "the empty namespace is one too": ("", "\0"),

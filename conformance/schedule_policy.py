@@ -26,8 +26,8 @@ class SchedulePolicyContract(OrderTests, ConductTests, CostTests, PreemptionTest
         policy.order([queued([1, 2]), queued([3])], [])
         stats: dict[Any, Any] = policy.stats()
         for name, value in stats.items():
-            assert isinstance(name, str), f"the name {name!r} is no string"
-            assert isinstance(value, int | float), f"{name} is no number: {value!r}"
+            assert isinstance(name, str), f"the name {name!r} is not a string"
+            assert isinstance(value, int | float), f"{name} is not a number: {value!r}"
 
     @capability("cache_aware")
     def test_reads_the_cache(self) -> None:

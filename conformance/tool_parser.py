@@ -59,7 +59,7 @@ TOOLS: tuple[ToolFunction, ...] = (
 
 NASTY = (
     '"quotes" \'single\'', "back\\slash \\n \\", "{braces} [brackets] }}}", "line\nbreak\ttab", "漢字 😀 é\u0301",
-    "\\u00e9 is no escape", "a, b=c) ]", "", " spaces ", "null", "5", "`;|%#",
+    "\\u00e9 is not an escape", "a, b=c) ]", "", " spaces ", "null", "5", "`;|%#",
 )  # fmt: skip
 _TEXT = st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<>"), max_size=12)
 _SCALAR = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | _TEXT
@@ -90,7 +90,7 @@ _PROSE = st.sampled_from(["", "Let me look.", "Hm...\n\n", "The set is [1] {2}, 
 
 
 class ToolParserContract(ContractSuite):
-    """Calls are found however the text is cut, text that is no call stays, and what is forced is read back."""
+    """Calls are found however the text is cut, text that is not a call stays, and what is forced is read back."""
 
     contract = "tool_parser"
 
@@ -138,7 +138,7 @@ class ToolParserContract(ContractSuite):
         text, given = texts[0] if data is None else data.draw(st.sampled_from(list(texts)))
         return text, list(given)
 
-    # ---- text that is no call ---------------------------------------------------------------------------------------
+    # ---- text that is not a call -------------------------------------------------------------------------------------
 
     @properties(max_examples=40)
     @given(data=st.data())
@@ -195,7 +195,7 @@ class ToolParserContract(ContractSuite):
     @properties(max_examples=40)
     @given(data=st.data())
     def test_nothing_is_lost(self, parser: OutputParser, data: st.DataObject) -> None:
-        """Wherever an answer ends: what is no call is content, to the last character."""
+        """Wherever an answer ends: what is not a call is content, to the last character."""
         text, calls = self.example(parser, data, most=2)
         before = "Look: " if self.leads else ""
         text = before + text

@@ -19,7 +19,7 @@ def write(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """A line for the user that is no result: on standard error."""
+    """Write a line for the user to standard error: it is not part of the result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -159,7 +159,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
 
 
 def _in_options(error: Exception, resolution: Resolution) -> Exception:
-    """What a validator raised that is no ValidationError: a PluginError that names whose it is."""
+    """What a validator raised that is not a ValidationError: a PluginError that names whose it is."""
     for records in resolution.candidates.values():
         for record in records:
             if place_of(error, record.provider.config.partition(":")[0]):

@@ -78,7 +78,7 @@ def cpu_has_bfloat16() -> bool:
 def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ModelError(f"config.json: dtype {name!r:.80} is no type to compute with; set model.dtype")
+        raise ModelError(f"config.json: dtype {name!r:.80} is not a type to compute with; set model.dtype")
     return dtype
 
 

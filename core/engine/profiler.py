@@ -135,7 +135,7 @@ class Profiler:
         try:
             directory = (root / (wanted or "")).resolve()
         except (OSError, ValueError) as error:
-            raise InvalidRequest(f"output_dir is no path: {error}", param="output_dir") from None
+            raise InvalidRequest(f"output_dir is not a path: {error}", param="output_dir") from None
         if not directory.is_relative_to(root):
             raise InvalidRequest(
                 f"output_dir {wanted!r} is not below server.profile_dir ({root})", param="output_dir", status=403

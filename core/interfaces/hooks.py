@@ -1,7 +1,7 @@
 """Hooks: places where any number of plugins may watch or add something optional. Declared with pluggy.
 
 Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples when the engine is built and called behind
-``if hooks:``; they take whole batches. What implements a contract is no hook: it is a provider, chosen in the config.
+``if hooks:``; they take whole batches. What implements a contract is a provider, chosen in the config, and not a hook.
 """
 
 from __future__ import annotations

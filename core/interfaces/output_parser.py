@@ -112,7 +112,7 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        """A parser of one answer. `tools` are the functions of the request: a call of any other is no call, unless
+        """A parser of one answer. `tools` are the functions of the request: a call of any other is not a call, unless
         there are none at all, when every name will do. `prompt` is the text before the answer, whose end may have
         opened a thinking block.
         """

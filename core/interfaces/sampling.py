@@ -156,7 +156,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token in ids:
                 if token < 0 or (vocab_size is not None and token >= vocab_size):
-                    raise InvalidRequest(f"{name}: {token} is no token id of this model", param=name)
+                    raise InvalidRequest(f"{name}: {token} is not a token id of this model", param=name)
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(

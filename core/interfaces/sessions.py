@@ -27,7 +27,7 @@ class SessionParams(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     id: str | None = None
-    """The session. Without one the request is no turn of any."""
+    """The session. Without one the request is not a turn of any."""
     rid: str | None = None
     """The turn to continue, by the id of its request; empty: the one that ended last."""
     offset: int | None = None

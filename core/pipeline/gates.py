@@ -59,9 +59,9 @@ class _Visit:
 class GateKeeper:
     """Leads requests through the gates in the config's order, and ends the wait of those whose time is up.
 
-    False while no request is blocked or held, so that a step costs one look. Every call of a gate is guarded: what
-    raises, or answers with something that is no verdict, fails the request in question with status 500 and the gate's
-    name. The log has the traceback of the first time, and a line of each.
+    False while no request is blocked or held, so that a step costs one look. Every call of a gate is guarded: if
+    it raises, or its answer is not a verdict, the request in question fails with status 500 and the gate's name. The
+    log has the traceback of the first time, and a line of each.
     """
 
     def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
@@ -290,7 +290,7 @@ class GateKeeper:
 def _checked(verdict: object) -> Verdict:
     """The verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
     if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
-        raise TypeError(f"it answered {verdict!r}, which is no verdict")
+        raise TypeError(f"it answered {verdict!r}, which is not a verdict")
     if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
         raise TypeError(f"reason, code and param of a verdict are strings, not {verdict!r}")
     status: object = verdict.status

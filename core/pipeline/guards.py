@@ -52,10 +52,10 @@ class GuardedHooks:
 
 
 def _requests(answer: Iterable[Req]) -> list[Req]:
-    """The answer as a list. Raises TypeError for what is none, or holds something that is no request."""
+    """The answer as a list. Raises TypeError for what is none, or holds something that is not a request."""
     found = list(answer)
     if not set(map(type, found)) <= {Req}:
-        raise TypeError("the answer holds what is no request")
+        raise TypeError("the answer holds what is not a request")
     return found
 
 

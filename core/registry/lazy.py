@@ -19,7 +19,7 @@ def import_name(text: str) -> Any:
     Raises ValueError for a malformed name, AttributeError where the module lacks it, and whatever the import raises.
     """
     if not is_lazy_name(text):
-        raise ValueError(f"{text!r} is no lazy name; it must read 'package.module:Name'")
+        raise ValueError(f"{text!r} is not a lazy name; it must read 'package.module:Name'")
     module, _, attributes = text.partition(":")
     value: Any = importlib.import_module(module)
     for attribute in attributes.split("."):

@@ -87,7 +87,7 @@ class ProviderRecord:
         cls = self._import(name)
         interface = import_name(self.contract.interface)
         if not (isinstance(cls, type) and issubclass(cls, interface)):
-            raise self._wrong(f"{name} is no subclass of {self.contract.interface}")
+            raise self._wrong(f"{name} is not a subclass of {self.contract.interface}")
         if missing := sorted(getattr(cls, "__abstractmethods__", ())):
             raise self._wrong(f"{name} lacks {', '.join(missing)}, which {self.contract.interface} asks for")
         if problem := _call_problem(cls):
@@ -103,7 +103,7 @@ class ProviderRecord:
             return NoOptions
         model = self._import(name)
         if not (isinstance(model, type) and issubclass(model, Options)):
-            raise self._wrong(f"{name} is no subclass of pegboard.core.interfaces.options:Options")
+            raise self._wrong(f"{name} is not a subclass of pegboard.core.interfaces.options:Options")
         return model
 
     @property
@@ -221,7 +221,7 @@ def _capability_problem(contract: Contract, capability: str, owner: Plugin | Non
         return
     known = ", ".join(contract.capabilities) or "none"
     own = f"; one of your own must read '{owner.name}.{rest or capability}'" if owner else ""
-    yield f"it {verb} {capability!r}, which is no capability of {contract.name} (known: {known}){own}"
+    yield f"it {verb} {capability!r}, which is not a capability of {contract.name} (known: {known}){own}"
 
 
 def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def listen(server: ServerSection) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise PegboardError(f"server.host: {server.host!r} is no address of this machine: {error}") from None
+        raise PegboardError(f"server.host: {server.host!r} is not an address of this machine: {error}") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -128,7 +128,7 @@ def listen(server: ServerSection) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise PegboardError(f"server.host: {server.host!r} is no address of this machine") from None
+            raise PegboardError(f"server.host: {server.host!r} is not an address of this machine") from None
         other = max(1024, min(server.port + 1, 65535))
         remedy = f"choose another port (--set server.port={other})"
         if error.errno == errno.EADDRINUSE:
@@ -293,9 +293,7 @@ def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether to log this. A request that is cut off at the end is no bug with a traceback; uvicorn says how many are
-    in a line of its own.
-    """
+    """Whether to log this. A request that is cut off at the end deserves no traceback: uvicorn counts them."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 

@@ -136,7 +136,7 @@ class ApiWire:
     async def receive(self) -> list[FromScheduler]:
         """What the scheduler has sent and no call has returned yet, in pieces: where much has come, other tasks get a
         turn between two calls. Wait where nothing has come. Raise WireError where messages are missing, and msgspec's
-        errors for what is no message.
+        errors for what is not a message.
         """
         loop = self._watch()
         if self._inbox:

@@ -52,7 +52,7 @@ class PromptBody(RequestModel):
         return "input_ids" if self.text is None and self.input_ids is not None else "text"
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one for a request that is no batch. Raises InvalidRequest where there is none, or two kinds."""
+        """Return the prompts, one for a single request. Raises InvalidRequest where there is none, or two kinds."""
         if (self.text is None) == (self.input_ids is None):
             what = "text or input_ids is needed" if self.text is None else "text and input_ids exclude each other"
             raise InvalidRequest(what, param="text")

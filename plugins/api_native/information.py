@@ -150,7 +150,7 @@ class Information:
         client = self._client
         model = model_info(client.info, client.tokenizer)
         # SGLang has these at the top, where routers look for them; they have no admin key. To its own router a `model`
-        # would be one more name, and what is no text would hide all others.
+        # would be one more name, and what is not a text would hide all others.
         known = {name: model[name] for name in ("model_path", "served_model_name", "max_total_num_tokens")}
         about = {**known, "dp_size": 1, "tp_size": 1, "version": client.info.version, "model_info": model}
         if not is_admin(request):

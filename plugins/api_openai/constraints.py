@@ -74,7 +74,7 @@ class ConstraintFields(RequestModel):
         for token in ids:
             if not 0 <= token < info.vocab_size:
                 raise InvalidRequest(
-                    f"allowed_token_ids: {token} is no token id of this model (0 to {info.vocab_size - 1})",
+                    f"allowed_token_ids: {token} is not a token id of this model (0 to {info.vocab_size - 1})",
                     param="allowed_token_ids",
                 )
 

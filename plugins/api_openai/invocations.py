@@ -75,7 +75,7 @@ class Invocations:
 
 
 def _names(data: bytearray) -> frozenset[str]:
-    """The fields of a body that are there and not null. Raises InvalidRequest for what is no JSON object."""
+    """The fields of a body that are there and not null. Raises InvalidRequest for what is not a JSON object."""
     try:
         found = _FIELDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -123,12 +123,12 @@ class Tokens:
             raise InvalidRequest(message, param="tokens", code="context_length_exceeded")
 
     def _letters(self, lists: Ids) -> int:
-        """Most letters that the text of these ids has. Raises InvalidRequest for what is no id."""
+        """Most letters that the text of these ids has. Raises InvalidRequest for what is not an id."""
         size, spelling = self._surface.client.info.vocab_size, self._surface.client.tokenizer.id_to_token
         counts = Counter(chain.from_iterable(lists))
         for token in counts:
             if not 0 <= token < size:
-                message = f"tokens: {token} is no token id of this model (0 to {size - 1})"
+                message = f"tokens: {token} is not a token id of this model (0 to {size - 1})"
                 raise InvalidRequest(message, param="tokens")
         # Some decoders put a space before each.
         return sum(number * (1 + len(spelling(token) or "")) for token, number in counts.items())

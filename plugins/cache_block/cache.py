@@ -199,5 +199,5 @@ class BlockCache(PrefixCache[NoOptions]):
 
     def _checked(self, handle: CacheHandle) -> BlockHandle:
         if not isinstance(handle, BlockHandle):
-            raise TypeError(f"this is no handle of a block cache: {handle!r}")
+            raise TypeError(f"this is not a handle of a block cache: {handle!r}")
         return handle

@@ -60,5 +60,5 @@ class NoCache(PrefixCache):
 
     def _checked(self, handle: CacheHandle) -> EmptyHandle:
         if not isinstance(handle, EmptyHandle):
-            raise TypeError(f"this is no handle of the null cache: {handle!r}")
+            raise TypeError(f"this is not a handle of the null cache: {handle!r}")
         return handle

@@ -247,7 +247,7 @@ class RadixCache(PrefixCache[RadixOptions]):
 
     def _checked(self, handle: CacheHandle) -> RadixHandle:
         if not isinstance(handle, RadixHandle):
-            raise TypeError(f"this is no handle of a radix cache: {handle!r}")
+            raise TypeError(f"this is not a handle of a radix cache: {handle!r}")
         return handle
 
 

@@ -105,7 +105,7 @@ def compiler() -> tuple[str, ...]:
     try:
         wanted = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise NativeError(f"CXX={os.environ['CXX']!r} is no command: {error}") from error
+        raise NativeError(f"CXX={os.environ['CXX']!r} is not a command: {error}") from error
     commands = [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]
     for name, *arguments in commands:
         if path := shutil.which(name):

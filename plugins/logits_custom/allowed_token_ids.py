@@ -60,7 +60,7 @@ class AllowedTokenIds(LogitsProcessor[NoOptions]):
         worst = max(own.ids)
         if worst >= self.ctx.vocab_size:
             raise InvalidRequest(
-                f"{IDS}: {worst} is no token id of this model (0 to {self.ctx.vocab_size - 1})", param=IDS
+                f"{IDS}: {worst} is not a token id of this model (0 to {self.ctx.vocab_size - 1})", param=IDS
             )
         return True
 

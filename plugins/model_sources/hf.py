@@ -26,17 +26,17 @@ class HFSource(DirectorySource[HFOptions]):
         if reference and Path(reference).expanduser().is_dir():
             return None
         if reference.lower().endswith(".gguf"):
-            return "a GGUF file is no directory"
+            return "a GGUF file is not a directory"
         if _HUB_ID.fullmatch(reference):
             return None
-        return f"there is no directory {reference!r}, and it is no hub id (org/name)"
+        return f"there is no directory {reference!r}, and it is not a hub id (org/name)"
 
     def locate(self) -> Path:
         local = Path(self.ctx.reference).expanduser()
         directory = local if local.is_dir() else self._fetch()
         for name in ("config.json", "tokenizer.json"):
             if not (directory / name).is_file():
-                raise ModelError(f"model.path: {directory} has no {name}, so it is no model in Hugging Face's layout")
+                raise ModelError(f"model.path: {directory} has no {name}, so it is not in Hugging Face's layout")
         if not any(directory.glob("*.safetensors")):
             raise ModelError(
                 f"model.path: {directory} has no *.safetensors; pickled weights are never read. Convert them with "
@@ -74,7 +74,7 @@ class HFSource(DirectorySource[HFOptions]):
         reference = self.ctx.reference
         why = "offline mode is on" if offline else "the model hub cannot be reached"
         return (
-            f"model.path: {reference!r} is no directory here and not in the hub's local cache, and {why}. Give the "
+            f"model.path: {reference!r} is not a directory here and not in the hub's local cache, and {why}. Give the "
             f"path of a local directory, fetch the model where there is a network (hf download {reference}) and copy "
             f"the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
         )

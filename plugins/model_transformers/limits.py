@@ -40,7 +40,7 @@ def _check_class(ctx: ModelContext) -> None:
     if not ctx.architecture:
         raise NotServable("is not named: config.json has no `architectures`")
     if ctx.architecture not in {name for entry in known for name in ([entry] if isinstance(entry, str) else entry)}:
-        raise NotServable(f"is no causal language model that transformers {transformers.__version__} knows")
+        raise NotServable(f"is not a causal language model that transformers {transformers.__version__} knows")
     expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(ctx.hf_config.get("model_type")))
     if expected is not None and ctx.architecture not in ([expected] if isinstance(expected, str) else expected):
         raise NotServable(f"does not go with model_type {ctx.hf_config.get('model_type')!r}, whose class is {expected}")

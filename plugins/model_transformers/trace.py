@@ -23,7 +23,7 @@ from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
 
 TOKENS = 5
-"""How many tokens the recorded forward pass has; any number that is no size of a model."""
+"""How many tokens the recorded forward pass has; any number that is not a size of a model."""
 
 _TENSORS_UNDERSTOOD = frozenset({"s_aux", "position_ids", "cache_position"})
 

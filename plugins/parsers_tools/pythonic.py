@@ -236,7 +236,7 @@ class _PythonicStream(CallStream):
         if char in _ESCAPES:
             return _quoted(_ESCAPES[source.take(1)])
         if char not in _HEX_LENGTHS:
-            # As Python has it: what is no escape is a backslash.
+            # As Python has it: what is not an escape is a backslash.
             return "\\\\"
         source.take(1)
         digits = ""

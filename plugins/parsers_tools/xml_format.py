@@ -187,4 +187,4 @@ def _kinds(value: JsonValue) -> tuple[str, ...]:
 
 
 def _refuse(text: str) -> JsonValue:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")

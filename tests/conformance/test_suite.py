@@ -223,7 +223,7 @@ class TestArrival(SampleContract):
             ),
             ("provider = 'stranger'", "*'stranger' is a provider of sampler: use that contract's suite"),
             ("provider = 'future'", "*it implements schedule_policy 9.0, this Pegboard has 1.0*"),
-            ("expected_failures = {'test_kept': 'x'}", "*names 'test_kept', which is no test here; did you mean*"),
+            ("expected_failures = {'test_kept': 'x'}", "*names 'test_kept', which is not a test here; did you mean*"),
             ("expected_failures = {'test_counts': ''}", "*must say why 'test_counts' fails"),
             ("@capability('psychic')\n    def test_more(self): pass", "*'psychic', no capability of schedule_policy*"),
         ],

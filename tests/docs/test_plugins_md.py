@@ -46,7 +46,7 @@ class Reader:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.printed: dict[str, str] = {}
-        """What each block of Python that is no file printed."""
+        """What each block of Python that is not a file printed."""
         self.logged: dict[str, str] = {}
         """What it wrote to the standard error."""
         self.site = folder / ".site"
@@ -74,7 +74,7 @@ class Reader:
         elif block.language == "console":
             self.type(block.text)
         else:
-            raise AssertionError(f"nobody runs a {block.language} block that is no file")
+            raise AssertionError(f"nobody runs a {block.language} block that is not a file")
 
     def type(self, session: str) -> None:
         for command, expected in commands(session):

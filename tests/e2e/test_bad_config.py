@@ -160,11 +160,11 @@ class TestStarts:
 
     def test_address_of_another_machine(self, model: Path) -> None:
         message = self.start(model, {"server.host": "192.0.2.1"})
-        assert message == "server.host: '192.0.2.1' is no address of this machine\n"
+        assert message == "server.host: '192.0.2.1' is not an address of this machine\n"
 
     def test_no_such_directory(self, tmp_path: Path) -> None:
         path = tmp_path / "nowhere"
-        assert f"there is no directory '{path}', and it is no hub id (org/name)" in self.start(path)
+        assert f"there is no directory '{path}', and it is not a hub id (org/name)" in self.start(path)
 
     def test_not_in_the_hubs_cache(self, tmp_path: Path) -> None:
         message = self.start("acme/none", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))

@@ -238,7 +238,7 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
     """The request ends and is computed no further; the others do not notice."""
     expected = engine.run([free(0)])[0]
     engine.run([constrained(9)])
-    ahead = follow.forced
+    ahead = state.forced
 
     def fill(*_: object) -> None:
         raise RuntimeError("no fuel")

@@ -203,8 +203,8 @@ class TestFiles:
         [
             (DEEP, "is nested too deeply"),
             ('{"weight_map": 5}', "has no weight_map"),
-            ('{"weight_map": {"a": 5}}', "5 is no file name"),
-            ('{"weight_map": {"a": "../x.safetensors"}}', "'../x.safetensors' is no file name"),
+            ('{"weight_map": {"a": 5}}', "5 is not a file name"),
+            ('{"weight_map": {"a": "../x.safetensors"}}', "'../x.safetensors' is not a file name"),
         ],
         ids=["bomb", "number", "numbers", "path"],
     )

@@ -314,7 +314,7 @@ def test_grammar_workers_inherit_no_keys(tmp_path: Path, monkeypatch: pytest.Mon
             one.close()
 
 
-# ---- what is no HTTP -------------------------------------------------------------------------------------------------
+# ---- what is not HTTP ------------------------------------------------------------------------------------------------
 
 
 def test_nonsense_is_logged_with_a_limit(server: Server) -> None:

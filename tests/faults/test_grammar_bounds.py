@@ -62,7 +62,7 @@ class Drill:
     def __init__(self) -> None:
         self.held = False
         self.panics = 0
-        """So many masks raise what is no Exception."""
+        """So many masks raise what is not an Exception."""
         self.spin = 0.0
         """Seconds that each mask takes but for first ones, or only the one behind `spin_at` tokens."""
         self.spin_at = 0

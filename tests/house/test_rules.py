@@ -45,7 +45,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a file that is no docstring."""
+    """Every string of a file that is not a docstring."""
     tree = parse(path)
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

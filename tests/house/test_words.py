@@ -23,7 +23,7 @@ CLEAN = (
     "docs/index.md",
     "Makefile",
 )
-LEFT = {"docs": 29, "core": 128, "plugins": 58, "conformance": 42, "tools": 31, "benchmarks": 6, "examples": 0}
+LEFT = {"docs": 28, "core": 88, "plugins": 38, "conformance": 24, "tools": 14, "benchmarks": 4, "examples": 0}
 """How many lines of each folder still have one. Lower the number when you rewrite some; it never rises."""
 
 

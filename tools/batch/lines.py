@@ -96,7 +96,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no request, and why."""
+    """A line that is not a request, and why."""
 
     index: int
     number: int

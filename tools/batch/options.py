@@ -123,7 +123,7 @@ def _parsed(sampling: str) -> dict[str, Any]:
     try:
         values = json.loads(sampling) if sampling else {}
     except ValueError as error:
-        raise PegboardError(f"--sampling: this is no JSON: {error}") from None
+        raise PegboardError(f"--sampling: this is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise PegboardError("--sampling must be a JSON object, such as '{\"min_p\": 0.1}'")
     return values

@@ -121,7 +121,7 @@ class Output:
             return msgspec.json.decode(raw, type=_Known)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise PegboardError(
-                f"--resume: {self._path}:{number} is no line that this command writes; --overwrite starts anew"
+                f"--resume: {self._path}:{number} is not a line that this command writes; --overwrite starts anew"
             ) from None
 
     def _rewrite(self) -> None:

@@ -19,7 +19,7 @@ Prompt = list[int] | str | list[dict[str, Any]]
 MAX_ERROR_BYTES = 4096
 DONE = b"[DONE]"
 ABORTED = ("abort", "error")
-"""Reasons of an end that is no answer."""
+"""Reasons of an end that is not an answer."""
 
 
 class _Struct(msgspec.Struct, gc=False):
@@ -129,7 +129,7 @@ class StreamReader(abc.ABC):
         """The answer is over. Raises RequestFailed where it is none."""
         record = self.record
         if not self._streams:
-            what = error_text(bytes(self._plain)) if record.status != 200 else "the answer is no event stream"
+            what = error_text(bytes(self._plain)) if record.status != 200 else "the answer is not an event stream"
             raise RequestFailed(f"status {record.status}: {what}")
         if not record.end or not (record.finish_reason or self._ended):
             raise RequestFailed("the stream ended before the answer did")

@@ -60,7 +60,7 @@ class Address:
         except ValueError:
             host, port = "", None
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise PegboardError(f"--url: {url!r} is no address such as http://127.0.0.1:30000")
+            raise PegboardError(f"--url: {url!r} is not an address such as http://127.0.0.1:30000")
         tls = parts.scheme == "https"
         return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 
@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
             if isinstance(cause, RequestFailed):
                 self.fail(str(cause))
             else:
-                self.fail(f"the answer is no HTTP/1.1: {error}")
+                self.fail(f"the answer is not HTTP/1.1: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -110,7 +110,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of each figure over the runs; what is no number is the first run's."""
+    """The median of each figure over the runs; what is not a number is the first run's."""
     return {key: _median([run.get(key) for run in runs]) for key in runs[0]}
 
 

@@ -35,23 +35,23 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     except OSError as error:
         raise PegboardError(f"--file: {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise PegboardError(f"--file: {path} is no text in UTF-8") from None
+        raise PegboardError(f"--file: {path} is not UTF-8 text") from None
     found: list[tuple[int, Any]] = []
     if text.lstrip().startswith("["):
         try:
             found = list(enumerate(json.loads(text), 1))
         except ValueError as error:
-            raise PegboardError(f"--file: {path} is no JSON: {error}") from None
+            raise PegboardError(f"--file: {path} is not JSON: {error}") from None
     else:
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 try:
                     found.append((number, json.loads(line)))
                 except ValueError as error:
-                    raise PegboardError(f"--file: {path}:{number}: this is no JSON: {error}") from None
+                    raise PegboardError(f"--file: {path}:{number}: this is not JSON: {error}") from None
     for number, said in found:
         if not isinstance(said, dict):
-            raise PegboardError(f"--file: {path}:{number}: this is no JSON object")
+            raise PegboardError(f"--file: {path}:{number}: this is not a JSON object")
     if not found:
         raise PegboardError(f"--file: {path} has no requests in it")
     return found

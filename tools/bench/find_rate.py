@@ -44,7 +44,7 @@ class Bound:
                 ms = math.nan
             if latency not in LATENCIES or statistic not in _STATISTICS or not ms > 0:
                 raise PegboardError(
-                    f"--find-rate: {part!r} is no bound such as ttft:p99:1000 (ms); latencies are "
+                    f"--find-rate: {part!r} is not a bound such as ttft:p99:1000 (ms); latencies are "
                     f"{', '.join(LATENCIES)}, statistics {', '.join(_STATISTICS)}"
                 )
             found.append(cls(latency, statistic, ms))
@@ -108,7 +108,7 @@ class Trial:
     last: bool = False
     """Whether there must not be another one."""
     idle: bool = False
-    """Whether the server had next to nothing to do, so that a lower rate is no easier."""
+    """Whether the server had next to nothing to do, so that a lower rate is not easier."""
 
     @property
     def kept(self) -> bool:

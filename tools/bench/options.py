@@ -248,7 +248,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise PegboardError(f"{option}: this is no JSON: {error}") from None
+        raise PegboardError(f"{option}: this is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise PegboardError(f"{option} must be a JSON object, such as '{{\"top_p\": 0.9}}'")
     return found

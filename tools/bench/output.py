@@ -30,7 +30,7 @@ def check_results(json_file: Path | None, plot: Path | None) -> None:
 
         check()
         if plot.exists() and not plot.is_dir():
-            raise PegboardError(f"--plot: {plot} is no directory")
+            raise PegboardError(f"--plot: {plot} is not a directory")
         if not plot.exists():
             check_writable(plot, "--plot")
 

@@ -35,7 +35,7 @@ class ServerClient:
         except httpx.InvalidURL:
             host = ""
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise PegboardError(f"--url: {url!r} is no address such as http://127.0.0.1:30000")
+            raise PegboardError(f"--url: {url!r} is not an address such as http://127.0.0.1:30000")
         self._tls = parts.scheme == "https"
         self._headers = {
             "content-type": "application/json",

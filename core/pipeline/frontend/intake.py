@@ -200,7 +200,7 @@ class Intake:
         worst = low if (low := min(ids)) < 0 else max(ids)
         if not 0 <= worst < self._info.vocab_size:
             raise InvalidRequest(
-                f"{param}: {worst} is no token id of this model (0 to {self._info.vocab_size - 1})", param=param
+                f"{param}: {worst} is not a token id of this model (0 to {self._info.vocab_size - 1})", param=param
             )
 
     def check_collections(self, sampling: SamplingParams) -> None:
@@ -236,7 +236,7 @@ class Intake:
             known = [one.partition(".")[2] for one in self._info.features if one.startswith(_PARAMS)]
             if name not in known:
                 raise InvalidRequest(
-                    f"{name[:64]!r} is no logits processor or sampler that takes parameters; those of this server are: "
+                    f"{name[:64]!r} is not a logits processor or sampler that takes parameters; this server's are: "
                     f"{', '.join(known) or 'none'}",
                     param="custom_logit_processor",
                 )

@@ -156,7 +156,7 @@ class GrammarPool:
             except Exception as error:
                 result = error
             except BaseException as error:
-                # Libraries in Rust panic with what is no Exception. Neither this thread nor the loop must end by it.
+                # A panic in Rust is a BaseException only. Neither this thread nor the loop must end by it.
                 logger.exception("loading a compiled grammar failed")
                 result = RuntimeError(f"{type(error).__name__}: {error}")
             self._queue.done(job)

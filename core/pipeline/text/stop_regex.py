@@ -122,7 +122,7 @@ class Program:
             parsed = parse(pattern)
         except (re.error, OverflowError, RecursionError, Warning) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise StopRegexError(f"{_shown(pattern)} is no regular expression: {reason}") from None
+            raise StopRegexError(f"{_shown(pattern)} is not a regular expression: {reason}") from None
         try:
             size = _size(parsed, 0) + 1
             if len(self.ops) + size > MAX_STATES:

@@ -122,7 +122,7 @@ def sample_request(routers: Iterable[tuple[str, ApiRouter]]) -> tuple[str, dict[
 def _routes(router: ApiRouter) -> APIRouter:
     found: object = router.routes()
     if not isinstance(found, APIRouter):
-        raise TypeError(f"it returned a {type(found).__name__}, which is no fastapi.APIRouter")
+        raise TypeError(f"it returned a {type(found).__name__}, which is not a fastapi.APIRouter")
     return found
 
 

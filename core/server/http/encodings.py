@@ -157,7 +157,7 @@ class Unpacked:
             # Raised in here, the refusal would keep this error, and that the member.
             problem = str(error) or type(error).__name__
         if self._member is None or problem:
-            raise InvalidRequest(f"the body is no valid {self._name}: {problem}", code="bad_encoding")
+            raise InvalidRequest(f"the body is not a valid {self._name}: {problem}", code="bad_encoding")
         self._given += len(piece)
         if not self._member.eof:
             self._full = len(piece) == PIECE

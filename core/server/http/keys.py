@@ -103,7 +103,7 @@ def _unknown(key: bytes | None) -> InvalidRequest:
             "a key is needed: send the header 'Authorization: Bearer KEY'", status=401, code="missing_api_key"
         )
     # LiteLLM knows a wrong key by OpenAI's words for it; with others it tells users that the request was bad.
-    why = "Incorrect API key provided: it is no key of this server"
+    why = "Incorrect API key provided: it is not a key of this server"
     return InvalidRequest(why, status=401, code="invalid_api_key")
 
 

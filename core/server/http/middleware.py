@@ -148,7 +148,7 @@ def _no_place(entry: Entry, scope: Scope) -> InvalidRequest | None:
 
 
 def no_connection_left() -> InvalidRequest:
-    """The refusal of what came in a spare place and is no health probe, or stays too long."""
+    """The refusal of what came in a spare place and is not a health probe, or stays too long."""
     return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
 
 

@@ -170,7 +170,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # The request is answered as if it had asked for no other protocol, which a server may do.
             pass
         if self._begun:
-            # A header that does not end is no header for the parser yet.
+            # A header that does not end is not a header for the parser yet.
             if self._arrived > 2 * MAX_HEAD_BYTES + MAX_OVERHEAD * self._body_bytes:
                 self._refuse(_too_large("the request's headers do not end"))
         elif self._deadline is None and not self._place.spare and self._is_quiet():
@@ -276,7 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _CountingTransport:
-    """A transport that knows how much was written to it. Where its buffer is no smaller than before, only this tells a
+    """A transport that knows how much was written to it. Where its buffer is not smaller than before, only this tells a
     client that reads slowly from one that reads nothing.
     """
 

@@ -239,7 +239,7 @@ class RadixTree(Generic[T]):
         """Take a leaf out; it is no longer attached. A namespace without nodes is forgotten."""
         parent = leaf.parent
         if parent is None or leaf.children:
-            raise ValueError(f"cannot remove {leaf!r}: it is no leaf of this tree")
+            raise ValueError(f"cannot remove {leaf!r}: it is not a leaf of this tree")
         del parent.children[self._first(leaf.tokens)]
         leaf.parent = None
         self.num_nodes -= 1

@@ -133,7 +133,7 @@ def _call(where: str, call: object, texts: JsonTexts) -> dict[str, object]:
         raise InvalidRequest(f"{where}.function.name: must be a string", param=f"{where}.function.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # What is no JSON stays text: a model may have written it so, and been told.
+        # What is not JSON stays text: a model may have written it so, and been told.
         with contextlib.suppress(ValueError, RecursionError):
             parsed = texts.parse(arguments, f"{where}.function.arguments") if arguments.strip() else {}
             arguments = parsed if isinstance(parsed, dict) else arguments

@@ -88,7 +88,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 def parse(text: str, param: str = "ebnf") -> Rules:
     """The rules by name, `root` among them, each of which is defined and can come to an end.
 
-    Raises InvalidRequest with the line for what is no grammar, for rules that are missing or defined twice, for one
+    Raises InvalidRequest with the line for what is not a grammar, for rules that are missing or defined twice, for one
     that leads back to itself whatever is chosen, and for one that asks for enormous texts.
     """
     rules = _Parser(text, param).rules()
@@ -444,7 +444,7 @@ class _Parser:
         code = _HEX.match(self._text, self._at)
         value = -1 if code is None else int(next(filter(None, code.groups())), 16)
         if code is None or value > MAX_CHAR or 0xD800 <= value <= 0xDFFF:
-            raise self._error(f"\\{escape} is no escape, or no character")
+            raise self._error(f"\\{escape} is not an escape, or not a character")
         self._at = code.end()
         return chr(value)
 

@@ -235,7 +235,7 @@ def _parsed(value: JsonValue, name: str, texts: JsonTexts) -> JsonValue:
 
 
 def _no_constant(text: str) -> JsonValue:
-    raise ValueError(f"{text} is no JSON value")
+    raise ValueError(f"{text} is not a JSON value")
 
 
 def _text_of(value: object, name: str) -> str:

@@ -48,8 +48,8 @@ def schema_of(text: str, param: str = "json_schema") -> JsonValue:
     """The schema (an object or true) of a JSON text, without formats that are none of the standard's, and with dates
     and times as patterns that know the calendar.
 
-    Raises InvalidRequest for what is no schema, is nested too deeply, refers to something outside itself, or asks for a
-    value that contains itself without end.
+    Raises InvalidRequest for what is not a schema, is nested too deeply, refers to something outside itself, or asks
+    for a value that contains itself without end.
     """
     try:
         schema = json.loads(text)

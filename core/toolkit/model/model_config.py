@@ -48,12 +48,13 @@ _NUMBERS_EVERYWHERE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:
-    """The config.json of a model directory. Raises ModelError where it is missing, is no JSON object, or holds what no
-    model's config can.
+    """Read the config.json of a model directory.
+
+    Raises ModelError where it is missing, is not a JSON object, or holds what no model's config can.
     """
     file = directory / "config.json"
     if not file.is_file():
-        raise ModelError(f"{directory} has no config.json, so it is no model directory")
+        raise ModelError(f"{directory} has no config.json, so it is not a model directory")
     config = read_json_object(file)
     check_model_config(config, str(file))
     return config

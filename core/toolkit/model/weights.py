@@ -49,7 +49,7 @@ def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]
     if isinstance(weight_map, dict):
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
-                raise ModelError(f"{path / _INDEX}: {file!r} is no file name")
+                raise ModelError(f"{path / _INDEX}: {file!r} is not a file name")
             files.setdefault(path / file, []).append(name)
     elif (path / _INDEX).exists():
         raise ModelError(f"{path / _INDEX} has no weight_map")

@@ -1,7 +1,7 @@
 """For code that works with helper processes: waiting for one, and whose fault its end was.
 
 A helper runs what a client sent, so that a crash or an endless loop costs nothing but the helper. But it may also be
-killed or stopped from outside (the kernel short of memory, an operator), and that is no fault of the client's.
+killed or stopped from outside (the kernel short of memory, an operator), and the client is not at fault.
 """
 
 from __future__ import annotations

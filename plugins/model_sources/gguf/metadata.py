@@ -125,7 +125,7 @@ def model_config(file: GGUFFile) -> dict[str, object]:
     if rotary not in (None, head_dim):
         raise ModelError(f"{file.path}: partial rotary embeddings ({rotary} of {head_dim} dims) are not supported")
     if "token_embd.weight" not in file.tensors:
-        raise ModelError(f"{file.path} lacks the tensor token_embd.weight, so it is no language model")
+        raise ModelError(f"{file.path} lacks the tensor token_embd.weight, so it is not a language model")
     theta = _shortest(float(file.arch("rope.freq_base") or 10000.0))
     config: dict[str, object] = {
         "architectures": [class_name],

@@ -105,7 +105,7 @@ class TestErrors:
     @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', '{"providers": [{"x": 1}]}'])
     def test_what_is_no_report_is_not_shown(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(text)
-        with pytest.raises(PegboardError, match=r"a\.json is no conformance report"):
+        with pytest.raises(PegboardError, match=r"a\.json is not a conformance report"):
             run("plugins", "matrix", str(tmp_path / "a.json"))
 
     def test_a_pipe_that_closes_is_no_error(self) -> None:

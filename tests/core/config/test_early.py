@@ -67,7 +67,7 @@ def gate(site: Any) -> Any:
         ("import json\n\njson.loads('{')\n", "importing acme_late.gate:Gate failed: JSONDecodeError: Expecting", 3),
         ("import sys\nsys.exit('no licence')\n", "importing acme_late.gate:Gate failed: SystemExit: no licence", 2),
         ("def broken(:\n", "importing acme_late.gate:Gate failed: SyntaxError: ", 1),
-        ("Gate = 3\n", "acme_late.gate:Gate is no subclass of ", 0),
+        ("Gate = 3\n", "acme_late.gate:Gate is not a subclass of ", 0),
         (GATE.replace("def enter", "def entr"), "acme_late.gate:Gate lacks enter, which pegboard.core.interfaces", 0),
         (
             f"{GATE}    def __init__(self, options):\n        pass\n",

@@ -58,10 +58,10 @@ def test_an_unknown_type_is_an_error_unless_a_cpu_goes_by_the_weights(
     save_file({"a": torch.zeros(8, 8, dtype=torch.float16)}, tmp_path / "model.safetensors")
     assert resolve_dtype("auto", tmp_path, {"dtype": name}, CPU) in (torch.bfloat16, torch.float32)
     assert (
-        f"config.json: dtype {name!r} is no type to compute with; set model.dtype; the weights are float16"
+        f"config.json: dtype {name!r} is not a type to compute with; set model.dtype; the weights are float16"
         in caplog.text
     )
-    with pytest.raises(ModelError, match=rf"dtype '{name}' is no type to compute with; set model\.dtype"):
+    with pytest.raises(ModelError, match=rf"dtype '{name}' is not a type to compute with; set model\.dtype"):
         resolve_dtype("auto", tmp_path, {"dtype": name}, GPU)
 
 

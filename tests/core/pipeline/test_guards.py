@@ -234,7 +234,7 @@ def test_a_device_that_is_gone_ends_the_process() -> None:
 
 
 class Wrong(SchedulePolicy):
-    """Answers with what is no answer."""
+    """Answers with what is not an answer."""
 
     preempts = True
 

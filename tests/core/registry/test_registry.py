@@ -182,7 +182,7 @@ class TestCompatibility:
     def test_capabilities_stand_in_the_contracts_table(self) -> None:
         assert problem(plugin(provider(provides=frozenset({"reuse"})))) == ""
         text = problem(plugin(provider(provides=frozenset({"reus"}))))
-        assert "it provides 'reus', which is no capability of prefix_cache (known: reuse, host_tier" in text
+        assert "it provides 'reus', which is not a capability of prefix_cache (known: reuse, host_tier" in text
         assert "one of your own must read 'acme.reus'" in text
 
     def test_own_capabilities_carry_the_plugins_name(self) -> None:
@@ -193,7 +193,7 @@ class TestCompatibility:
         ("requirement", "error"),
         [
             (Requirement("prefix_cach"), "requires the unknown contract 'prefix_cach'; did you mean"),
-            (Requirement(CACHE, "reus"), "requires 'reus', which is no capability of prefix_cache"),
+            (Requirement(CACHE, "reus"), "requires 'reus', which is not a capability of prefix_cache"),
             (Requirement(CACHE, "other.rewind"), ""),
         ],
     )
@@ -226,11 +226,11 @@ class TestLoading:
             self.record(one).load()
 
     def test_a_factory_must_subclass_its_contract(self) -> None:
-        with pytest.raises(PluginError, match=r"json:JSONDecoder is no subclass of .*PrefixCache"):
+        with pytest.raises(PluginError, match=r"json:JSONDecoder is not a subclass of .*PrefixCache"):
             self.record(plugin(provider(factory="json:JSONDecoder"))).load()
 
     def test_options_must_subclass_the_base(self) -> None:
-        with pytest.raises(PluginError, match=r"is no subclass of pegboard\.core.interfaces\.options:Options"):
+        with pytest.raises(PluginError, match=r"is not a subclass of pegboard\.core.interfaces\.options:Options"):
             self.record(plugin(provider(config="json:JSONDecoder"))).options_model()
 
     def test_every_built_in_loads_or_says_what_to_install(self) -> None:

@@ -24,7 +24,7 @@ def logged(message: str, *args: object, level: int = logging.INFO, **more: Any) 
     logger.addHandler(handler)
     logger.log(level, message, *args, **more)
     [line] = stream.getvalue().splitlines()
-    found: dict[str, Any] = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    found: dict[str, Any] = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     return found
 
 

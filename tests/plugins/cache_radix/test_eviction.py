@@ -148,7 +148,7 @@ def test_only_what_can_be_evicted_is_a_candidate(eviction: str) -> None:
     locks = [books.lock([token, token]) for token in range(3)]
     books.extend(locks[0], [0, 0, 5])
     books.insert([3, 3, 5])
-    assert len(cache._victims) == 6  # 0 0 is no leaf any more, but 0 0 5 is one
+    assert len(cache._victims) == 6  # 0 0 is not a leaf any more, but 0 0 5 is one
     for lock in locks:
         books.unlock(lock)
     assert len(cache._victims) == 8

@@ -1,4 +1,4 @@
-"""As good as bf16 is: the runner's error against transformers in float32 is no larger than that of transformers in
+"""As good as bf16 is: the runner's error against transformers in float32 is not larger than that of transformers in
 bf16; whatever is chunked, mixed, paged or overlapped.
 """
 

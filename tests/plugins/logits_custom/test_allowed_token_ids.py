@@ -60,6 +60,7 @@ def test_where_others_may_forbid_them_some_token_is_left(processor: AllowedToken
 
 def test_ids_beyond_the_vocabulary_are_refused(processor: AllowedTokenIds) -> None:
     assert processor.wants(asking(VOCAB - 1))
-    with pytest.raises(InvalidRequest, match=rf"{VOCAB} is no token id of this model \(0 to {VOCAB - 1}\)") as caught:
+    refusal = rf"{VOCAB} is not a token id of this model \(0 to {VOCAB - 1}\)"
+    with pytest.raises(InvalidRequest, match=refusal) as caught:
         processor.wants(asking(1, VOCAB))
     assert caught.value.param == "custom_params.allowed_token_ids.ids"

@@ -230,7 +230,7 @@ class TestPythonic:
         ],
     )  # fmt: skip
     def test_nothing_but_literals(self, value: str) -> None:
-        """What is no literal breaks the call: it is told as it stands, and never run."""
+        """What is not a literal breaks the call: it is told as it stands, and never run."""
         text = f"[get_weather(city={value})]"
         found = read(PythonicParser, text)
         assert len(found.calls) == 1

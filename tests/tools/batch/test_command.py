@@ -182,7 +182,7 @@ class TestOutput:
     @pytest.mark.parametrize("line", [b"my diary\n", b'{"index": "x", "digest": ""}\n', b'{"index": 1}\n', b"[]\n"])
     def test_a_file_that_is_something_else_stays_as_it_is(self, path: Path, line: bytes) -> None:
         path.write_bytes(self.LINES + line + self.LINES)
-        with pytest.raises(PegboardError, match=r"out\.jsonl:3 is no line that this command writes"):
+        with pytest.raises(PegboardError, match=r"out\.jsonl:3 is not a line that this command writes"):
             Output(path, "resume")
         assert path.read_bytes() == self.LINES + line + self.LINES
 
@@ -470,7 +470,7 @@ class TestCommand:
             (["--file", "x", "--output", "-", "--json"], "choose one"),
             (["--file", "/no/such", "--output", "/dev/null", "--set", "model.path=x"], "/no/such cannot be read"),
             (["Hi", "--set", "model.path=x", "--temperature", "-1"], "temperature must be"),
-            (["Hi", "--set", "model.path=x", "--sampling", "{"], "--sampling: this is no JSON"),
+            (["Hi", "--set", "model.path=x", "--sampling", "{"], "--sampling: this is not JSON"),
             (["Hi", "--set", "model.path=x", "--sampling", '{"heat": 1}'], "no sampling parameter 'heat'"),
         ],
     )

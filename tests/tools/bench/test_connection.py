@@ -200,7 +200,7 @@ class TestAddress:
 
     @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x?y", ""])
     def test_what_is_none(self, url: str) -> None:
-        with pytest.raises(PegboardError, match=r"--url: .* is no address"):
+        with pytest.raises(PegboardError, match=r"--url: .* is not an address"):
             Address.parse(url)
 
     def test_a_key_that_is_none(self) -> None:
@@ -248,7 +248,7 @@ class TestReaders:
             assert record.times == sorted(record.times)
 
     def test_chats(self) -> None:
-        """A role is no token; a thought is."""
+        """A role is not a token; a thought is."""
         data = stream(
             '{"choices":[{"delta":{"role":"assistant","content":""}}]}',
             '{"choices":[{"delta":{"reasoning_content":"hm"}}]}',
@@ -292,7 +292,7 @@ class TestReaders:
                 stream('{"meta_info":{"completion_tokens":1,"finish_reason":{"type":"abort","message":"gone"}}}'),
                 "gone",
             ),
-            ("openai", plain(200, "{}"), "the answer is no event stream"),
+            ("openai", plain(200, "{}"), "the answer is not an event stream"),
             ("openai", plain(503, '{"error":{"message":"the queue is full"}}'), "status 503: the queue is full"),
             ("openai", plain(422, '{"detail": [{"msg": "no"}]}'), "status 422: [{'msg': 'no'}]"),
             ("native", plain(500, "<html>\nOops"), "status 500: <html> Oops"),

@@ -558,7 +558,7 @@ class TestServer:
 
     @pytest.mark.parametrize("url", ["ftp://x", "http://", "://", "http://x:port", "http://x/?a=b"])
     def test_no_address(self, url: str) -> None:
-        with pytest.raises(PegboardError, match="is no address such as"):
+        with pytest.raises(PegboardError, match="is not an address such as"):
             ServerClient(url)
 
     def test_a_key_that_is_none(self) -> None:

@@ -193,7 +193,7 @@ def test_bodies_in_the_smallest_chunks_are_taken() -> None:
 def test_nonsense_gets_an_error_body() -> None:
     async def scene(app: App, dial: Dial) -> None:
         reader, writer = await dial()
-        writer.write(b"this is no HTTP\r\n\r\n")
+        writer.write(b"this is not HTTP\r\n\r\n")
         await refused(reader, 400, "malformed_request")
 
     run(scene)

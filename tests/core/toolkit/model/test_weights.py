@@ -121,7 +121,7 @@ def test_index_and_files_must_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd"])
 def test_an_index_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}), encoding="utf-8")
-    with pytest.raises(ModelError, match="is no file name"):
+    with pytest.raises(ModelError, match="is not a file name"):
         load_weights(tmp_path, empty())
 
 

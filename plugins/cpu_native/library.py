@@ -6,6 +6,7 @@ Pegboard's cache directory under a hash of source, flags and compiler.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -19,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+from pegboard.core.toolkit.system.locks import locked
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class NativeError(Exception):
 
 
 def cpu_flags(text: str | None = None) -> frozenset[str]:
-    """What this CPU can do, under the kernel's names."""
+    """Return what this CPU can do, under the kernel's names."""
     if text is None:
         try:
             text = Path("/proc/cpuinfo").read_text("utf-8")
@@ -73,7 +75,7 @@ def cpu_flags(text: str | None = None) -> frozenset[str]:
 
 
 def available(flags: frozenset[str]) -> tuple[str, ...]:
-    """The instruction sets that a CPU with these flags has, best first, without those that are emulated."""
+    """Return the instruction sets that a CPU with these flags has, best first, without those that are emulated."""
     return tuple(name for name in INSTRUCTION_SETS if _NEEDS[name] <= flags)
 
 
@@ -88,7 +90,7 @@ def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def choose(wanted: str) -> str:
-    """The instruction set for `wanted` ("auto" or a name). Raises NativeError where this CPU lacks it."""
+    """Return the instruction set for `wanted` ("auto" or a name). Raises NativeError where this CPU lacks it."""
     flags = cpu_flags()
     found = available(flags)
     if wanted == "auto":
@@ -101,7 +103,9 @@ def choose(wanted: str) -> str:
 
 
 def compiler() -> tuple[str, ...]:
-    """The C++ compiler's command: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is none."""
+    """Return the C++ compiler's command: $CXX, or the first of c++, g++, clang++. Raises NativeError where there is
+    none.
+    """
     try:
         wanted = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -117,8 +121,8 @@ def compiler() -> tuple[str, ...]:
 
 
 def build(instructions: str) -> Path:
-    """The library for an instruction set, compiled unless the cache has it. Raises NativeError; what has failed once in
-    this process is not tried again.
+    """Return the library for an instruction set, compiled unless the cache has it. Raises NativeError; what has failed
+    once in this process is not tried again.
 
     Where there is no compiler, one that another compiler has made of the same source will do: an image may be built
     with a compiler and run without.
@@ -140,7 +144,7 @@ def build(instructions: str) -> Path:
 def _built(
     instructions: str, cxx: tuple[str, ...] | None, main_source: Path, directory: Path
 ) -> Path | NativeError | None:
-    """The library, or why there is none: None for want of a compiler."""
+    """Return the library, or why there is none: None for want of a compiler."""
     flags = (*_COMMON, *FLAGS[instructions])
     # Headers count: one of them changed makes another library.
     source = b"".join(file.read_bytes() for file in sorted(main_source.parent.glob("*.[ch]*")) if file.is_file())
@@ -154,17 +158,29 @@ def _built(
         directory.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(directory).free < COMPILE_BYTES:
             raise OSError(errno.ENOSPC, f"less than {COMPILE_BYTES >> 20} MiB are free")
-        logger.info("compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx))
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            # Under its own name only when it is whole: another process may be compiling the same.
-            made = Path(scratch) / target.name
-            _compile([*cxx, *flags, str(main_source), "-o", str(made)], instructions)
-            made.replace(target)
+        with contextlib.ExitStack() as stack:
+            # Compiling takes a core for many seconds, so processes that start together leave it to one of them. Where
+            # the file system has no locks, each compiles.
+            with contextlib.suppress(OSError):
+                stack.enter_context(locked(directory / f".{target.stem}.lock"))
+            if not target.is_file():
+                logger.info(
+                    "compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx)
+                )
+                _make(target, [*cxx, *flags, str(main_source)], instructions)
     except OSError as error:
         return NativeError(f"{directory} cannot be written: {error}; set PEGBOARD_CACHE to a folder that can")
     except NativeError as error:
         return error
     return target
+
+
+def _make(target: Path, command: list[str], instructions: str) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        # Under its own name only when it is whole: others look for that name without a lock.
+        made = Path(scratch) / target.name
+        _compile([*command, "-o", str(made)], instructions)
+        made.replace(target)
 
 
 def _compile(command: list[str], instructions: str) -> None:
@@ -187,7 +203,9 @@ def _digest(*parts: bytes) -> str:
 
 
 def _version(cxx: tuple[str, ...]) -> bytes:
-    """What the compiler says of itself; nothing where it says nothing, and then compiling tells what is wrong."""
+    """Return what the compiler says of itself; nothing where it says nothing, and then compiling tells what is
+    wrong.
+    """
     try:
         return subprocess.run([*cxx, "--version"], capture_output=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -265,7 +283,7 @@ class Sampling(ctypes.Structure):
 
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL:
-    """The library, ready for use in this process. Raises NativeError."""
+    """Return the library, ready for use in this process. Raises NativeError."""
     file = build(instructions)
     try:
         library = ctypes.CDLL(str(file))
@@ -304,7 +322,8 @@ def load(instructions: str) -> ctypes.CDLL:
 
 
 def first_that_loads(wanted: str, *, quiet: bool = False) -> tuple[str, ctypes.CDLL]:
-    """The best instruction set that works here, with its library. Raises NativeError with what was wrong with the best.
+    """Return the best instruction set that works here, with its library. Raises NativeError with what was wrong with
+    the best.
 
     Logs one warning where another set has to do, or where something is missing that could be there (a compiler), with
     a compiler's words where there are any; unless `quiet`.

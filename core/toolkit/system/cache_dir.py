@@ -21,7 +21,7 @@ def default_cache_dir() -> Path:
 
 
 def cache_path(text: str) -> Path:
-    """The path, with a home folder for "~". Raises PegboardError where that is not known."""
+    """Return the path, with a home folder for "~". Raises PegboardError where that is not known."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

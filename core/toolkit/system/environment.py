@@ -12,7 +12,7 @@ _KEPT = (
 
 
 def helper_environment(**more: str) -> dict[str, str]:
-    """What Python and its libraries need of this process's environment, and nothing else: it may hold keys and tokens.
-    `more` is set besides.
+    """Return what Python and its libraries need of this process's environment, and nothing else: it may hold keys and
+    tokens. `more` is set besides.
     """
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | more

@@ -32,17 +32,17 @@ class HelperLost(Exception):
 
 
 def ended_itself(returncode: int | None) -> bool:
-    """Whether a process with this status, as of `Popen.returncode`, ended through its own doing."""
+    """Return whether a process with this status, as of `Popen.returncode`, ended through its own doing."""
     return returncode is not None and (returncode >= 0 or -returncode in OWN_SIGNALS)
 
 
 def stopped(pid: int) -> bool:
-    """Whether the process is stopped (SIGSTOP, a debugger). False where the system does not say."""
+    """Return whether the process is stopped (SIGSTOP, a debugger). False where the system does not say."""
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
 def computed(pid: int) -> float | None:
-    """Seconds of computing time that the process has taken; None where the system does not say."""
+    """Return seconds of computing time that the process has taken; None where the system does not say."""
     fields = _stat(pid)
     if len(fields) < 13:
         return None
@@ -50,7 +50,7 @@ def computed(pid: int) -> float | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the system says of a process, from its state on; empty where it says nothing."""
+    """Return what the system says of a process, from its state on; empty where it says nothing."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
     except OSError:

@@ -40,5 +40,5 @@ class LimitedLog:
 
 
 def quoted(text: str) -> str:
-    """What a client chose, as it may stand in a line of the log: in quotes, on one line, and not endless."""
+    """Return what a client chose, as it may stand in a line of the log: in quotes, on one line, and not endless."""
     return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.system.locks import locked
 
 CONVERTER_VERSION = 2
 """Raised whenever the same file would convert to something else."""
@@ -27,8 +26,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str], *, sha256: str | None = None) -> Path:
-    """The directory that `file` converts to: config.json, float32 safetensors, tokenizer.json, generation_config.json.
-    config.json tells the model's own precision.
+    """Return the directory that `file` converts to: config.json, float32 safetensors, tokenizer.json,
+    generation_config.json. config.json tells the model's own precision.
 
     Made on the first call and found on later ones. The folder appears by one rename, so it is whole or absent even if
     the process is killed; of several processes that ask at once, one converts and the others wait for it. Memory is
@@ -52,7 +51,7 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
         target = root / name
         if target.is_dir():
             return target
-        with _locked(root / f"{name}.lock"):
+        with locked(root / f"{name}.lock"):
             if not target.is_dir():
                 _convert_into(source, target)
     except OSError as error:
@@ -88,19 +87,8 @@ def file_digest(file: Path, memo_dir: Path) -> str:
     return digest
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An exclusive lock between processes. The kernel drops it when its holder dies."""
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(stream, fcntl.LOCK_UN)
-
-
 def _convert_into(source: Path, target: Path) -> None:
-    # Under the lock nobody else is writing: what an earlier, killed conversion left behind can go.
+    # Under the lock no other process writes: what an earlier, killed conversion left behind can go.
     for leftover in target.parent.glob(f".{target.name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
     _LOG.info("converting %s to safetensors (once) in %s", source, target)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +263,37 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: P
     (library.SOURCE.parent / "part.h").write_text("// a header is a part of it")
     library._built.cache_clear()
     assert library.build("avx2") != first
+
+
+@needs_compiler
+def test_one_of_several_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    """Processes that start together wait for the first; threads stand for them, for a lock is per opened file."""
+    small(monkeypatch, tmp_path)
+    compiled: list[str] = []
+    make = library._make
+
+    def slow(target: Path, command: list[str], instructions: str) -> None:
+        compiled.append(instructions)
+        time.sleep(0.2)
+        make(target, command, instructions)
+
+    monkeypatch.setattr(library, "_make", slow)
+    arguments = ("avx2", library.compiler(), library.SOURCE, cache)
+    with ThreadPoolExecutor(4) as pool:
+        made = {one.result() for one in [pool.submit(library._built.__wrapped__, *arguments) for _ in range(4)]}
+    assert len(made) == 1
+    assert compiled == ["avx2"]
+
+
+@needs_compiler
+def test_without_locks_each_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    small(monkeypatch, tmp_path)
+
+    def lockless(path: Path) -> contextlib.AbstractContextManager[None]:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(library, "locked", lockless)
+    assert library.build("avx2").is_file()
 
 
 def test_every_set_has_flags_and_needs() -> None:

@@ -64,8 +64,9 @@ check: lint typecheck
 test-one: $(STAMP)
 	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients' $$paths $(PYTEST_ARGS)
 
+# Without the house rules, which are `make check`'s.
 test: $(STAMP)
-	$(SUITE) --dist loadfile -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+	$(SUITE) --dist loadfile --ignore tests/house -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
 
 # Its files are few and long, so idle workers take tests from the others.
 test-full: $(STAMP)

@@ -98,7 +98,7 @@ class Perplexity:
 
 
 def text() -> str:
-    """The fixed text. Raises PegboardError where it is another one."""
+    """Return the fixed text. Raises PegboardError where it is another one."""
     data = TEXT.read_bytes()
     if hashlib.sha256(data).hexdigest() != TEXT_SHA256:
         raise PegboardError(f"{TEXT} was changed; figures of another text cannot be compared")
@@ -106,7 +106,7 @@ def text() -> str:
 
 
 def directory_of(model: str) -> Path:
-    """Where transformers finds it."""
+    """Return where transformers finds it."""
     if model != DEMO:
         return Path(model)
     from pegboard.core.toolkit.system.cache_dir import default_cache_dir
@@ -140,7 +140,7 @@ class Reference:
 def agreement(
     engine: Engine, prompts: Sequence[list[int]], answer: int, exact: Reference, bf16: Reference
 ) -> Agreement:
-    """Answers to all prompts at once, of `answer` tokens each, against transformers."""
+    """Compare answers to all prompts at once, of `answer` tokens each, against transformers."""
     import torch
 
     sampling = SamplingParams(temperature=0.0, max_new_tokens=answer, ignore_eos=True)
@@ -173,7 +173,7 @@ def agreement(
 
 
 def _of(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The entry of each row that `ids` says."""
+    """Return the entry of each row that `ids` says."""
     return table.gather(1, ids[:, None]).squeeze(1)
 
 
@@ -214,7 +214,7 @@ def windows(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
 
 
 def measure(model: str, parts: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
-    """Both parts, as far as they are asked for, and what computed."""
+    """Measure both parts, as far as they are asked for, and what computed."""
     directory = directory_of(model)
     with Engine.from_config(config(model, 16384), overrides=overrides) as engine:
         ids = engine.tokenizer.encode(text())
@@ -236,7 +236,7 @@ def _with_ok(one: Agreement | Perplexity) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """What is printed."""
+    """Yield what is printed."""
     yield f"{found['model']}, runner {'+'.join(found['runner'])}, {' '.join(found['set']) or 'no settings'}"
     for one in found.get("agreement", []):
         yield (

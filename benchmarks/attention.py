@@ -66,7 +66,7 @@ def dense(rig: AttentionRig) -> Callable[[], torch.Tensor]:
 
 
 def calls(name: str, rig: AttentionRig, pool: Any, registry: Registry) -> tuple[Callable[[], object], ...]:
-    """A backend's layer call and its `prepare`."""
+    """Return a backend's layer call and its `prepare`."""
     record = registry.get("attention", name)
     if record is None:
         raise SystemExit(f"no attention backend {name!r} is installed")
@@ -82,7 +82,7 @@ def calls(name: str, rig: AttentionRig, pool: Any, registry: Registry) -> tuple[
 
 
 def real_pool(rig: AttentionRig, registry: Registry) -> Any:
-    """The rig's memory in the pool that a server would use."""
+    """Return the rig's memory in the pool that a server would use."""
     pages = rig.pool.num_slots // rig.page_size - 1
     record = registry.providers("kv_pool")[0]
     context = KVPoolContext(pages, rig.page_size, rig.layers, rig.dtype, rig.device)

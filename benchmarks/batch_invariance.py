@@ -95,7 +95,7 @@ def make_engine(model: str, dtype: str, batch: int, sampler: str) -> Engine:
 
 
 def prompts(engine: Engine, count: int) -> list[list[int]]:
-    """Parts of the text, of 8 to 100 tokens."""
+    """Return parts of the text, of 8 to 100 tokens."""
     ids, random = engine.tokenizer.encode(TEXT.read_text("utf-8")), np.random.default_rng(1)
     lengths = random.integers(8, 101, count)
     starts = random.integers(0, len(ids) - 101, count)

@@ -95,7 +95,7 @@ def show(what: str, times: list[float]) -> None:
 
 
 def measure_memory() -> None:
-    """What the machine needs for the least that a cache could do."""
+    """Measure the memory that the machine needs for the least that a cache could do."""
     random = np.random.default_rng(0)
     one = random.integers(0, VOCABULARY, LENGTH)
     other = one.copy()
@@ -127,7 +127,7 @@ def measure(name: str, page_size: int) -> None:
         cache.evict(LENGTH)
 
     def insert_anew(times: list[float]) -> None:
-        """The way of a retracted request whose KV was evicted. Empties the cache."""
+        """Insert as a retracted request does whose KV was evicted. Empties the cache."""
         key, slots = PrefixKey(bench.prompt(), "", PrefixMemo()), bench.slots(LENGTH)
         cache.insert(key, slots)
         cache.evict(cache.evictable_tokens)

@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(engine: Engine, streams: int, n_in: int, n_out: int, rng: random.Random) -> dict[str, float]:
-    """One run: seconds to the first and to the last token, and where the time went."""
+    """Measure one run: seconds to the first and to the last token, and where the time went."""
     vocab = engine.info.vocab_size
     prompts = [[rng.randrange(vocab) for _ in range(n_in)] for _ in range(streams)]
     sampling = SamplingParams(max_new_tokens=n_out, temperature=0.0, ignore_eos=True)

@@ -58,7 +58,7 @@ class Timed:
 
 
 def features(work: ModelWorkerBatch) -> list[float]:
-    """What CostModel.seconds sums up, in its order: 1, tokens, context, pairs, requests."""
+    """Return what CostModel.seconds sums up, in its order: 1, tokens, context, pairs, requests."""
     new, context = work.extend_lens, work.seq_lens
     tokens = float(new.sum())
     pairs = float(np.dot(new, context - (new - 1) / 2)) if tokens > len(new) else float(context.sum())

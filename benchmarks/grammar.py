@@ -5,7 +5,7 @@
 One run of the engine per backend with as many streams, each with a schema of its own, the same number of tokens each.
 The masks' time is measured where it is spent, within the run: finding out what may come next and going on by a token
 (`core/pipeline/grammar/state.py`), putting the batch's mask together, and applying it to the logits. Its share is of
-the decode steps of the same run, so the machine's speed and whoever else uses it cancel out. Beside it stands the time
+the decode steps of the same run, so the machine's speed and its other users cancel out. Beside it stands the time
 of a step without any grammar. No tokens are skipped ahead. Compilation is timed in this process, without the helper.
 """
 
@@ -27,7 +27,7 @@ PROMPT = "A list of people as JSON, as long as possible:\n"
 
 
 def schema(number: int) -> dict[str, Any]:
-    """A list of records that no answer of the benchmark's length finishes; each stream's is another grammar."""
+    """Return a list of records that no answer of the benchmark's length finishes; each stream's is another grammar."""
     person = {
         "type": "object",
         "properties": {
@@ -116,7 +116,7 @@ def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
 
 
 def timed_run(engine: Engine, made: list[GenerateRequest]) -> float:
-    """Seconds per token and stream, prompts excluded: their prefix is cached."""
+    """Measure seconds per token and stream, prompts excluded: their prefix is cached."""
     start = time.perf_counter()
     outputs = engine.run(made)
     took = time.perf_counter() - start

@@ -78,7 +78,7 @@ class Queue:
             self.arrived += 1
 
     def admit(self, order: list[Req]) -> None:
-        """The first are computed and cached, and the oldest entries go."""
+        """Compute and cache the first ones; the oldest entries go."""
         first = order[:ADMITTED]
         gone = set(map(id, first))
         self.waiting = [req for req in self.waiting if id(req) not in gone]

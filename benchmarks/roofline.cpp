@@ -42,7 +42,7 @@ void pin(int thread) {
   }
 }
 
-// Threads that wait for each other before and after each pass; who waits yields, for somebody may be in need of the
+// Threads that wait for each other before and after each pass; who waits yields, for another may be in need of the
 // core.
 struct Gate {
   std::atomic<int> arrived{0}, round{0};

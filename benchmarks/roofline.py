@@ -114,7 +114,7 @@ class Bandwidth:
 
 
 def compile_loop(folder: Path, flags: frozenset[str]) -> Path:
-    """The program of roofline.cpp. Raises PegboardError where there is no compiler, or it fails."""
+    """Compile the program of roofline.cpp. Raises PegboardError where there is no compiler, or it fails."""
     try:
         command = [*compiler(), "-O3", "-std=c++17", "-pthread"]
     except NativeError as error:
@@ -135,7 +135,7 @@ def _words(program: Path, *arguments: object) -> list[str]:
 
 
 def bandwidth(program: Path, megabytes: int, threads: int, huge: bool, seconds: float) -> Bandwidth:
-    """Bytes read per second, of the best pass within `seconds`."""
+    """Measure bytes read per second, of the best pass within `seconds`."""
     rate, mapped = _words(program, "read", megabytes, threads, int(huge), seconds)
     return Bandwidth(megabytes, threads, huge, float(rate), float(mapped) > megabytes / 2)
 
@@ -171,7 +171,7 @@ def step(model: str, overrides: Sequence[str], *shape: object) -> dict[str, Any]
 
 
 def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
-    """Everything, as it is written."""
+    """Return everything, as it is written."""
     flags, cores = cpu_flags(), len(os.sched_getaffinity(0))
     shape = Shape.of(directory_of(args.model))
     decodes = [_decode(args, batch) for batch in args.batch]
@@ -224,7 +224,7 @@ def _prefill(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _against(took: dict[str, Any], limit: float) -> dict[str, Any]:
-    """A step's times and how much of the limit it reaches; all in milliseconds."""
+    """Return a step's times and how much of the limit it reaches; all in milliseconds."""
     forward, whole = took["stages_ms"]["forward"], took["total_ms"]
     return {
         "limit_ms": limit,
@@ -242,7 +242,7 @@ def line_of(one: Bandwidth) -> str:
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
-    """The steps, in Markdown."""
+    """Yield the steps, in Markdown."""
     yield (
         f"{found['bits_per_weight']:.3g} bits per weight, "
         f"{found['multiply']['giga_operations_per_s']:.0f} G operations/s by {found['multiply']['unit']}"

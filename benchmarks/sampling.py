@@ -3,7 +3,7 @@
     python benchmarks/sampling.py [--rounds 15] [--threads 2] [--instructions auto]
 
 For each vocabulary, batch size and kind of request the samplers take turns, and the fastest of the rounds counts, so
-that whoever else uses the machine matters less; the ratio of the two is what to quote. Logits are normal with a
+that other users of the machine matter less; the ratio of the two is what to quote. Logits are normal with a
 standard deviation of 3, about what a language model's look like, in bf16's steps. `wide` is a nucleus of thousands of
 tokens.
 """
@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def fastest(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Seconds of the fastest round of each call, in turns."""
+    """Return seconds of the fastest round of each call, in turns."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for index, call in enumerate(calls):

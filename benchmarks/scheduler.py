@@ -102,7 +102,7 @@ class Bench:
         return [self.random.integers(10, VOCAB, length) for _ in range(n)]
 
     def step(self) -> float:
-        """One turn of the loop; the seconds it took outside of the model."""
+        """Take one turn of the loop; return the seconds it took outside of the model."""
         start = time.perf_counter()
         messages: list[FromScheduler] = self.scheduler.receive([])
         outputs = self.scheduler.step()
@@ -143,8 +143,8 @@ def decode_steps(
 
 
 def admission(policy: str, waiting: int, admitted: int, page_size: int, steps: int = 40) -> list[float]:
-    """Steps that admit `admitted` of `waiting` requests which share 50 system prompts. Before each of them the requests
-    admitted before have ended, which changes the cache, and as many new ones have arrived.
+    """Time steps that admit `admitted` of `waiting` requests which share 50 system prompts. Before each step the
+    requests admitted before have ended, which changes the cache, and as many new ones have arrived.
     """
     bench = Bench(policy=policy, page_size=page_size, running=admitted, tokens=4_000_000)
     shared = bench.prompts(50, 1024)

@@ -48,7 +48,7 @@ FORWARD = "forward_cpu_ns"
 
 
 def build(resolved: Any) -> Any:
-    """The scheduler with its real stages, and a runner that sleeps: for the scheduler process."""
+    """Return the scheduler with its real stages, and a runner that sleeps: for the scheduler process."""
     from pegboard.core.engine.build import build_scheduler
 
     built = build_scheduler(resolved)
@@ -184,7 +184,7 @@ class Served:
         return int(found["decode_steps"]), int(found[FORWARD])
 
     def load(self, api: str, streams: int, rounds: int, tokens: int, step_ms: float) -> Run:
-        """`rounds` requests on each of so many connections, with answers of so many tokens."""
+        """Send `rounds` requests on each of so many connections, with answers of so many tokens."""
         self.clock.write_text(str(step_ms))
         steps, forward = self.counters()
         api_before, scheduler_before = Account.of(self.process.pid), Account.of(self.scheduler)
@@ -230,7 +230,7 @@ class Client:
         self._request = head.encode() + b"\r\n\r\n" + data
 
     def run(self, streams: int, rounds: int) -> tuple[int, int]:
-        """Events and reads of all answers together."""
+        """Return events and reads of all answers together."""
         selector = selectors.DefaultSelector()
         sockets = [socket.create_connection(self._where) for _ in range(streams)]
         left = dict.fromkeys(sockets, rounds)
@@ -265,7 +265,7 @@ class Client:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, directory: Path) -> Iterator[Served]:
-    """A server around a tiny random model with the demo's tokenizer."""
+    """Run a server around a tiny random model with the demo's tokenizer."""
     clock = directory / "step-ms"
     clock.write_text("1")
     config = {
@@ -299,7 +299,7 @@ def serving(args: argparse.Namespace, directory: Path) -> Iterator[Served]:
 
 
 def model_directory(directory: Path) -> Path:
-    """A model of one small layer with the demo's vocabulary, so that texts and tokens are real ones."""
+    """Return a model of one small layer with the demo's vocabulary, so that texts and tokens are real ones."""
     from pegboard.conformance.checkpoints import tiny_checkpoint
     from pegboard.core.config.compose import compose
     from pegboard.core.config.select import Selection

@@ -36,7 +36,9 @@ def seconds(*arguments: str) -> float:
 
 
 def first_answer(config: Mapping[str, object], env: Mapping[str, str]) -> tuple[float, list[tuple[str, int, float]]]:
-    """Seconds from the start of a server to its first answer; then name, resident bytes and CPU seconds by process."""
+    """Return seconds from the start of a server to its first answer; then name, resident bytes and CPU seconds by
+    process.
+    """
     body = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
     start = time.perf_counter()
     with serving(config, env=env) as server:

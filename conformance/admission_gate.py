@@ -44,7 +44,7 @@ class ManualClock:
 def gated_request(
     params: Mapping[str, Any] | None = None, *, rid: str = "", sampling: SamplingParams | None = None, **fields: Any
 ) -> Req:
-    """A waiting request with parameters for gates; `fields` go to Req (principal, priority).
+    """Return a waiting request with parameters for gates; `fields` go to Req (principal, priority).
 
     Its rid is like no other's, so that traces of it can be found.
     """
@@ -73,24 +73,26 @@ class AdmissionGateContract(ContractSuite):
         return built
 
     def unconcerned_request(self) -> Req | None:
-        """A request that has nothing to do with the gate: by default one that asks for nothing. None where every
+        """Return a request that has nothing to do with the gate: by default one that asks for nothing. None where every
         request concerns it (a limit of the rate, say), which is tested then.
         """
         return gated_request()
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
-        """A new request that the gate blocks when it enters. Override this."""
+        """Return a new request that the gate blocks when it enters. Override this."""
         pytest.skip("override blocked_request: the suite cannot know what this gate waits for")
 
     def clear(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
         """Whatever `req` waits for happens now. Override this where the clock alone does not bring it about."""
 
     def held_request(self, gate: AdmissionGate) -> Req:
-        """A new request that passes when it enters and that the gate holds after its end (capability `holds`)."""
+        """Return a new request that passes when it enters and that the gate holds after its end (capability
+        `holds`).
+        """
         pytest.skip("override held_request: the suite cannot know what this gate holds")
 
     def let_go(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
-        """What `req` is held for is over. Override this where the clock alone does not bring it about."""
+        """End what `req` is held for. Override this where the clock alone does not bring it about."""
 
     # What the tests share.
 
@@ -117,17 +119,17 @@ class AdmissionGateContract(ContractSuite):
         assert not found, f"the request is gone, but the gate keeps it, or its rid, in {', '.join(found)}"
 
     def names(self) -> tuple[str, ...]:
-        """The keys of `params` that the gate reads."""
+        """Return the keys of `params` that the gate reads."""
         return self.params if self.params is not None else (self.subject.own_name,)
 
     def nonsense(self) -> Iterator[tuple[str, Req]]:
-        """Requests that say what makes no sense, each with what it says."""
+        """Yield requests that say what makes no sense, each with what it says."""
         for name in self.names():
             for said in NONSENSE:
                 yield f"params[{name!r}] = {said!r}", gated_request({name: said})
 
     def try_nonsense(self, gate: AdmissionGate, what: str, req: Req) -> bool:
-        """Whether it concerned the gate, which must then take or refuse it, and forget it."""
+        """Return whether it concerned the gate, which must then take or refuse it, and forget it."""
         __tracebackhide__ = True
         try:
             if not gate.concerns(req):
@@ -315,5 +317,5 @@ def _let_threads_work(turn: int) -> None:
 
 
 def _state(req: Req) -> tuple[Any, ...]:
-    """What a gate must leave as it is: everything but the slots."""
+    """Return what a gate must leave as it is: everything but the slots."""
     return (req.rid, req.status, req.priority, req.flags, tuple(req.tokens.view()), req.blocked_by, dict(req.params))

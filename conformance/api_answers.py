@@ -160,7 +160,7 @@ class AnswerTests(ApiSuite):
             assert not found, f"{sample.path} blocks the event loop, so all others wait for it: {'; '.join(found)}"
 
     async def _blocking(self, sample: Sample, bodies: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What held up the loop while these bodies were served."""
+        """Return what held up the loop while these bodies were served."""
         found: list[str] = []
         for number, body in enumerate(bodies):
             # A template that has not been compiled yet.

@@ -135,8 +135,9 @@ class ApiRouterContract(AnswerTests):
 
     @pytest.mark.parametrize("value", ODD.values(), ids=ODD.keys())
     def test_odd_values_are_no_bugs(self, value: bytes) -> None:
-        """Refused or, where a field takes anything, served. Deep nesting above all: whoever walks through what a client
-        sent in recursion must not be surprised."""
+        """Refused or, where a field takes anything, served. Deep nesting above all: code that walks through what a
+        client sent in recursion must not be surprised.
+        """
         tried = [(sample, name) for sample in self.samples() for name in (*sample.fields, *sample.body)]
         bodies = [(sample, sample.with_raw(name, value)) for sample, name in tried]
         for (sample, done), (_, field) in zip(asyncio.run(_answers(self, bodies)), tried, strict=True):
@@ -274,7 +275,7 @@ async def _try(suite: ApiRouterContract, sample: Sample, body: bytes, **client: 
 
 
 async def _answers(suite: ApiRouterContract, bodies: Sequence[tuple[Sample, bytes]]) -> list[tuple[Sample, Exchange]]:
-    """What one app answers to each body, in order. To build an app takes longer than to refuse a body."""
+    """Return what one app answers to each body, in order. To build an app takes longer than to refuse a body."""
     app = suite.make_app(FakeEngineClient())
     return [(sample, await Exchange(app, "POST", sample.path, body).end()) for sample, body in bodies]
 

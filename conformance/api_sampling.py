@@ -61,7 +61,7 @@ class Parameter:
         return ".".join(self.path)
 
     def put_into(self, body: Mapping[str, Any], others: list[Parameter]) -> dict[str, Any]:
-        """The body with this value, and without other fields that say the same."""
+        """Return the body with this value, and without other fields that say the same."""
         body = dict(body)
         for one in others:
             if one.name == self.name and one.path != self.path:
@@ -69,7 +69,7 @@ class Parameter:
         return _with(body, self.path, self.value)
 
     def has_arrived(self, found: Any) -> bool:
-        """Whether the engine's parameter is what the body says; it may have more stop strings."""
+        """Return whether the engine's parameter is what the body says; it may have more stop strings."""
         if isinstance(found, tuple):
             wanted = self.value if isinstance(self.value, list) else [self.value]
             return all(one in found for one in wanted)
@@ -77,7 +77,7 @@ class Parameter:
 
 
 def parameters_of(schema: Mapping[str, Any], names: Mapping[str, str]) -> list[Parameter]:
-    """The fields of a body's schema that name sampling parameters; `names` says more, or otherwise."""
+    """Return the fields of a body's schema that name sampling parameters; `names` says more, or otherwise."""
     return list(_walk(schema, names, ()))
 
 

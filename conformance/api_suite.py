@@ -62,7 +62,7 @@ class Sample:
         return json.dumps({**self.body, **changes}).encode()
 
     def with_raw(self, name: str, value: bytes) -> bytes:
-        """The body with this JSON, whatever it is, as the value of a field."""
+        """Return the body with this JSON, whatever it is, as the value of a field."""
         others = {other: one for other, one in self.body.items() if other != name}
         return b"{%s: %s%s" % (json.dumps(name).encode(), value, (b", " if others else b"") + self._tail(others))
 
@@ -92,15 +92,15 @@ class ApiSuite(ContractSuite):
     # ---- how answers are read -------------------------------------------------------------------------------------
 
     def read(self, exchange: Exchange) -> list[Event]:
-        """The events or lines of a stream, or the one answer. The suite knows server-sent events, lines of JSON, JSON
-        and text by their content types; an API that has something else overrides this.
+        """Return the events or lines of a stream, or the one answer. The suite knows server-sent events, lines of JSON,
+        JSON and text by their content types; an API that has something else overrides this.
         """
         return read_events(exchange.headers.get("content-type", ""), exchange.body)
 
     def texts(self, events: Sequence[Event]) -> list[str]:
-        """Every text that an answer spells, one of which has to be the model's. By default all strings: those at one
-        place of events of one kind together. An API that spells texts in another way (backwards, in numbers) overrides
-        this.
+        """Return every text that an answer spells, one of which has to be the model's. By default all strings: those at
+        one place of events of one kind together. An API that spells texts in another way (backwards, in numbers)
+        overrides this.
         """
         return all_texts(events)
 
@@ -120,7 +120,7 @@ class ApiSuite(ContractSuite):
     # ---- how a router is asked ------------------------------------------------------------------------------------
 
     def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
-        """The router as the server mounts it."""
+        """Return the router as the server mounts it."""
         sessions = session_store()
         router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
         return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
@@ -130,7 +130,7 @@ class ApiSuite(ContractSuite):
         return [route for route in router.routes().routes if isinstance(route, APIRoute)]
 
     def samples(self) -> list[Sample]:
-        """Every POST route that documents an example of its body."""
+        """Return every POST route that documents an example of its body."""
         kind = type(self)
         # Of this class alone: one that derives from it may have other options.
         if "_found" not in vars(kind):
@@ -145,7 +145,7 @@ class ApiSuite(ContractSuite):
         return Sample(route.path, example_of(route) or {}, schema, whole, stream)
 
     def generating(self, *, streams: bool = False, whole: bool = False) -> list[Sample]:
-        """Samples whose example reaches the engine. Skips the test where there are none."""
+        """Return the samples whose example reaches the engine. Skips the test where there are none."""
         kind = type(self)
         if "_reaching" not in vars(kind):
             kind._reaching = [one for one in map(self._probed, self.samples()) if one is not None]
@@ -178,15 +178,15 @@ class ApiSuite(ContractSuite):
         return None
 
     def asking(self, sample: Sample, number: int, padding: str = "") -> dict[str, Any]:
-        """The example, its prompt naming the caller: the answer is then that of this number. The example as it is where
-        none of its strings is in the prompt.
+        """Return the example, its prompt naming the caller: the answer is then that of this number. The example as it
+        is where none of its strings is in the prompt.
         """
         if sample.prompt is None:
             return sample.body
         return with_suffix(sample.body, sample.prompt, padding + CALLER.format(number))
 
     async def ask(self, sample: Sample, way: Mapping[str, Any], number: int = 0, **client: Any) -> Exchange:
-        """A whole exchange, with a client that has a text of its own for every request."""
+        """Return a whole exchange, with a client that has a text of its own for every request."""
         app = self.make_app(FakeEngineClient(own_script, **client))
         return await call(app, "POST", sample.path, {**self.asking(sample, number), **way})
 
@@ -196,7 +196,7 @@ def _has_example(route: APIRoute) -> bool:
 
 
 def leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a body has strings."""
+    """Yield where a body has strings."""
     if isinstance(data, str):
         yield path
     elif isinstance(data, dict | list):
@@ -205,7 +205,7 @@ def leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def with_suffix(body: dict[str, Any], path: tuple[Any, ...], suffix: str) -> dict[str, Any]:
-    """The body with a string that is longer."""
+    """Return the body with a string that is longer."""
     changed = copy.deepcopy(body)
     *above, last = path
     place: Any = changed

@@ -28,7 +28,8 @@ _SHOWN = 60
 
 
 def pieces_of(number: int) -> tuple[str, ...]:
-    """The answer to the request of this number: what JSON, events and lines trip over, and marks that are its own.
+    """Return the answer to the request of this number: what JSON, events and lines trip over, and marks that are its
+    own.
 
     One piece is empty and one comes twice, as with real engines; the last one has text and the finish reason.
     """
@@ -44,13 +45,13 @@ def pieces_of(number: int) -> tuple[str, ...]:
 
 
 def mark(number: int) -> bytes:
-    """What stands in the first piece, however it is encoded."""
+    """Return what stands in the first piece, however it is encoded."""
     return f"~{number}a~".encode()
 
 
 def own_script(request: GenerateRequest, number: int) -> Sequence[str]:
-    """The script of a fake client in which a prompt that names its caller gets the caller's text, and another one that
-    of its number.
+    """Return the script of a fake client in which a prompt that names its caller gets the caller's text, and another
+    one that of its number.
     """
     prompt = request.prompt
     text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
@@ -71,12 +72,12 @@ class Unreadable(ValueError):
 
 
 def is_stream(content_type: str) -> bool:
-    """Whether answers of this type come in events or lines."""
+    """Return whether answers of this type come in events or lines."""
     return content_type.partition(";")[0].strip().lower() in STREAMS
 
 
 def read_events(content_type: str, body: bytes) -> list[Event]:
-    """The events, lines, or the one answer, by content type. Raises Unreadable."""
+    """Return the events, lines, or the one answer, by content type. Raises Unreadable."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         text = body.decode()
@@ -136,8 +137,8 @@ def _json(text: str, what: str) -> Any:
 
 
 def all_texts(events: Sequence[Event]) -> list[str]:
-    """Every text that events may be meant to spell: the strings at one place of events of one kind, put together, or
-    the last one where each goes on from the one before. Of a single answer, its strings.
+    """Return every text that events may be meant to spell: the strings at one place of events of one kind, put
+    together, or the last one where each goes on from the one before. Of a single answer, its strings.
     """
     places: dict[tuple[Any, ...], list[str]] = {}
     for one in events:
@@ -166,7 +167,7 @@ def numbers_in(texts: Sequence[str]) -> set[int]:
 
 
 def wrong_with(texts: Sequence[str], number: int) -> str:
-    """What is wrong with the texts of the answer to the request of this number; "" where nothing is.
+    """Return what is wrong with the texts of the answer to the request of this number; "" where nothing is.
 
     One must be the request's text, and none may have a part of it or anything of another one's.
     """

@@ -68,7 +68,7 @@ class Exchange:
             self._news.notify_all()
 
     def leave(self) -> None:
-        """The client closes the connection."""
+        """Close the connection, as a client does."""
         self._left.set()
 
     async def until(self, condition: Callable[[Exchange], bool]) -> None:
@@ -82,22 +82,22 @@ class Exchange:
         return self
 
     def json(self) -> Any:
-        """The body. Raises ValueError where it is not JSON."""
+        """Return the body. Raises ValueError where it is not JSON."""
         return json.loads(self.body)
 
     def events(self) -> list[str]:
-        """The data of a stream's server-sent events."""
+        """Return the data of a stream's server-sent events."""
         return [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
 
 
 async def call(app: Application, method: str, path: str, body: Any = None) -> Exchange:
-    """A whole exchange; `body` is bytes, or anything that JSON can say."""
+    """Return a whole exchange; `body` is bytes, or anything that JSON can say."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     return await Exchange(app, method, path, data).end()
 
 
 def strings(data: Any) -> str:
-    """All strings of a JSON value, one per line."""
+    """Return all strings of a JSON value, one per line."""
     if isinstance(data, str):
         return data + "\n"
     if isinstance(data, dict):

@@ -61,7 +61,7 @@ class AttentionContract(ContractSuite):
         return torch.device(request.param)
 
     def make(self, rig: AttentionRig) -> AttentionBackend:
-        """The backend for a rig's layers. Skips where it does not support them."""
+        """Return the backend for a rig's layers. Skips where it does not support them."""
         backend: AttentionBackend = self.build(rig.context_for())
         return backend
 
@@ -215,9 +215,9 @@ class AttentionContract(ContractSuite):
         for poison in (math.nan, math.inf, 0.0, 1e4):
             rig = AttentionRig([make_layer()], lens, page_size=page_size, device=device, poison=poison)
             outputs.append(rig.run(self.make(rig)))
-            assert bool(outputs[-1].isfinite().all()), f"slots that hold {poison} and belong to nobody were read"
+            assert bool(outputs[-1].isfinite().all()), f"slots that hold {poison} and have no owner were read"
         for out in outputs[1:]:
-            assert torch.equal(out, outputs[0]), "slots that belong to nobody were read"
+            assert torch.equal(out, outputs[0]), "slots that have no owner were read"
 
     @pytest.mark.parametrize("lens", [RAGGED, DECODES, ((0, 6),)], ids=["ragged", "decode", "prompt"])
     def test_writes_only_new_slots(self, lens: Lens, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Batches for attention backends, over memory in which every slot that nobody may read is poisoned, and what is
+"""Batches for attention backends, over memory in which every slot that must not be read is poisoned, and what is
 right."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_layer(
     sinks: bool = False,
     kv_group: int = 0,
 ) -> LayerSpec:
-    """A layer; `v_dim` is `dim` and `scale` 1 / sqrt(dim) unless they are given."""
+    """Return a layer; `v_dim` is `dim` and `scale` 1 / sqrt(dim) unless they are given."""
     return LayerSpec(
         layer_id=layer_id,
         num_heads=heads,
@@ -136,7 +136,7 @@ class AttentionRig:
         """Row tables, slots of each request in each group, and the number of pages."""
         groups = 1 + max(layer.kv_group for layer in self.layers)
         pages = -(-self.lens // self.page_size)
-        spare = 2  # free pages, so that there are free slots even where nobody's last page has any
+        spare = 2  # free pages, so that there are free slots even where no last page has any
         total = groups * int(pages.sum()) + spare
         order = random.permutation(total) + 1
         free = order[-spare:] * self.page_size
@@ -159,12 +159,12 @@ class AttentionRig:
         return torch.randn(shape, generator=self._random).to(self.dtype).to(self.device)
 
     def context_for(self, max_batch: int | None = None) -> AttentionContext:
-        """What to build the backend from."""
+        """Return what to build the backend from."""
         batch = len(self.lens) if max_batch is None else max_batch
         return AttentionContext(self.layers, self.page_size, self.dtype, self.device, batch, self.context)
 
     def batch(self, backend: AttentionBackend, mode: ForwardMode | None = None) -> ForwardBatch:
-        """The batch of the new tokens: decode where each request brings one, else extend."""
+        """Return the batch of the new tokens: decode where each request brings one, else extend."""
         if mode is None:
             mode = ForwardMode.DECODE if bool((self.new == 1).all()) else ForwardMode.EXTEND
         tokens = int(self.new.sum())
@@ -192,7 +192,7 @@ class AttentionRig:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
 
     def new_slots(self, group: int = 0) -> torch.Tensor:
-        """Where the batch's K and V go, int64 [tokens]."""
+        """Return where the batch's K and V go, int64 [tokens]."""
         parts = [slots[prefix:] for slots, prefix in zip(self.slots[group], self.prefix, strict=True)]
         return torch.cat([*parts, torch.empty(0, dtype=torch.int64, device=self.device)])
 
@@ -208,7 +208,7 @@ class AttentionRig:
         return torch.cat(k), torch.cat(v)
 
     def expected(self, index: int = 0, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """What is right, float64 [tokens, heads, v dim] on the host."""
+        """Return what is right, float64 [tokens, heads, v dim] on the host."""
         stops = np.cumsum(self.new)
         return torch.cat(
             [
@@ -226,7 +226,9 @@ class AttentionRig:
         sinks: torch.Tensor | None = None,
         shared: bool = False,
     ) -> torch.Tensor:
-        """The backend's answer for the first layer. With `shared` the new K and V are there already, and not passed."""
+        """Return the backend's answer for the first layer. With `shared` the new K and V are there already, and not
+        passed.
+        """
         batch = self.batch(backend, mode)
         backend.prepare(batch)
         k, v = self.new_kv()

@@ -65,7 +65,7 @@ def _sees_sleep(frame: FrameType, event: str, called: Any) -> None:
 
 
 def _leave_alone() -> None:
-    """A process that was forked meanwhile may wait."""
+    """Let a process that was forked meanwhile wait."""
     _state.found = None
     sys.setprofile(None)
 
@@ -77,8 +77,8 @@ def _listen() -> None:
 
 
 def _at_once(event: str, args: tuple[Any, ...]) -> bool:
-    """Whether it is a connection that does not wait: begun only, without a handshake, or to a process of this machine,
-    such as the one that forks others.
+    """Return whether it is a connection that does not wait: begun only, without a handshake, or to a process of this
+    machine, such as the one that forks others.
     """
     if event != "socket.connect":
         return False
@@ -88,7 +88,9 @@ def _at_once(event: str, args: tuple[Any, ...]) -> bool:
 
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
-    """What waits and is not an audit event. A time-out of 0 only looks, and so does a socket that does not block."""
+    """Patch the calls that wait without an audit event. A time-out of 0 only looks, and so does a socket that does not
+    block.
+    """
     # `multiprocessing` waits by others than the default.
     names = ("DefaultSelector", "PollSelector", "SelectSelector")
     selecting = {getattr(selectors, name, selectors.DefaultSelector) for name in names}

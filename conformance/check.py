@@ -59,7 +59,7 @@ def run(contract: str, provider: str, *, report: Path | None = None, extra_args:
 
 
 def conformance_classes(record: ProviderRecord) -> dict[str, type[Any]]:
-    """The classes that test a provider, by name: its own, or one that names it and nothing else.
+    """Return the classes that test a provider, by name: its own, or one that names it and nothing else.
 
     Called during pytest's collection, so that pytest can explain assertions. Raises SuiteError, naming plugin and
     field, for a name that leads to no such class.
@@ -96,7 +96,7 @@ def _own_class(record: ProviderRecord, name: str, suite: type[Any]) -> type[Any]
 
 
 def _weigh(provider: str, entries: list[dict[str, Any]]) -> int:
-    """The exit code of a run in which nothing failed, and what to say where that means little."""
+    """Return the exit code of a run in which nothing failed, and what to say where that means little."""
     if not any(entry["counts"].get("passed") for entry in entries):
         print(f"{provider}: no test passed, so nothing was checked")  # noqa: T201
         return 1

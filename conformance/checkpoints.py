@@ -83,7 +83,7 @@ def tiny_checkpoint(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """A random float32 checkpoint of `architecture`, in a folder of its own under `directory`.
+    """Return a random float32 checkpoint of `architecture`, in a folder of its own under `directory`.
 
     `overrides` are fields of the architecture's transformers config (``sliding_window=8``, ``num_hidden_layers=1``);
     `max_shard_size` below the total ("100KB") makes a sharded checkpoint. Weights are drawn with standard deviation
@@ -115,7 +115,7 @@ def tiny_checkpoint(
 
 
 def write_tiny_tokenizer(directory: Path, chat_template: str | None = _CHAT_TEMPLATE) -> None:
-    """Writes tokenizer.json and tokenizer_config.json of the byte-level tokenizer of `VOCAB_SIZE` tokens.
+    """Write tokenizer.json and tokenizer_config.json of the byte-level tokenizer of `VOCAB_SIZE` tokens.
 
     Ids 0, 1, 2 are <|endoftext|> (bos, pad), <|im_start|> and <|im_end|> (eos). `chat_template` None leaves it out, as
     base models do. Note that transformers' AutoTokenizer puts its own pre-tokenizer in front of any "qwen2" model, so

@@ -54,7 +54,7 @@ class SuiteClass(pytest.Class):
 
 
 def suite_of_item(item: pytest.Item) -> SuiteClass | None:
-    """The conformance class of a test, where it belongs to one."""
+    """Return the conformance class of a test, where it belongs to one."""
     return item.parent if isinstance(item.parent, SuiteClass) else None
 
 
@@ -116,7 +116,7 @@ class InMemory:
             items[:] = keep
 
     def run(self, *args: str, plugins: Sequence[object] = ()) -> int:
-        """Run pytest on these classes, with no config and no conftest of anybody's. Returns its exit code."""
+        """Run pytest on these classes, with no config and no conftest at all. Returns its exit code."""
         with tempfile.TemporaryDirectory(prefix="pegboard-check-") as directory:
             config = Path(directory, "pytest.ini")
             config.write_text("[pytest]\n", encoding="utf-8")
@@ -146,7 +146,9 @@ class _Directory(pytest.Directory):
 
 
 def _surroundings(module: ModuleType | None) -> dict[str, Any]:
-    """What of a module counts for all tests in it: fixtures, marks, set-up. Not the tests that it has besides."""
+    """Return what of a module counts for all tests in it: fixtures, marks, set-up. Not the tests that it has
+    besides.
+    """
     found = vars(module).items() if module is not None else ()
     return {name: value for name, value in found if not (name.startswith("__") or _is_test(name, value))}
 

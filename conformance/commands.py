@@ -114,7 +114,9 @@ def matrix(
 
 
 def _merge_report(merged: dict[str, Any], report: Any) -> None:
-    """Reports of several runs as one; the environment is the last one's. Raises ValueError for what is not a report."""
+    """Merge the reports of several runs; the environment is the last one's. Raises ValueError for what is not a
+    report.
+    """
     providers = report.get("providers") if isinstance(report, dict) else None
     if not isinstance(providers, list) or not all(isinstance(one, dict) and one.keys() >= _ROW for one in providers):
         raise ValueError("it has no list of providers with their verdicts")

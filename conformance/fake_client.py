@@ -158,11 +158,11 @@ class FakeEngineClient(EngineClient):
         return FakeStream(self, request, number)
 
     def turns(self, number: int) -> int:
-        """Turns of the event loop that a request waits before each step."""
+        """Return how many turns of the event loop a request waits before each step."""
         return (number * 5 + 3) % 8 if self.uneven else 0
 
     def pieces(self, request: GenerateRequest, number: int) -> Sequence[str]:
-        """The pieces of the answer to the request of this number."""
+        """Return the pieces of the answer to the request of this number."""
         return self.script(request, number) if callable(self.script) else self.script
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:

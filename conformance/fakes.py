@@ -36,7 +36,7 @@ def make_req(
     sampling: SamplingParams | None = None,
     **fields: Any,
 ) -> Req:
-    """A request with a prompt and the tokens it has generated so far; `fields` go to Req (priority, seed...).
+    """Return a request with a prompt and the tokens it has generated so far; `fields` go to Req (priority, seed...).
 
     Its status is waiting, or running where it has output, unless `status` says otherwise.
     """
@@ -50,7 +50,7 @@ def make_req(
 def registry_of(
     *providers: Provider, plugin: str = "fake", distribution: str = "fake-distribution", version: str = "0"
 ) -> Registry:
-    """A registry that discovers nothing and holds these providers, as one plugin of one distribution."""
+    """Return a registry that discovers nothing and holds these providers, as one plugin of one distribution."""
     record = Plugin(name=plugin, version=version, providers=providers)
     return Registry.of(record, distribution=distribution, version=version)
 
@@ -72,7 +72,7 @@ def session_store(**options: Any) -> SessionStore:
 class CountingAllocator(TokenAllocator):
     """An allocator that knows who owns which page: the lowest free page first, strict about every `free`.
 
-    `handed_out` and `taken_back` count pages. `held` is the set of pages that somebody owns.
+    `handed_out` and `taken_back` count pages. `held` is the set of pages that have an owner.
     """
 
     def __init__(self, num_pages: int = 64, page_size: int = 1) -> None:
@@ -104,12 +104,12 @@ class CountingAllocator(TokenAllocator):
             raise ValueError(f"freed twice in one call: {sorted(given)}")
         strays = sorted(set(given) - self.held)
         if strays:
-            raise ValueError(f"freed though nobody holds them: pages {strays}")
+            raise ValueError(f"freed though they have no owner: pages {strays}")
         self.held.difference_update(given)
         self.taken_back += len(given)
 
     def alloc_slots(self, num_tokens: int) -> NDArray[np.int64]:
-        """Slots int64 [num_tokens] in as many pages as they need. Raises MemoryError where there are too few."""
+        """Return slots int64 [num_tokens] in as many pages as they need. Raises MemoryError where there are too few."""
         pages = self.alloc(-(-num_tokens // self.page_size))
         if pages is None:
             raise MemoryError(f"{num_tokens} tokens do not fit in {self.free_pages} pages of {self.page_size}")

@@ -14,8 +14,8 @@ _MOST = 1 << 20
 
 
 def footprint(root: object, *others: object) -> int:
-    """Bytes of all that is reached from `root`, `root` included. Classes, modules, functions (but for what they close
-    over) and all that is reached through `others` alone are not its own.
+    """Return bytes of all that is reached from `root`, `root` included. Classes, modules, functions (but for what they
+    close over) and all that is reached through `others` alone are not its own.
     """
     seen = {id(other) for other in others}
     todo: list[Any] = [root]

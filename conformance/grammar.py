@@ -91,7 +91,7 @@ _TREE = {
 
 
 def alone(**more: Any) -> Grammar:
-    """The same structures, and nothing else but what is between and around them."""
+    """Return the same structures, and nothing else but what is between and around them."""
     parts = {"structures": _TAG["structures"], "separator": ", ", **more}
     return Grammar("structural_tag", json.dumps(parts))
 
@@ -307,13 +307,13 @@ class GrammarContract(ContractSuite):
             assert self.spelled(compiled, text) is None, f"{case}: {text!r} does not follow it, but is taken"
 
     def spelled(self, compiled: CompiledGrammar, text: str) -> list[int] | None:
-        """Tokens that spell a text, each in the mask behind those before it, and the end behind them all. None where
-        there are none, however the text is cut.
+        """Return tokens that spell a text, each in the mask behind those before it, and the end behind them all. None
+        where there are none, however the text is cut.
         """
         return _spelling(compiled, text.encode(), [])
 
     def path(self, compiled: CompiledGrammar, case: Case, text: str) -> list[int]:
-        """Tokens that spell a good text."""
+        """Return tokens that spell a good text."""
         found = self.spelled(compiled, text)
         assert found is not None, f"{case}: {text!r} follows it, but no tokens spell it"
         return found
@@ -375,8 +375,8 @@ class GrammarContract(ContractSuite):
                     backend.compile(ALL[kind][0].grammar)
 
     def test_fill_and_accept_agree(self, backend: GrammarBackend) -> None:
-        """At the beginning, and behind each fourth token of a text: whoever is named is accepted, the end is where it
-        may be, and nobody else is accepted but tokens whose text others spell.
+        """At the beginning, and behind each fourth token of a text: each token that is named is accepted, the end is
+        where it may be, and no other is accepted but tokens whose text others spell.
         """
         tokenizer = backend.ctx.tokenizer
         for case in self.cases():
@@ -570,7 +570,7 @@ class GrammarContract(ContractSuite):
 
 
 def row_of(matcher: GrammarMatcher) -> NDArray[np.bool_]:
-    """Which tokens may come next, bool [WIDTH]."""
+    """Return which tokens may come next, bool [WIDTH]."""
     mask = np.full((1, WIDTH // 32), GARBAGE, np.int32)
     if not matcher.fill(mask, 0):
         return np.ones(WIDTH, np.bool_)
@@ -578,7 +578,7 @@ def row_of(matcher: GrammarMatcher) -> NDArray[np.bool_]:
 
 
 def walked(compiled: CompiledGrammar, path: Sequence[int]) -> GrammarMatcher:
-    """A new matcher behind these tokens."""
+    """Return a new matcher behind these tokens."""
     matcher = compiled.matcher()
     for token in path:
         assert matcher.accept(token), f"token {token} is not accepted on the way {list(path)}"
@@ -590,7 +590,7 @@ def bits(compiled: CompiledGrammar, path: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def random_walk(compiled: CompiledGrammar, rng: random.Random) -> tuple[list[int], bool]:
-    """Tokens chosen at random among those that the masks name, and whether the end was reached."""
+    """Return tokens chosen at random among those that the masks name, and whether the end was reached."""
     matcher = compiled.matcher()
     tokens: list[int] = []
     while len(tokens) < PATIENCE:
@@ -609,7 +609,7 @@ def random_walk(compiled: CompiledGrammar, rng: random.Random) -> tuple[list[int
 
 
 def _spelling(compiled: CompiledGrammar, rest: bytes, path: list[int]) -> list[int] | None:
-    """The way from `path` through the masks to the end of `rest`, the longest tokens first."""
+    """Return the way from `path` through the masks to the end of `rest`, the longest tokens first."""
     allowed = np.flatnonzero(bits(compiled, path)).tolist()
     if not rest:
         return path if EOS in allowed else None
@@ -623,7 +623,7 @@ def _spelling(compiled: CompiledGrammar, rest: bytes, path: list[int]) -> list[i
 
 @lru_cache
 def _vocabulary() -> dict[int, bytes]:
-    """The bytes of each token of the tiny tokenizer."""
+    """Return the bytes of each token of the tiny tokenizer."""
     with tempfile.TemporaryDirectory() as directory:
         write_tiny_tokenizer(Path(directory))
         tokenizer = Tokenizer.from_directory(directory)
@@ -635,19 +635,19 @@ def _vocabulary() -> dict[int, bytes]:
 
 
 def bytes_of(token: int) -> bytes:
-    """What a token spells; nothing for one that is special or beyond the vocabulary."""
+    """Return what a token spells; nothing for one that is special or beyond the vocabulary."""
     return _vocabulary().get(token, b"")
 
 
 def _spelled_otherwise(token: int, allowed: NDArray[np.bool_]) -> bool:
-    """Whether tokens that may come next begin the text of this one, or have it as their beginning."""
+    """Return whether tokens that may come next begin the text of this one, or have it as their beginning."""
     text = bytes_of(token)
     others = [bytes_of(one) for one in np.flatnonzero(allowed).tolist() if one > EOS]
     return bool(text) and any(text.startswith(one) or one.startswith(text) for one in others)
 
 
 def _byte_alphabet() -> list[str]:
-    """How byte-level vocabularies spell the bytes 0 to 255."""
+    """Return how byte-level vocabularies spell the bytes 0 to 255."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     spelled = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""A grammar backend that does what its grammars say: for tests of whoever has to live with one."""
+"""A grammar backend that does what its grammars say: for tests of code that has to live with one."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _spin() -> None:
 
 
 def scripted_context(directory: Path, **options: Any) -> GrammarContext:
-    """A context in a directory with a tiny tokenizer."""
+    """Return a context in a directory with a tiny tokenizer."""
     from pegboard.conformance.checkpoints import VOCAB_SIZE, write_tiny_tokenizer
     from pegboard.core.toolkit.text.tokenizer import Tokenizer
 

@@ -44,7 +44,7 @@ class Life:
         self.memo: dict[object, Any] = {}
 
     def row(self, *, fresh: bool = False, pending: int = 0) -> SamplingRow:
-        """The request as it stands; `fresh` as somebody sees it who has never seen it before."""
+        """Return the request as it stands; `fresh` as code sees it that has never seen it before."""
         known = self.future[: self.generated - pending].copy()
         return SamplingRow(self.params, self.prompt.copy(), known, pending, {} if fresh else self.memo)
 
@@ -76,7 +76,9 @@ class LogitsProcessorContract(ContractSuite):
         return made
 
     def lives(self, processor: LogitsProcessor) -> list[Life]:
-        """Requests that take part, and bystanders in between. Skips where nobody said what takes part."""
+        """Return requests that take part, and bystanders in between. Skips where the suite is not told what takes
+        part.
+        """
         asking = list(self.asking())
         for params in asking:
             refused, takes_part = _ask(processor, params)
@@ -95,7 +97,9 @@ class LogitsProcessorContract(ContractSuite):
     def change(
         self, processor: LogitsProcessor, rows: Sequence[SamplingRow], logits: torch.Tensor, *, gone: bool = True
     ) -> torch.Tensor:
-        """The changed logits of one step. With `gone`, what `prepare` was given is no more by the time of `apply`."""
+        """Return the changed logits of one step. With `gone`, what `prepare` was given is no more by the time of
+        `apply`.
+        """
         changed = logits.clone()
         state = processor.prepare(rows)
         for row in rows if gone else ():
@@ -119,7 +123,7 @@ class LogitsProcessorContract(ContractSuite):
         torch.testing.assert_close(row, alone, rtol=1e-6, atol=1e-6, msg=lambda text: f"{mistake}.\n{text}")
 
     def alone(self, life: Life, logits: torch.Tensor, pending: int = 0) -> torch.Tensor:
-        """What a new processor makes of the one row of a request that it has never seen."""
+        """Return what a new processor makes of the one row of a request that it has never seen."""
         return self.change(self.new(), [life.row(fresh=True, pending=pending)], logits[None], gone=False)[0]
 
     # Taking part.
@@ -224,7 +228,7 @@ class LogitsProcessorContract(ContractSuite):
                 self.alone(life, logits_of(1)[0])
 
     def test_forbidden_tokens_cause_no_numbers_that_are_none(self, processor: LogitsProcessor) -> None:
-        """Whoever came before may have left minus infinity, in any place."""
+        """A processor before it may have left minus infinity, in any place."""
         for life in self.lives(processor):
             for life.generated in (0, 1, 6):
                 logits = torch.full((VOCAB,), -math.inf)
@@ -304,7 +308,7 @@ class LogitsProcessorContract(ContractSuite):
         assert processor.wants(SamplingParams(extra={"somebody_else": {"strength": 2}})) is False
 
     def own_name(self) -> str:
-        """The name by which requests ask for it: that of `asking`, since a class under test may have none."""
+        """Return the name by which requests ask for it: that of `asking`, since a class under test may have none."""
         names = {name for params in self.asking() for name in params.extra}
         assert len(names) == 1, f"requests of a processor with parameters name it: {sorted(names)}"
         return names.pop()

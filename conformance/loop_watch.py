@@ -18,7 +18,7 @@ _OURS = str(Path(__file__).parent)
 
 
 def on_loop() -> bool:
-    """Whether this thread is running an event loop just now."""
+    """Return whether this thread is running an event loop just now."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -27,7 +27,7 @@ def on_loop() -> bool:
 
 
 def caller() -> str:
-    """Where the nearest frame outside of the suites and the standard library is."""
+    """Return where the nearest frame outside of the suites and the standard library is."""
     frame: Any = sys._getframe(1)
     library = str(Path(asyncio.__file__).parents[1])
     while frame is not None:
@@ -51,7 +51,7 @@ _WAITING = ("connect", "recv", "recv_into", "sendall", "accept")
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """Collects what this thread, which runs a loop, waits for meanwhile: a sleep, a connection, a template."""
+    """Collect what this thread, which runs a loop, waits for meanwhile: a sleep, a connection, a template."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
@@ -72,7 +72,7 @@ def watched() -> Iterator[list[str]]:
 
 
 def _waits(function: Any) -> bool:
-    """Whether a built-in function waits for a connection."""
+    """Return whether a built-in function waits for a connection."""
     of = getattr(function, "__self__", None)
     return isinstance(of, socket) and function.__name__ in _WAITING and of.gettimeout() != 0.0
 

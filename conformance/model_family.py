@@ -63,7 +63,7 @@ class ModelFamilyContract(ContractSuite):
     architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
 
     def make_checkpoint(self, directory: Path, architecture: str, **overrides: Any) -> Path:
-        """A tiny float32 checkpoint in a folder below `directory`; `overrides` are fields of its config."""
+        """Return a tiny float32 checkpoint in a folder below `directory`; `overrides` are fields of its config."""
         return tiny_checkpoint(directory, architecture, **overrides)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -72,7 +72,9 @@ class ModelFamilyContract(ContractSuite):
 
     @pytest.fixture
     def checkpoint(self, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A checkpoint that the family supports; the test is skipped, with the family's reason, where there is none."""
+        """Return a checkpoint that the family supports. Skips the test, with the family's reason, where there is
+        none.
+        """
         return self._checkpoint(architecture, tmp_path_factory)
 
     def _checkpoint(self, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -344,7 +346,7 @@ class ModelFamilyContract(ContractSuite):
 
 
 def context(directory: Path, *, context_length: int | None = None, **changes: Any) -> ModelContext:
-    """The ModelContext of a checkpoint, with fields of its config.json changed."""
+    """Return the ModelContext of a checkpoint, with fields of its config.json changed."""
     config = {**json.loads((directory / "config.json").read_text("utf-8")), **changes}
     return ModelContext(directory, config, torch.float32, torch.device("cpu"), context_length)
 
@@ -359,7 +361,7 @@ def prompts(directory: Path) -> tuple[list[int], ...]:
 
 @lru_cache(maxsize=32)
 def reference_logits(directory: Path) -> tuple[torch.Tensor, ...]:
-    """Logits float32 [len, vocab] of `prompts` by transformers' own eager attention."""
+    """Return logits float32 [len, vocab] of `prompts` by transformers' own eager attention."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
@@ -402,7 +404,7 @@ def _edit(directory: Path, change: Any) -> str:
 
 
 def _shard(checkpoint: Path, directory: Path) -> Path:
-    """The same checkpoint in two files with an index."""
+    """Return the same checkpoint in two files with an index."""
     from safetensors.torch import save_file
 
     target = Path(shutil.copytree(checkpoint, directory / "copy"))

@@ -68,7 +68,9 @@ class ModelRunnerContract(ContractSuite):
     """Tokens per page of KV."""
 
     def make_model(self) -> RunnerModel:
-        """The model to run: by default a tiny random checkpoint, in the network of the best model family installed."""
+        """Return the model to run: by default a tiny random checkpoint, in the network of the best model family
+        installed.
+        """
         settings = json.dumps(dict(self.checkpoint_settings), sort_keys=True)
         found = _load_model(self.architecture, settings, self.dtype)
         if isinstance(found, str):
@@ -83,7 +85,7 @@ class ModelRunnerContract(ContractSuite):
         sampler: Sampler,
         processors: Sequence[LogitsProcessor],
     ) -> ModelRunnerContext:
-        """The context of the runner under test."""
+        """Return the context of the runner under test."""
         return ModelRunnerContext(
             spec=model.spec,
             model=model.model,
@@ -101,7 +103,7 @@ class ModelRunnerContract(ContractSuite):
         sampler: Sampler | None = None,
         processors: Sequence[LogitsProcessor] = (),
     ) -> Rig:
-        """A new runner, with the model's own network and the best sampler installed unless others are given."""
+        """Return a new runner, with the model's own network and the best sampler installed unless others are given."""
         model = self.make_model()
         run = PagedRun(model.network, model.spec, dtype=model.model.dtype, page_size=self.page_size)
         network = model.network if network is None else network
@@ -119,7 +121,7 @@ class ModelRunnerContract(ContractSuite):
         return [torch.randint(0, vocab, (length,), generator=draw).tolist() for length in (33, 18, 5)]
 
     def expected(self, prompt: Sequence[int]) -> torch.Tensor:
-        """transformers' logits float32 [len, vocab] in float32."""
+        """Return transformers' logits float32 [len, vocab] in float32."""
         return _reference(self.make_model().model.directory, tuple(prompt))[0]
 
     def check_logits(self, found: torch.Tensor | None, expected: torch.Tensor) -> None:
@@ -215,7 +217,7 @@ class ModelRunnerContract(ContractSuite):
 
     @pytest.mark.parametrize("samples", [False, True])
     def test_kv_of_all_tokens_is_in_the_pool(self, prompts: list[list[int]], samples: bool) -> None:
-        """KV stands at the batch's slots, in every layer, whoever is sampled; nobody else's slot is touched."""
+        """KV stands at the batch's slots, in every layer, whichever row is sampled; no other slot is touched."""
         rig = self.rig()
         rig.step({0: prompts[0][:-1], 2: prompts[2]}, () if samples else None, sampled=[2])
         rig.step({0: prompts[0][-1:]}, () if samples else None, decode=True)
@@ -234,7 +236,7 @@ class ModelRunnerContract(ContractSuite):
         output = self.rig(network=network).step(dict(enumerate(prompts)), sampled=[0, 2])
         assert len(output.next_token_ids) == 2
         assert sum(network.rows) <= 2, f"2 rows are sampled, and logits of {network.rows} rows were computed"
-        assert output.logits is None, "nobody asked for logits"
+        assert output.logits is None, "logits came unasked"
 
     def test_nothing_sampled_computes_no_logits(self, prompts: list[list[int]]) -> None:
         network = self.watched()
@@ -302,7 +304,7 @@ class ModelRunnerContract(ContractSuite):
         assert count == 2
 
     def test_processors_with_nothing_to_do(self, prompts: list[list[int]]) -> None:
-        """One that prepares None is not applied, and none is prepared for a batch in which nobody takes part."""
+        """One that prepares None is not applied, and none is prepared for a batch in which no request takes part."""
         log: list[tuple[str, Any]] = []
         processors = [ScriptedProcessor("idle", log, torch.zero_, idle=True)]
         rig = self.rig(processors=processors)
@@ -581,13 +583,13 @@ class ModelRunnerContract(ContractSuite):
 
 @lru_cache(maxsize=1)
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Where this process keeps its checkpoints; it goes with the process."""
+    """Return where this process keeps its checkpoints; it goes with the process."""
     return tempfile.TemporaryDirectory(prefix="pegboard-runner-")
 
 
 @lru_cache(maxsize=8)
 def _load_model(architecture: str, settings: str, dtype: str) -> RunnerModel | str:
-    """The model, or why there is none."""
+    """Return the model, or why there is none."""
     directory = tiny_checkpoint(_folder().name, architecture, **json.loads(settings))
     config = json.loads((directory / "config.json").read_text("utf-8"))
     ctx = ModelContext(directory, config, getattr(torch, dtype), CPU)
@@ -614,7 +616,7 @@ def _best_sampler(vocab: int) -> Sampler:
 
 @lru_cache(maxsize=64)
 def _reference(directory: Path, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [len, vocab] and last hidden states [len, hidden] of a prompt by transformers, in float32."""
+    """Return logits [len, vocab] and last hidden states [len, hidden] of a prompt by transformers, in float32."""
     with torch.inference_mode():
         output = _transformers(directory)(torch.tensor([prompt]), use_cache=False, output_hidden_states=True)
         return output.logits[0].float(), output.hidden_states[-1][0].float()

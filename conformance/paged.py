@@ -102,7 +102,9 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: LayerSpec, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """[new, heads, v_dim] float64 of the last `new` tokens of a request over all its keys [length, kv heads, dim]."""
+    """Return [new, heads, v_dim] float64 of the last `new` tokens of a request over all its keys [length, kv heads,
+    dim].
+    """
     repeats = layer.num_heads // layer.num_kv_heads
     keys, values = (one.double().repeat_interleave(repeats, dim=1) for one in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
@@ -168,7 +170,7 @@ class PagedRun:
         return dict(zip(new, parts, strict=True))
 
     def batch(self, new: Mapping[int, Sequence[int]], *, decode: bool = False) -> ForwardBatch:
-        """The ForwardBatch of a step; the requests count its tokens as computed from now on."""
+        """Return the ForwardBatch of a step; the requests count its tokens as computed from now on."""
         starts = np.array([len(self.tokens[request]) for request in new], dtype=np.int64)
         lens = np.array([len(tokens) for tokens in new.values()], dtype=np.int64)
         stops = starts + lens

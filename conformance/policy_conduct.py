@@ -51,7 +51,7 @@ class ConductTests(PolicySuite):
                 )
 
     def _order_by_time(self, origin: float, early: bool) -> list[list[int]]:
-        """What a policy answers 4000 seconds after `origin`; an `early` one was built then."""
+        """Return what a policy answers 4000 seconds after `origin`; an `early` one was built then."""
         draw, now = random.Random(8), [origin]
         cache = ReadOnlyCache([7] * 40, readable="cache_aware" in self.capabilities)
         ctx = SchedulePolicyContext(cache=cache, seed=1, clock=lambda: now[0])
@@ -132,7 +132,7 @@ class ConductTests(PolicySuite):
         )
 
     def _round(self, policy: SchedulePolicy, seen: list[weakref.ref[Req]]) -> None:
-        """Some requests come, wait, run and finish."""
+        """Let some requests come, wait, run and finish."""
         waiting: list[Req] = [
             queued([7, index], priority=index % 3, kind=_Watched, principal=f"{index % 2}")
             for index in range(_PER_ROUND)

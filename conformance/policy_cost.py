@@ -66,7 +66,7 @@ class CostTests(PolicySuite):
             )
 
     def _count(self, n: int, call: Callable[[SchedulePolicy, list[Req], list[Req]], Any], limit: int) -> int:
-        """How often a policy looks at requests and asks the cache, when it is called for the second time."""
+        """Return how often a policy looks at requests and asks the cache, when it is called for the second time."""
         stems = [[stem] * 40 for stem in range(1, 9)]
         cache = ReadOnlyCache(*stems[:4], readable="cache_aware" in self.capabilities)
         policy = self.policy(cache)

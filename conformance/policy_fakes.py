@@ -76,7 +76,7 @@ def queued(
     rid: str = "",
     **fields: Any,
 ) -> Req:
-    """A waiting request; one that has generated tokens was retracted. `arrived` is when it came, now by default;
+    """Return a waiting request; one that has generated tokens was retracted. `arrived` is when it came, now by default;
     `fields` go to Req (name, principal, params).
     """
     req = kind(
@@ -106,7 +106,7 @@ def active(
     arrived: float | None = None,
     kind: type[Req] = Req,
 ) -> Req:
-    """A running request."""
+    """Return a running request."""
     req = queued(prompt, max_new_tokens=max_new_tokens, priority=priority, arrived=arrived, kind=kind)
     for token in generated:
         req.tokens.append(token)
@@ -156,7 +156,7 @@ CACHES = st.lists(_prompts(), max_size=4)
 
 
 def state_of(req: Req) -> tuple[Any, ...]:
-    """What a policy must leave as it is: everything but the slots."""
+    """Return what a policy must leave as it is: everything but the slots."""
     kv = req.kv
     return (
         *(req.rid, req.status, req.priority, req.namespace, req.sampling, req.input_len, req.seed, req.flags),
@@ -187,7 +187,7 @@ def check_permutation(given: Sequence[Req], answer: Sequence[Req], call: str = "
 
 
 def check_named(given: Sequence[Req], answer: Sequence[Req]) -> None:
-    """Some of the given requests, each at most once: an answer of `preempt`."""
+    """Check an answer of `preempt`: some of the given requests, each at most once."""
     __tracebackhide__ = True
     assert isinstance(answer, list), f"preempt() answers with a {type(answer).__name__}, not with a list"
     named = {id(req) for req in answer}

@@ -30,7 +30,7 @@ class PreemptionTests(PolicySuite):
     contract = "schedule_policy"
 
     def preemptor(self) -> tuple[Req, list[Req]]:
-        """A waiting request and running ones of which it may push out at least one: by default, by its priority.
+        """Return a waiting request and running ones of which it may push out at least one: by default, by its priority.
         Override this where another measure decides.
         """
         running = [active([1, 2, 3], [4, 5]), active([1, 2], [3]), active([9], [9, 9, 9])]
@@ -41,13 +41,13 @@ class PreemptionTests(PolicySuite):
         policy = self.policy()
         req, running = self.preemptor()
         assert policy.preempts, "without this the scheduler does not even ask"
-        assert policy.preempt(req, running), "nobody makes way"
+        assert policy.preempt(req, running), "no request makes way"
 
     @capability("preempts")
     @properties(max_examples=80)
     @given(waiting=waiting_req(), running=st.lists(running_req(), max_size=8))
     def test_preempt_names_running_requests(self, waiting: Req, running: list[Req]) -> None:
-        """Each at most once, nobody else, and nothing is changed by the question."""
+        """Each at most once, no others, and nothing is changed by the question."""
         policy = self.policy()
         before, kept = [state_of(req) for req in (waiting, *running)], list(running)
         named = policy.preempt(waiting, running)
@@ -69,7 +69,7 @@ class PreemptionTests(PolicySuite):
     @properties(max_examples=80)
     @given(waiting=waiting_req(), running=st.lists(running_req(), min_size=1, max_size=8))
     def test_only_the_less_urgent_make_way(self, waiting: Req, running: list[Req]) -> None:
-        """Whoever was pushed out stands behind the other in the queue, or it would be next again at once."""
+        """A request that was pushed out stands behind the other in the queue, or it would be next again at once."""
         policy = self.policy()
         for victim in policy.preempt(waiting, running):
             victim.move_to(ReqStatus.RETRACTED)

@@ -14,7 +14,9 @@ class PolicySuite(ContractSuite):
     contract = "schedule_policy"
 
     def policy(self, cache: PrefixCache | None = None, seed: int = 0, now: float = 2000.0) -> SchedulePolicy:
-        """The policy under test over a read-only cache: one that must not even be read, where it is not cache-aware."""
+        """Return the policy under test over a read-only cache: one that must not even be read, where it is not
+        cache-aware.
+        """
         if cache is None:
             cache = ReadOnlyCache([7] * 40, [9] * 10, readable="cache_aware" in self.capabilities)
         policy: SchedulePolicy = self.build(SchedulePolicyContext(cache=cache, seed=seed, clock=lambda: now))

@@ -23,7 +23,7 @@ HIDDEN = 12
 
 
 def spans_of(length: int, cuts: Sequence[int], start: int = 0) -> list[PoolSpan]:
-    """A prompt of `length` tokens from `start` on, cut into steps at `cuts`."""
+    """Return a prompt of `length` tokens from `start` on, cut into steps at `cuts`."""
     edges = sorted({start, length, *(cut for cut in cuts if start < cut < length)})
     return [PoolSpan(low, high - low, length) for low, high in itertools.pairwise(edges)]
 
@@ -38,7 +38,7 @@ class PoolerContract(ContractSuite):
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
-        """A model directory with `files` in it."""
+        """Return a model directory with `files` in it."""
         for name, value in self.files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)

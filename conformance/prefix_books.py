@@ -26,7 +26,9 @@ def key_of(tokens: Sequence[int], namespace: str = "", memo: PrefixMemo | None =
 
 
 def run_of(*chars: int, page_size: int) -> list[int]:
-    """Tokens in which every char fills a page. The pages of 2 and 3, 4 and 5... differ in their last token alone."""
+    """Return tokens in which every char fills a page. The pages of 2 and 3, 4 and 5... differ in their last token
+    alone.
+    """
     return [token for char in chars for token in (*[char // 2] * (page_size - 1), char)]
 
 
@@ -192,13 +194,13 @@ class Books:
         self.check()
 
     def alloc(self, num_tokens: int) -> NDArray[np.int64]:
-        """Slots in new pages of the caller."""
+        """Return slots in new pages of the caller."""
         slots = self.allocator.alloc_slots(num_tokens)
         self.held.update((slots // self.page_size).tolist())
         return slots
 
     def expected(self, tokens: Sequence[int], namespace: str = "") -> list[int]:
-        """The slots of the longest known prefix."""
+        """Return the slots of the longest known prefix."""
         slots: list[int] = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page = self.known.get((namespace, tuple(tokens[:end])))
@@ -223,7 +225,7 @@ class Books:
         lost = (self.held | set(self.known.values())) - self.allocator.held
         assert not lost, f"pages {sorted(lost)} are in use, but were freed"
         leaked = self.allocator.held - self.held - set(self.known.values())
-        assert not leaked, f"pages {sorted(leaked)} belong to nobody, but were not freed"
+        assert not leaked, f"pages {sorted(leaked)} have no owner, but were not freed"
         locked = self.page_size * len(self.locked_pages)
         assert self.cache.locked_tokens == locked, f"{locked} tokens locked, the cache says {self.cache.locked_tokens}"
         evictable = self.evictable

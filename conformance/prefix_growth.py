@@ -45,7 +45,7 @@ class GrowthTests(PrefixSuite):
         )
 
     def _turn(self, cache: PrefixCache, allocator: CountingAllocator, turn: int) -> None:
-        """A request that matches, computes, inserts, is locked while it runs, and lets go."""
+        """Play a request that matches, computes, inserts, is locked while it runs, and lets go."""
         size = allocator.page_size
         key = key_of([token for part in (turn // 4, turn, turn + 1) for token in [part] * size], f"{turn // 4}")
         held = cache.match(key)

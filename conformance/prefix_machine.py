@@ -34,7 +34,7 @@ class CacheMachine(RuleBasedStateMachine):
         return [*run_of(*chars, page_size=self.page_size), *[7] * (tail % self.page_size)]
 
     def memo(self, tokens: Sequence[int], namespace: str) -> PrefixMemo:
-        """The memo of a sequence that begins with these tokens."""
+        """Return the memo of a sequence that begins with these tokens."""
         return self.memos.setdefault((namespace, tuple(tokens)), PrefixMemo())
 
     def room(self, num_tokens: int) -> bool:
@@ -51,7 +51,7 @@ class CacheMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
     )
     def finish(self, chars: list[int], tail: int, namespace: str, priority: int) -> None:
-        """A request that computed everything itself inserts, and lets go of its tail."""
+        """Play a request that computed everything itself, inserts it, and lets go of its tail."""
         tokens = self.tokens_of(chars, tail)
         if self.room(len(tokens) + self.page_size):
             result = self.books.insert(tokens, namespace, priority=priority)
@@ -60,7 +60,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(chars=st.lists(st.integers(0, 2), max_size=6), tail=st.integers(0, 3), namespace=NAMESPACES)
     def run(self, chars: list[int], tail: int, namespace: str) -> None:
-        """A request that matches, computes the rest, inserts, and keeps running with its new handle locked."""
+        """Play a request that matches, computes the rest, inserts, and keeps running with its new handle locked."""
         tokens = self.tokens_of(chars, tail)
         lock = self.books.lock(tokens, namespace)
         slots = np.array(self.books.expected(tokens, namespace), dtype=np.int64)
@@ -76,7 +76,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.locks)
     @rule(which=st.integers(0, 100), chars=st.lists(st.integers(0, 2), max_size=4), tail=st.integers(0, 3))
     def go_on(self, which: int, chars: list[int], tail: int) -> None:
-        """A running request computed another chunk, and goes on with that one locked too."""
+        """Let a running request compute another chunk, and go on with that one locked too."""
         lock = self.books.locks[which % len(self.books.locks)]
         tokens = [*lock.tokens[: lock.length], *self.tokens_of(chars, tail)]
         if self.room(len(tokens) - lock.length + self.page_size):
@@ -125,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.age(stale)
 
     def standing(self) -> list[tuple[Lock, list[int]]]:
-        """Some of the handles that may still be locked, with their slots."""
+        """Return some of the handles that may still be locked, with their slots."""
         some = self.unlocked[-2:]
         return [(one, self.books.expected(one.tokens[: one.length], one.namespace)) for one in some]
 

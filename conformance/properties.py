@@ -16,7 +16,7 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def properties(max_examples: int = 60, stateful_step_count: int = 30) -> settings:
-    """What `@given` tests and state machines of a suite run with: `@properties()` above `@given`, or
+    """Return what `@given` tests and state machines of a suite run with: `@properties()` above `@given`, or
     ``run_state_machine_as_test(machine, settings=properties())``.
 
     The same examples for everybody, so that a plugin that passes here passes there; no deadline, because machines

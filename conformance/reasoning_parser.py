@@ -31,12 +31,12 @@ class ReasoningParserContract(ContractSuite):
 
     @pytest.fixture
     def parser(self) -> OutputParser:
-        """The parser, for such a model."""
+        """Return the parser, for such a model."""
         made: OutputParser = self.build(OutputParserContext(self.chat_template, "TestForCausalLM", "test"))
         return made
 
     def stream(self, parser: OutputParser, *, opened: bool = False) -> ParserStream:
-        """A stream of one answer; `opened`: the prompt began a thought."""
+        """Return a stream of one answer; `opened`: the prompt began a thought."""
         return parser.stream(prompt=f"{PROMPT}{self.begin}\n" if opened else PROMPT)
 
     def needs_markers(self) -> None:

@@ -85,7 +85,7 @@ class Reporter:
             self.path.write_text(json.dumps(self.content(), indent=2) + "\n", encoding="utf-8")
 
     def content(self) -> dict[str, Any]:
-        """The report as it is written."""
+        """Return the report as it is written."""
         providers = []
         for entry in self.providers.values():
             tests = list(entry["tests"].values())
@@ -97,7 +97,9 @@ class Reporter:
 
 
 def describe(suite: SuiteClass) -> dict[str, Any]:
-    """Whose provider it is, as plain values; plugin and distribution are empty for a class that is not registered."""
+    """Return whose provider it is, as plain values; plugin and distribution are empty for a class that is not
+    registered.
+    """
     subject = subject_of(suite.obj)
     registered = subject.record if subject.factory is None else None
     return {
@@ -143,8 +145,8 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 def hardly_tested(counts: Mapping[str, int], missed: int) -> bool:
-    """Whether fewer than a third of the tests that apply have run; `missed` were skipped for want of something that the
-    test class or the place should have given, and not since the record leaves a capability out.
+    """Return whether fewer than a third of the tests that apply have run; `missed` were skipped for want of something
+    that the test class or the place should have given, and not since the record leaves a capability out.
     """
     return 2 * (counts.get("passed", 0) + counts.get("xfailed", 0)) < missed
 

@@ -165,7 +165,7 @@ class Rig:
 
 
 def token_mask(allowed: Sequence[Sequence[int]], vocab: int) -> torch.Tensor:
-    """Rows of `SamplingBatch.mask` with the bits of these tokens."""
+    """Return rows of `SamplingBatch.mask` with the bits of these tokens."""
     bits = np.zeros((len(allowed), -(-vocab // 32) * 32), np.uint8)
     for row, tokens in enumerate(allowed):
         bits[row, list(tokens)] = 1

@@ -34,7 +34,7 @@ P_VALUE = 1e-6
 def make_sampling(
     rows: Sequence[Row], vocab: int, *, logprobs: Sequence[LogprobRequest | None] = (), device: str = "cpu"
 ) -> SamplingBatch:
-    """A SamplingBatch of rows such as ``{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "step": 0}``.
+    """Return a SamplingBatch of rows such as ``{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "step": 0}``.
 
     The keys are those of SamplingParams, and `step`. What a row leaves out is off; it is greedy without a temperature.
     """
@@ -56,9 +56,9 @@ def make_sampling(
 
 
 def exact_probabilities(logits: NDArray[np.floating[Any]], row: Row) -> NDArray[np.float64]:
-    """The distribution that a row is to be drawn from, in float64: each filter on what the one before it left.
+    """Return the distribution that a row is to be drawn from, in float64: each filter on what the one before it left.
 
-    No two logits may be equal where a filter cuts, since nobody says which of them stays.
+    No two logits may be equal where a filter cuts, since the contract does not say which of them stays.
     """
     scaled = logits.astype(np.float64) / row["temperature"]
     p = np.exp(scaled - scaled.max())
@@ -138,7 +138,7 @@ SEEDS = (0, 1, 2, -1, 12345, 2**63 - 1, -(2**63), 2**32, 2**31)
 
 
 def _row(index: int) -> Row:
-    """A mixture of parameters for batch tests."""
+    """Return a mixture of parameters for batch tests."""
     cases: list[Row] = [{}, *CASES.values(), {"temperature": 1.0, "top_k": 1}, *LARGE_CASES.values()]
     return {**cases[index % len(cases)], "seed": SEEDS[index % len(SEEDS)] ^ index, "step": index * 7 % 11}
 
@@ -157,7 +157,7 @@ class SamplerContract(SamplerParams):
         return sampler
 
     def draw(self, logits: NDArray[np.floating[Any]] | torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        """One token per row; `logits` [rows, vocab], or [vocab] for the same in every row."""
+        """Return one token per row; `logits` [rows, vocab], or [vocab] for the same in every row."""
         table = torch.as_tensor(logits, dtype=torch.float32).clone()
         table = table.expand(len(rows), -1).clone() if table.dim() == 1 else table
         tokens = self.sampler(table.shape[1]).sample(table, make_sampling(rows, table.shape[1]))
@@ -170,7 +170,7 @@ class SamplerContract(SamplerParams):
         return found
 
     def count(self, logits: NDArray[np.floating[Any]], rows: Sequence[Row]) -> NDArray[np.int64]:
-        """How often each token was drawn by these rows of equal logits, in batches of bounded memory."""
+        """Return how often each token was drawn by these rows of equal logits, in batches of bounded memory."""
         step = max(1, 4_000_000 // len(logits))
         tokens = [token for at in range(0, len(rows), step) for token in self.draw(logits, rows[at : at + step])]
         return np.bincount(tokens, minlength=len(logits))
@@ -193,7 +193,7 @@ class SamplerContract(SamplerParams):
         return p
 
     def allowed(self, logits: NDArray[np.floating[Any]], row: Row) -> set[int]:
-        """Tokens that may be drawn. Which of equal logits a cut leaves is open, so all of them may."""
+        """Return tokens that may be drawn. Which of equal logits a cut leaves is open, so all of them may."""
         return set(np.flatnonzero(np.isin(logits, logits[self.expected(logits, row) > 0])).tolist())
 
     def check_distribution(self, logits: NDArray[np.floating[Any]], row: Row, draws: int = DRAWS) -> None:

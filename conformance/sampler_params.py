@@ -30,7 +30,9 @@ class SamplerParams(ContractSuite):
         return [SamplingParams(extra={self.subject.own_name: {}})]
 
     def with_params(self) -> tuple[Sampler, str, list[SamplingParams]]:
-        """A sampler, the name by which requests mean it, and `asking`. Skips where the suite's guess is refused."""
+        """Return a sampler, the name by which requests mean it, and `asking`. Skips where the suite's guess is
+        refused.
+        """
         sampler: Sampler = self.build(SamplerContext(vocab_size=VOCAB, device=torch.device("cpu")))
         asking = list(self.asking())
         names = {name for params in asking for name in params.extra}
@@ -110,7 +112,7 @@ def _rows(batch: Sequence[SamplingParams]) -> list[SamplingRow]:
 def _draw(
     sampler: Sampler, batch: Sequence[SamplingParams], seed: int, rows: list[SamplingRow] | None = None
 ) -> list[int]:
-    """One token per request, all from equal logits, with equal seeds and at the same step."""
+    """Return one token per request, all from equal logits, with equal seeds and at the same step."""
     n = len(batch)
     free = SamplingParams(temperature=1.0)
     numbers = np.array([free.row(seed, VOCAB)] * n, list(SAMPLING_ROW))

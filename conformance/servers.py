@@ -32,7 +32,7 @@ class Served:
     log_file: Path
 
     def log(self) -> str:
-        """What it has written so far, both streams together."""
+        """Return what it has written so far, both streams together."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -61,7 +61,7 @@ def serving(
 
 
 def _address_when_healthy(served: Served, seconds: float) -> str:
-    """Where it says that it listens: a port chosen here could be another's by the time that it listens."""
+    """Return where it says that it listens: a port chosen here could be another's by the time that it listens."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (code := served.process.poll()) is not None:

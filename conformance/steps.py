@@ -13,8 +13,8 @@ class TooManySteps(BaseException):
 
 
 def count_steps(call: Callable[[], object], limit: int = 1 << 62) -> int:
-    """The instructions that `call` executes in Python (what a library does in C counts as one). Past `limit` it is
-    stopped, and the answer is more than `limit`.
+    """Return the instructions that `call` executes in Python (what a library does in C counts as one). Past `limit` it
+    is stopped, and the answer is more than `limit`.
     """
     steps = 0
 

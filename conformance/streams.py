@@ -41,7 +41,7 @@ class Told:
 
 
 def told(events: Iterable[OutputEvent]) -> Told:
-    """The events put together. Fails where they are out of order, empty, or of a call that has not begun."""
+    """Return the events put together. Fails where they are out of order, empty, or of a call that has not begun."""
     content: list[str] = []
     reasoning: list[str] = []
     order: list[str] = []
@@ -68,7 +68,7 @@ def told(events: Iterable[OutputEvent]) -> Told:
 
 
 def feed(stream: ParserStream, pieces: Iterable[str]) -> Told:
-    """A whole answer, in these pieces."""
+    """Return a whole answer, in these pieces."""
     events: list[OutputEvent] = []
     for piece in pieces:
         events += stream.feed(piece)
@@ -93,8 +93,8 @@ def garbled(draw: st.DrawFn, text: str) -> str:
 
 
 def grows_too_fast(make: Any, text: str) -> str:
-    """Why the time that a stream takes for `text`, over and over and a character at a time, is more than in proportion
-    to its length; "" where it is not.
+    """Return why the time that a stream takes for `text`, over and over and a character at a time, is more than in
+    proportion to its length; "" where it is not.
 
     Eight times the text in less than 24 times the time: what looks at everything again with each piece takes 64 times.
     The best of two counts, so that a busy machine is none the wiser.
@@ -116,7 +116,7 @@ def grows_too_fast(make: Any, text: str) -> str:
 
 
 def sample(grammar: Grammar, seed: int) -> str:
-    """A text that the grammar allows. Schemas may have `const`, `enum`, `anyOf`, types, and `$defs`."""
+    """Return a text that the grammar allows. Schemas may have `const`, `enum`, `anyOf`, types, and `$defs`."""
     rng = random.Random(seed)
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.source)
@@ -141,7 +141,7 @@ def sample(grammar: Grammar, seed: int) -> str:
 
 
 def _without_refs(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema with its definitions in their places; no definition may lead to itself."""
+    """Return a schema with its definitions in their places; no definition may lead to itself."""
     if isinstance(node, Mapping):
         name = str(node.get("$ref", "")).removeprefix("#/$defs/")
         if name in definitions:
@@ -203,5 +203,5 @@ class _Writer:
 
 
 def one_by_one(text: str) -> Sequence[str]:
-    """The text, a character at a time."""
+    """Return the text, a character at a time."""
     return list(text)

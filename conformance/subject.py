@@ -1,4 +1,4 @@
-"""What a conformance class tests: a provider found through the registry, or a class that nobody registered."""
+"""What a conformance class tests: a provider found through the registry, or a class that is not registered."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Subject:
         return self.record.name if self.record is not None else self.name
 
     def load(self) -> type[Any]:
-        """The class. Raises PluginError where importing it fails."""
+        """Return the class. Raises PluginError where importing it fails."""
         if self.factory is not None:
             return self.factory
         assert self.record is not None
         return self.record.load()
 
     def options_model(self) -> type[Options]:
-        """The pydantic model of its options."""
+        """Return the pydantic model of its options."""
         from pegboard.core.interfaces.options import NoOptions
 
         if self.own_options_model is not None:
@@ -75,7 +75,9 @@ def find_subject(
     options_model: type[Options] | None = None,
     registry: Registry | None = None,
 ) -> Subject:
-    """The subject that a conformance class describes. Raises SuiteError with a remedy where it describes none."""
+    """Return the subject that a conformance class describes. Raises SuiteError with a remedy where it describes
+    none.
+    """
     found = CONTRACTS.get(contract)
     if found is None:
         raise SuiteError(" ".join(("there is no contract", repr(contract) + ";", did_you_mean(contract, CONTRACTS))))
@@ -96,7 +98,7 @@ def find_subject(
 
 
 def installed_registry() -> Registry:
-    """Everything that is installed, read once for as long as sys.path stays the same."""
+    """Return everything that is installed, read once for as long as sys.path stays the same."""
     return _discover(tuple(sys.path))
 
 
@@ -131,7 +133,7 @@ def _not_installed(registry: Registry, contract: Contract, name: str) -> str:
 
 
 def _registered_base(registry: Registry, contract: str, factory: type[Any]) -> ProviderRecord | None:
-    """The record of the nearest class in the factory's ancestry that is registered: a mutant's original."""
+    """Return the record of the nearest class in the factory's ancestry that is registered: a mutant's original."""
     by_class = {record.provider.factory: record for record in registry.providers(contract)}
     for base in factory.__mro__:
         record = by_class.get(f"{base.__module__}:{base.__qualname__}")

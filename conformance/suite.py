@@ -34,13 +34,13 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def capability(name: str) -> Callable[[F], F]:
-    """Marks a test of a capability: skipped, with the reason, where the provider does not declare it."""
+    """Mark a test of a capability: skipped, with the reason, where the provider does not declare it."""
     mark = getattr(pytest.mark, CAPABILITY_MARK)(name)
     return lambda test: mark(test)
 
 
 def lacks(name: str) -> Callable[[F], F]:
-    """Marks the paired test, which runs only where the provider does not declare it: using it raises Unsupported."""
+    """Mark the paired test, which runs only where the provider does not declare it: using it raises Unsupported."""
     mark = getattr(pytest.mark, LACKS_MARK)(name)
     return lambda test: mark(test)
 
@@ -94,11 +94,11 @@ class ContractSuite:
         return capabilities_of(type(self))
 
     def provider_class(self) -> type[Any]:
-        """The class under test, for its class methods. Raises PluginError where it cannot be imported."""
+        """Return the class under test, for its class methods. Raises PluginError where it cannot be imported."""
         return self.subject.load()
 
     def build(self, ctx: Any, **overrides: Any) -> Any:
-        """A new instance of the provider, from the author's options and `overrides` on top.
+        """Return a new instance of the provider, from the author's options and `overrides` on top.
 
         Skips the test, with the provider's own reason, where its `supports` objects. Raises ConfigError for
         options that its model refuses.
@@ -111,16 +111,18 @@ class ContractSuite:
         return cls(options, ctx)
 
     def make_options(self, **overrides: Any) -> Options:
-        """The author's options with `overrides` on top. Raises ConfigError for options that its model refuses."""
+        """Return the author's options with `overrides` on top. Raises ConfigError for options that its model
+        refuses.
+        """
         return self.subject.make_options({**type(self).options, **overrides})
 
     def objection(self, ctx: Any) -> str | None:
-        """What the provider, with the author's options, has against a context."""
+        """Return what the provider, with the author's options, has against a context."""
         return cast("str | None", self.provider_class().supports(self.make_options(), ctx))
 
 
 def subject_of(cls: type[ContractSuite]) -> Subject:
-    """The provider that a class tests. Raises SuiteError, with what to do about it, where there is none."""
+    """Return the provider that a class tests. Raises SuiteError, with what to do about it, where there is none."""
     subject = vars(cls).get("_subject")
     if not isinstance(subject, Subject):
         subject = cls._subject = find_subject(
@@ -135,7 +137,9 @@ def subject_of(cls: type[ContractSuite]) -> Subject:
 
 
 def capabilities_of(cls: type[ContractSuite]) -> frozenset[str]:
-    """The capabilities that a class's provider has with its options; those declared, where the options are no good."""
+    """Return the capabilities that a class's provider has with its options; those declared, where the options are no
+    good.
+    """
     subject = subject_of(cls)
     try:
         options = subject.make_options(cls.options)
@@ -160,5 +164,5 @@ def check_suite(cls: type[ContractSuite]) -> None:
 
 
 def is_suite_class(obj: object) -> bool:
-    """Whether an object is a class to collect: it derives from a suite and is none itself."""
+    """Return whether an object is a class to collect: it derives from a suite and is none itself."""
     return isinstance(obj, type) and issubclass(obj, ContractSuite) and "contract" not in vars(obj)

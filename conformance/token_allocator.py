@@ -24,7 +24,7 @@ class TokenAllocatorContract(ContractSuite):
         return built
 
     def drained(self, allocator: TokenAllocator) -> list[int]:
-        """All pages that are left, taken one by one."""
+        """Return all pages that are left, taken one by one."""
         pages: list[int] = []
         while (page := allocator.alloc(1)) is not None:
             pages += page.tolist()
@@ -95,7 +95,7 @@ class TokenAllocatorContract(ContractSuite):
         assert allocator.alloc(1) is None
 
     def test_the_result_belongs_to_the_caller(self) -> None:
-        """A caller who writes into its array, or into one that it has freed, hurts nobody."""
+        """A caller who writes into its array, or into one that it has freed, does no harm."""
         allocator = self.allocator()
         first, second = allocator.alloc(5), allocator.alloc(NUM_PAGES - 5)
         assert first is not None

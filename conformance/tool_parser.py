@@ -102,14 +102,14 @@ class ToolParserContract(ContractSuite):
 
     @pytest.fixture
     def parser(self) -> OutputParser:
-        """The parser, for such a model."""
+        """Return the parser, for such a model."""
         made: OutputParser = self.build(OutputParserContext(self.chat_template, "TestForCausalLM", "test"))
         return made
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def stream(self, parser: OutputParser, tools: Sequence[ToolFunction] = TOOLS) -> ParserStream:
-        """A stream of an answer to a request with `TOOLS`."""
+        """Return a stream of an answer to a request with `TOOLS`."""
         return parser.stream(copy.deepcopy(tools), prompt="user: Hi\nassistant:")
 
     def call_texts(self) -> Sequence[tuple[str, Sequence[Call]]]:
@@ -119,15 +119,15 @@ class ToolParserContract(ContractSuite):
         return ()
 
     def written(self, parser: OutputParser, calls: Sequence[Call]) -> str:
-        """The text of these very calls. Skips the test where the parser does not write."""
+        """Return the text of these very calls. Skips the test where the parser does not write."""
         text = parser.write_calls([{"name": name, "arguments": arguments} for name, arguments in calls])
         if not text:
             pytest.skip("it writes no calls, and an example of call_texts will not do here")
         return text
 
     def example(self, parser: OutputParser, data: st.DataObject | None = None, most: int = 1) -> tuple[str, list[Call]]:
-        """Text of at least one call, and the calls: as `data` draws them, or the simplest. Skips the test where the
-        parser does not write and the author gives no examples.
+        """Return text of at least one call, and the calls: as `data` draws them, or the simplest. Skips the test where
+        the parser does not write and the author gives no examples.
         """
         if parser.write_calls([{"name": "now", "arguments": {}}]):
             calls = [("now", {})] if data is None else data.draw(st.lists(CALL, min_size=1, max_size=most))

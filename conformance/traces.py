@@ -73,7 +73,7 @@ def _names(one: object, req: Req) -> bool:
 
 
 def _inside(one: object) -> list[object]:
-    """What an object refers to; of a function what it has kept, and not the module around it."""
+    """Return what an object refers to; of a function what it has kept, and not the module around it."""
     if isinstance(one, types.FunctionType):
         return [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
     if isinstance(one, dict):

@@ -26,9 +26,9 @@ FULL: dict[str, tuple[str, ...]] = {
     "e2e/test_bench.py": (ALL,),
     "e2e/test_cached.py": (r"\[(radix-16|block-1|none-1)\b", r"\[none-16"),
     "e2e/test_calls_or_format.py": (ALL,),
-    # The SDKs' asynchronous halves speak to the server as the others do.
+    # One SDK meets a real server in `make test`; what the routes of the others say is looked at without a server there.
     "e2e/test_clients_agents.py": (ALL,),
-    "e2e/test_clients_anthropic.py": (r"\[async", r"test_bad_requests\[True"),
+    "e2e/test_clients_anthropic.py": (ALL,),
     "e2e/test_clients_openai.py": (r"\[async", r"test_bad_requests\[True"),
     "e2e/test_clients_overflow.py": (ALL,),
     "e2e/test_correctness.py": (
@@ -52,21 +52,33 @@ FULL: dict[str, tuple[str, ...]] = {
     "e2e/test_wanted.py": (r"\[(chunks|split|no-cache|tight|mixed-pages)\b(?!-overlap)",),
     # ---- faults -----------------------------------------------------------------------------------------------------
     # The same faults, around a scheduler without a model, are in core/server/test_serve.py.
-    "faults/test_served_faults.py": (r"test_(more_than_may_wait|clients_that|a_thousand|a_second_signal|drains)",),
+    "faults/test_served_faults.py": (ALL,),
     "faults/test_served_http.py": (ALL,),
     "faults/test_products.py": (ALL,),
+    "faults/test_bodies.py": (r"test_what_the_engine_refuses_is_forgotten",),
     "faults/test_grammar_faults.py": (ALL,),
     "faults/test_helper_accidents.py": (r"\[(?!9)",),
     # ---- the server and the engine ----------------------------------------------------------------------------------
-    "core/server/test_serve.py": (r"test_a_scheduler_that_(ends\w+\[[89]|is_stopped|raves)",),
+    "core/server/test_serve.py": (
+        r"test_a_scheduler_that_(ends\w+\[[89]|is_stopped|raves)",
+        r"test_(stopped_while_loading|drain_is_bounded)",
+        r"test_failing_starts_say_why\[build_(badly|nothing)",
+    ),
+    "core/server/test_operation.py": (r"test_ready_while_there_is",),
+    "core/engine/test_dtype.py": (r"test_the_demo_is_no_float32",),
+    "core/pipeline/grammar/test_pool.py": (
+        r"test_slow_grammars_do_not_hold_up",
+        r"test_(a_matcher_that_hangs|one_that_never_ends)\w*\[(?!1)",
+    ),
     "core/server/test_pending.py": (r"test_nothing_is_kept",),
     "core/engine/test_profiler.py": (r"test_a_process_may_end",),
-    "core/cli/test_main.py": (r"test_check_runs_the_suite_and_matrix",),
+    "core/cli/test_main.py": (r"test_check_(runs_the_suite_and_matrix|as_json)",),
     # ---- the kit and the tools --------------------------------------------------------------------------------------
     "conformance/test_check.py": (r"test_without_pytest",),
     "conformance/test_pytest_plugin.py": (r"test_(workers_send|assertions_of)",),
     "tools/lab/test_lab.py": (r"test_cache_aware_policies_beat_fcfs_on_hit_rate\[\d-dfs",),
-    "tools/chat/test_command.py": (r"test_ctrl_c_in_a_pipe",),
+    "tools/chat/test_command.py": (r"test_ctrl_c_",),
+    "tools/batch/test_command.py": (r"test_stopped_and_resumed",),
     # ---- suites: each runs for every provider of a plugin, and some tests take a second each time -------------------
     # Each page size meets the machine in two classes, each policy of eviction meets it once.
     "plugins/cache_radix/test_conformance.py": (
@@ -74,11 +86,13 @@ FULL: dict[str, tuple[str, ...]] = {
         r"TestRadixCache(Lfu|Priority)::test_any_sequence_of_calls_agrees_with_a_dict\[(4|16)\]",
         r"Test(RadixCacheSlru|ContractsDefaults)::test_any_sequence_of_calls_agrees_with_a_dict\[(1|4)\]",
     ),
-    "plugins/cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral|Avx512)::",),
+    # The best instruction set of the machine is compiled by `make setup`; each of the others takes a compiler 15 s.
+    "plugins/cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral|Avx512|Avx2|EmulatedTiles)::",),
+    "plugins/cpu_native/test_accuracy.py": (r"test_every_instruction_set",),
     "plugins/cache_block/test_conformance.py": (r"test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",),
-    # The other four classes read text with the same shared readers; make test-full cuts these texts, too.
+    # The other classes read text with the same shared readers; make test-full cuts these texts, too.
     "plugins/parsers_tools/test_conformance.py": (
-        r"Test(MistralByName|Mistral|DeepSeekV31|Pythonic)::test_(how_the_text_is_cut|the_work_is_in_proportion)",
+        r"Test(MistralByName|Mistral|DeepSeekV31|Pythonic|Llama3|Hermes)::test_(how_the_text_is_cut|the_work_is_in)",
     ),
     # llguidance meets every format; xgrammar, which takes longer to compile, meets one of JSON and one of tags.
     "plugins/parsers_tools/test_formats.py": (
@@ -90,12 +104,12 @@ FULL: dict[str, tuple[str, ...]] = {
         r"TestPriorityWithout(Aging|Preemption)::test_(arguments_stay|preempt_names|the_cost_grows)",
         r"Test(Lof|Srtf)::test_(victims_are_a_permutation|arguments_stay)",
     ),
+    "plugins/policy_cache_aware/test_policies.py": (r"test_a_deep_chain",),
     "plugins/policy_cache_aware/test_conformance.py": (
         r"TestLpmWithout\w+::test_(order_is_a_perm|victims_are_a_perm|arguments_stay|the_cost_grows)",
     ),
     "plugins/logits_custom/test_conformance.py": (r"TestDryInAShortRange::test_a_(row_depends|long_decode)",),
-    # Other tests compare what the instruction sets draw; the best one meets the large vocabulary here.
-    "plugins/cpu_native/test_sampler_conformance.py": (r"TestAvx2::test_distribution_over_a_large_vocabulary",),
+    "plugins/cpu_native/test_sampler_conformance.py": (r"TestAvx2::",),
     # Every shape of batch stays with one size; the interpreter of Triton needs a second for each.
     "plugins/attn_triton/test_compile.py": (r"test_compiles",),
     "plugins/api_native/test_profiling.py": (r"test_traces_and_json_logs",),
@@ -108,6 +122,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_page_sizes\[cpu-\w+-16\]",
         r"test_window\[cpu-(2|16)\]",
         r"test_neighbours_do_not_matter\[cpu-decode\]",
+        r"test_any_batch",
     ),
 }
 

@@ -35,7 +35,7 @@ class Attack:
     """A further honest client."""
 
     def endless(self, rng: random.Random, scale: float = 1.0) -> Iterator[Ask]:
-        """What a client sends."""
+        """Return what a client sends."""
         return itertools.cycle(list(self.asks(rng, scale)))
 
 

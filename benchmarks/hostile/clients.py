@@ -71,7 +71,7 @@ class Answer:
 
 
 def code_of(body: bytes) -> str:
-    """The code of an error's body, in OpenAI's or Anthropic's shape."""
+    """Return the code of an error's body, in OpenAI's or Anthropic's shape."""
     try:
         error = json.loads(body)["error"]
         return str(error.get("code") or error.get("type") or "")
@@ -214,7 +214,7 @@ def _honest(rng: random.Random, native: bool) -> Ask:
 
 
 def _end_of(stream: _Stream, native: bool) -> dict[str, Any]:
-    """What became of a stream: its outcome, and of the native API's how many tokens were counted and sent."""
+    """Return what became of a stream: its outcome, and of the native API's how many tokens were counted and sent."""
     if stream.status != 200:
         return {"outcome": stream.outcome}
     events = [json.loads(one) for one in stream.events if one != b"[DONE]"]

@@ -66,7 +66,7 @@ class Times:
 
 
 def measure(attack: Attack, subject: Subject, times: Times, logs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """The figures of one attack on one subject. Raises ServerError where no server comes up."""
+    """Return the figures of one attack on one subject. Raises ServerError where no server comes up."""
     port = free_port()
     config = logs / f"{attack.name}-{subject.name}.json"
     config.write_text(json.dumps({**CONFIG, "server": {**CONFIG["server"], "port": port}}), "utf-8")
@@ -153,7 +153,7 @@ class Client:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Raises ServerError where it ends instead."""
+        """Wait until it is ready. Raises ServerError where it ends instead."""
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise ServerError(f"a client of the kind {self.kind!r} did not start")
@@ -166,7 +166,7 @@ class Client:
             self._process.stdin.flush()
 
     def result(self) -> dict[str, Any]:
-        """What it has seen; it is asked to end."""
+        """Return what it has seen; it is asked to end."""
         self.tell()
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -203,7 +203,7 @@ class Memory:
         self._thread.join()
 
     def peaks(self) -> dict[str, int]:
-        """The largest sizes in bytes so far, by process."""
+        """Return the largest sizes in bytes so far, by process."""
         return dict(self._peaks)
 
     def _run(self) -> None:
@@ -224,7 +224,7 @@ class Memory:
 
 
 def scheduler_of(api: psutil.Process) -> psutil.Process | None:
-    """The scheduler's process of a server."""
+    """Return the scheduler's process of a server."""
     with contextlib.suppress(psutil.Error):
         for one in api.children():
             with contextlib.suppress(psutil.Error):
@@ -237,7 +237,7 @@ def scheduler_of(api: psutil.Process) -> psutil.Process | None:
 
 
 def _honest(seen: dict[str, Any], start: float, end: float, *, last: bool = False) -> dict[str, Any]:
-    """What health and streams were like within a time. `last`: it is the one up to the clients' end."""
+    """Return what health and streams were like within a time. `last`: it is the one up to the clients' end."""
     asked = [one for one in seen["health"]["asked"] if start <= one[0] < end]
     streams = seen["streams"]
     gaps = list(_within(streams["gaps"], start, end))
@@ -270,7 +270,7 @@ def figures(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ends(streams: dict[str, Any]) -> dict[str, Any]:
-    """What became of the honest streams, and of their tokens."""
+    """Return what became of the honest streams, and of their tokens."""
     ended = streams["ended"]
     counted = [one for one in ended if "counted" in one]
     return {
@@ -302,7 +302,7 @@ def _beside(asked: Sequence[tuple[float, float, str]], start: float, end: float)
 
 
 def _scheduler(server: Running) -> dict[str, Any]:
-    """What it says of itself, where it says anything; the books among it."""
+    """Return what it says of itself, where it says anything; the books among it."""
     names = ("book_errors", "failed_batches", "running_requests", "waiting_requests", "held_tokens", "locked_tokens")
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

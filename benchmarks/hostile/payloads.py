@@ -31,23 +31,23 @@ class Ask:
 
 
 def ask(path: str, **fields: Any) -> Ask:
-    """A request with this JSON object as its body."""
+    """Return a request with this JSON object as its body."""
     return Ask(path, json.dumps(fields, separators=(",", ":")).encode())
 
 
 def generate(prompt: str | Sequence[int] | Sequence[Sequence[int]], sampling: dict[str, Any], **fields: Any) -> Ask:
-    """A request of the native API that goes on to its last token."""
+    """Return a request of the native API that goes on to its last token."""
     field = "text" if isinstance(prompt, str) else "input_ids"
     return ask("/generate", **{field: prompt}, sampling_params={"ignore_eos": True, **sampling}, **fields)
 
 
 def prose(rng: random.Random, words: int) -> str:
-    """Words of English without much sense."""
+    """Return words of English without much sense."""
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def some_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[int]:
-    """Token ids of three digits: all vocabularies have them, and a body holds many."""
+    """Return token ids of three digits: all vocabularies have them, and a body holds many."""
     return rng.choices(range(100, vocabulary), k=count)
 
 
@@ -55,7 +55,7 @@ def some_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[int]
 
 
 def big_message(*, n: int = 64, tokens: int = 165, top: int = MAX_TOP, ids: int = MAX_IDS) -> Ask:
-    """Answers in step whose logprobs make one message of the scheduler's larger than 512 MiB."""
+    """Return answers in step whose logprobs make one message of the scheduler's larger than 512 MiB."""
     return logprobs("Once upon a time", tokens=tokens, top=top, ids=ids, n=n)
 
 
@@ -69,7 +69,7 @@ def logprobs(
     of_prompt: bool = False,
     stream: bool = False,
 ) -> Ask:
-    """Logprobs of `tokens` generated tokens, with `top` largest ones and those of `ids` token ids at each."""
+    """Return logprobs of `tokens` generated tokens, with `top` largest ones and those of `ids` token ids at each."""
     return generate(
         prompt,
         {"n": n, "max_new_tokens": tokens},
@@ -92,7 +92,7 @@ def long_texts(rng: random.Random, characters: int = 2_000_000) -> dict[str, str
 
 
 def read_text(path: str, text: str) -> Ask:
-    """A request in which this text is tokenised."""
+    """Return a request in which this text is tokenised."""
     if path == "/generate":
         return generate(text, {"max_new_tokens": 1})
     more = {"max_tokens": 1} if path == "/v1/completions" else {}
@@ -131,12 +131,12 @@ def _filled(path: str, head: str, unit: str, tail: str, size: int) -> Ask:
 
 
 def small_request(rng: random.Random, tokens: int = 8) -> Ask:
-    """One of a crowd."""
+    """Return one of a crowd."""
     return generate(prose(rng, 12), {"max_new_tokens": tokens})
 
 
 def long_ids(rng: random.Random, length: int, prompts: int = 1, tokens: int = 1) -> Ask:
-    """Prompts as token ids, no two of which begin alike. Several are one batch."""
+    """Return prompts as token ids, no two of which begin alike. Several are one batch."""
     many = [some_ids(rng, length) for _ in range(prompts)]
     return generate(many[0] if prompts == 1 else many, {"max_new_tokens": tokens})
 
@@ -148,18 +148,18 @@ AMBIGUOUS = "root ::= (x | y | z)*\nx ::= [a-z]*\ny ::= [a-z ]*\nz ::= [ -~]*"
 
 
 def ambiguous(*, n: int = 32, tokens: int = 200) -> Ask:
-    """A grammar that reads each text in very many ways, at each token."""
+    """Return a grammar that reads each text in very many ways, at each token."""
     return generate("Once upon a time", {"n": n, "max_new_tokens": tokens, "ebnf": AMBIGUOUS})
 
 
 def slow_grammar(number: int, rules: int = 3000) -> Ask:
-    """A grammar that takes long to compile, a new one for each number. `rules` says how long."""
+    """Return a grammar that takes long to compile, a new one for each number. `rules` says how long."""
     chain = "".join(f'r{i} ::= "a" r{i + 1} | "b" r{i + 1} | [a-z]{{1,{i % 90 + 1}}} r{i + 1}\n' for i in range(rules))
     ebnf = f'root ::= "{number}" r0\n{chain}r{rules} ::= "x"'
     return generate("Once upon a time", {"max_new_tokens": 4, "ebnf": ebnf})
 
 
 def quick_grammar(number: int) -> Ask:
-    """One that is compiled at once, and that no cache has."""
+    """Return one that is compiled at once, and that no cache has."""
     regex = f"(yes|no|maybe)[a-c]{{1,8}}{number}"
     return generate("Once upon a time", {"max_new_tokens": 24, "regex": regex, "temperature": 0.7})

@@ -53,7 +53,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 
 
 def table(records: Sequence[Record]) -> str:
-    """One row per attack; where several subjects were measured, their figures with arrows in between."""
+    """Return one row per attack; where several subjects were measured, their figures with arrows in between."""
     names = list(dict.fromkeys(one["attack_name"] for one in records))
     subjects = list(dict.fromkeys(one["subject"] for one in records))
     lines = []
@@ -73,7 +73,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def details(one: Record) -> list[str]:
-    """What else was seen, a few lines."""
+    """Return what else was seen, a few lines."""
     if "error" in one:
         return [one["error"]]
     quiet, attacked, attack = one["quiet"], one["attacked"], one["attack"]

@@ -70,12 +70,12 @@ class Environment:
 
 
 def vllm_environment(cache: Path) -> Environment:
-    """Where vLLM is, or will be."""
+    """Return where vLLM is, or will be."""
     return Environment("vllm", cache / "vllm", json.dumps([VLLM, TORCH, PINS, UNUSED]))
 
 
 def llama_environment(cache: Path, cmake_args: str = CMAKE_ARGS) -> Environment:
-    """Where llama.cpp is, or will be."""
+    """Return where llama.cpp is, or will be."""
     return Environment("llama", cache / "llama", json.dumps([LLAMA, cmake_args]))
 
 
@@ -108,7 +108,7 @@ class Installer:
         self.run(what, [str(self.environment.python), "-m", "pip", "install", *arguments], env=env)
 
     def run(self, what: str, command: list[str], *, env: Mapping[str, str] | None = None) -> str:
-        """Its output. Raises SetupError with the last lines where it fails."""
+        """Run it; return its output. Raises SetupError with the last lines where it fails."""
         self.say(f"{self.environment.name}: {what} ...")
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(command)}\n")
@@ -155,7 +155,7 @@ def alias(site: Path) -> None:
 
 
 def _tcmalloc(installer: Installer) -> None:
-    """The allocator that vLLM recommends, unpacked beside it; without Debian's tools it does without."""
+    """Unpack the allocator that vLLM recommends beside it; without Debian's tools it does without."""
     folder = installer.environment.root / "tcmalloc"
     if find_library(installer.environment.root, "libtcmalloc") or not (
         shutil.which("apt-get") and shutil.which("dpkg")
@@ -170,7 +170,7 @@ def _tcmalloc(installer: Installer) -> None:
 
 
 def find_library(root: Path, name: str) -> Path | None:
-    """A shared library that vLLM wants to be loaded first: in its environment, or the system's."""
+    """Return a shared library that vLLM wants to be loaded first: in its environment, or the system's."""
     folders = [root / "lib", *sorted(root.glob("tcmalloc/usr/lib/*")), *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
     for folder in folders:
         for found in sorted(folder.glob(f"{name}*.so*")):

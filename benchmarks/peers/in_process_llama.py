@@ -41,7 +41,7 @@ def main() -> None:
     random = np.random.default_rng(0)
 
     def feed(ids: list[int]) -> int:
-        """One forward pass; the likeliest token behind it."""
+        """Return one forward pass; the likeliest token behind it."""
         array = (llama_cpp.llama_token * len(ids))(*ids)
         if code := llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(ids))):
             sys.exit(f"llama_decode: {code}")

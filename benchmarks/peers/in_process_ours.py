@@ -26,7 +26,7 @@ def main() -> None:
     with Engine.from_config(data, overrides=overrides) as engine:
 
         def run(n_in: int, n_out: int) -> tuple[float, float]:
-            """Seconds to the first token, and to the last one."""
+            """Return seconds to the first token, and to the last one."""
             ids = [draw.randrange(1000, 10_000) for _ in range(n_in)]
             sampling = SamplingParams(temperature=0.0, max_new_tokens=n_out, ignore_eos=True)
             first, start = 0.0, time.perf_counter()

@@ -65,7 +65,7 @@ class Plan:
 
 
 def estimate(workload: Workload, subject: Subject) -> float:
-    """Seconds that a workload takes, about. A token of a prompt costs a tenth of one of an answer."""
+    """Return seconds that a workload takes, about. A token of a prompt costs a tenth of one of an answer."""
     if workload.rate is not None:
         return workload.prompts / workload.rate + 2
     streams = workload.concurrency or 1
@@ -75,7 +75,7 @@ def estimate(workload: Workload, subject: Subject) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What it runs on, for the record."""
+    """Return what it runs on, for the record."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
             if line.startswith("model name"):
@@ -88,8 +88,8 @@ def machine() -> dict[str, Any]:
 
 
 def compare(plan: Plan, save: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """Every subject in turn, `plan.runs` times: A B A B A B. One record per start of a server; `save` gets all so far
-    after each, so that an end in between loses little.
+    """Return every subject in turn, `plan.runs` times: A B A B A B. One record per start of a server; `save` gets all
+    so far after each, so that an end in between loses little.
     """
     found: list[dict[str, Any]] = []
     for run in range(plan.runs):
@@ -129,7 +129,7 @@ def _one(plan: Plan, subject: Subject, run: int, record: dict[str, Any]) -> None
 
 @contextlib.contextmanager
 def started(plan: Plan, subject: Subject, run: int) -> Iterator[Running]:
-    """A server of this subject, until the block ends."""
+    """Run a server of this subject until the block ends."""
     port = free_port()
     log = plan.logs / f"{subject.name}-{run}.log"
     if subject.ours:
@@ -145,7 +145,7 @@ def started(plan: Plan, subject: Subject, run: int) -> Iterator[Running]:
 def measured(
     plan: Plan, server: Running, workload: Workload, *, seed: int, record: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The load tool's medians, with the processor's seconds of the server; None, and a note, where it failed."""
+    """Return the load tool's medians, with the processor's seconds of the server; None, and a note, where it failed."""
     before, began = server.cpu_seconds(), time.perf_counter()
     try:
         median: dict[str, Any] = bench(lambda file: workload.arguments(server.url, seed, file))["median"]
@@ -159,7 +159,9 @@ def measured(
 
 
 def bench(arguments: Callable[[str], list[str]]) -> dict[str, Any]:
-    """One run of `pegboard bench serve`, what it writes. `arguments` is given the file's name. Raises LoadError."""
+    """Return one run of `pegboard bench serve`, what it writes. `arguments` is given the file's name. Raises
+    LoadError.
+    """
     with tempfile.TemporaryDirectory(prefix="pegboard-peers-") as folder:
         file = Path(folder, "load.json")
         command = [sys.executable, "-m", "pegboard", "bench", "serve", *arguments(str(file))]
@@ -176,7 +178,7 @@ def bench(arguments: Callable[[str], list[str]]) -> dict[str, Any]:
 
 
 def _search(plan: Plan, subject: Subject, server: Running, run: int, record: dict[str, Any]) -> float | None:
-    """The highest rate that it bears, beginning where it was found before; 0 where it bears none."""
+    """Return the highest rate that it bears, beginning where it was found before; 0 where it bears none."""
     guess = plan.guesses.get(subject.name) or subject.guess
     seed = 1000 * (run + 1) + 100
     try:

@@ -23,14 +23,14 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 
 def demo_gguf() -> Path:
-    """The demo model's own file, Q4_1. Raises PegboardError where it is not installed."""
+    """Return the demo model's own file, Q4_1. Raises PegboardError where it is not installed."""
     from pegboard.plugins.model_sources.demo import find_demo
 
     return find_demo(DEMO)
 
 
 def bf16_directory(cache: Path) -> Path:
-    """The demo model, converted as Pegboard converts it, with its weights rounded to bf16."""
+    """Return the demo model, converted as Pegboard converts it, with its weights rounded to bf16."""
     target = cache / "model" / "smollm2-bf16"
     if (target / "config.json").is_file():
         return target
@@ -61,7 +61,7 @@ def bf16_directory(cache: Path) -> Path:
 
 
 def bf16_gguf(cache: Path, python: Path) -> Path:
-    """The demo model's file with bf16 weights, by llama.cpp's own requantiser."""
+    """Return the demo model's file with bf16 weights, by llama.cpp's own requantiser."""
     target = cache / "model" / "smollm2-bf16.gguf"
     if target.is_file():
         return target

@@ -47,7 +47,7 @@ def lanes(
 def compare(
     lanes: Sequence[Lane], runs: int, say: Callable[[str], None], save: Callable[[list[dict[str, Any]]], None]
 ) -> list[dict[str, Any]]:
-    """Each lane in turn, `runs` times. One record for each: prefill, decode and whole in tokens per second."""
+    """Return each lane in turn, `runs` times. One record for each: prefill, decode and whole in tokens per second."""
     found: list[dict[str, Any]] = []
     for run in range(runs):
         for lane in lanes:

@@ -29,8 +29,8 @@ class ServerError(Exception):
 
 
 def checkout_python(path: Path) -> Path:
-    """The Python of another checkout of Pegboard, given the checkout with its .venv, that Python, or the `pegboard`
-    beside it. Raises ServerError.
+    """Return the Python of another checkout of Pegboard, given the checkout with its .venv, that Python, or the
+    `pegboard` beside it. Raises ServerError.
     """
     if path.is_dir():
         path = path / ".venv" / "bin" / "python"
@@ -53,7 +53,7 @@ class Running:
     started: float
 
     def tree(self) -> list[psutil.Process]:
-        """It and its children, as far as they are there."""
+        """Return it and its children, as far as they are there."""
         try:
             top = psutil.Process(self.process.pid)
             return [top, *top.children(recursive=True)]
@@ -61,7 +61,7 @@ class Running:
             return []
 
     def resident(self) -> int:
-        """Bytes of memory of it and its children; pages that they share are counted once."""
+        """Return bytes of memory of it and its children; pages that they share are counted once."""
         found = 0
         for one in self.tree():
             with contextlib.suppress(psutil.Error):
@@ -69,7 +69,7 @@ class Running:
         return found
 
     def cpu_seconds(self) -> float:
-        """What it and its children have used of the processor since they were started."""
+        """Return what it and its children have used of the processor since they were started."""
         found = 0.0
         for one in self.tree():
             with contextlib.suppress(psutil.Error):
@@ -83,7 +83,7 @@ class Running:
         return "(no log)"
 
     def check(self) -> None:
-        """Raises ServerError where it has ended."""
+        """Raise ServerError where it has ended."""
         code = self.process.poll()
         if code is not None:
             raise ServerError(f"{self.name} ended with exit code {code}; the end of {self.log}:\n{self.end_of_log()}")
@@ -130,7 +130,7 @@ def stop(one: Running, seconds: float = STOP_S) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses."""
+    """Return a port of the loopback interface that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -149,7 +149,7 @@ def wait_healthy(one: Running, seconds: float) -> None:
 
 
 def first_answer(one: Running, model: str, seconds: float) -> float:
-    """Seconds from the start of the process to the end of a first short answer."""
+    """Return seconds from the start of the process to the end of a first short answer."""
     wait_healthy(one, seconds)
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     answer = post(one, "/v1/completions", body)
@@ -160,7 +160,7 @@ def first_answer(one: Running, model: str, seconds: float) -> float:
 
 
 def post(one: Running, path: str, body: Mapping[str, Any]) -> Any:
-    """A JSON route. Raises ServerError with what it says."""
+    """Return a JSON route. Raises ServerError with what it says."""
     request = urllib.request.Request(
         f"{one.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
     )

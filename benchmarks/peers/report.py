@@ -58,7 +58,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def ratio(theirs: float | None, ours: float | None, *, lower_is_better: bool) -> float | None:
-    """How many times better `ours` is; None where it cannot be said."""
+    """Return how many times better `ours` is; None where it cannot be said."""
     if not theirs or not ours:
         return None
     return theirs / ours if lower_is_better else ours / theirs
@@ -81,7 +81,7 @@ def _row(
 
 
 def server_rows(records: Sequence[Mapping[str, Any]], ours: str = OURS, theirs: str = VLLM) -> Iterator[Row]:
-    """The table of servers. Against another checkout, which has its target for all."""
+    """Yield the table of servers. Against another checkout, which has its target for all."""
     same = theirs == BEFORE
 
     def by_run(subject: str, name: str, figure: str) -> dict[int, float | None]:
@@ -125,7 +125,7 @@ def server_rows(records: Sequence[Mapping[str, Any]], ours: str = OURS, theirs: 
 
 
 def llama_rows(records: Sequence[Mapping[str, Any]], theirs: str, ours: str, *, targets: bool) -> Iterator[Row]:
-    """The table of one stream in a process, against one of llama.cpp's files."""
+    """Yield the table of one stream in a process, against one of llama.cpp's files."""
     for key, title, target in LLAMA_TARGETS:
         values = [{one["run"]: one.get(key) for one in records if one["lane"] == lane} for lane in (theirs, ours)]
         row = _row(f"{title}, tok/s", values[0], values[1], target if targets else 1.0, lower=False)
@@ -133,18 +133,18 @@ def llama_rows(records: Sequence[Mapping[str, Any]], theirs: str, ours: str, *, 
 
 
 def _is_vllm(subject: str) -> bool:
-    """Whether it is vLLM, or a variant of it."""
+    """Return whether it is vLLM, or a variant of it."""
     return subject == VLLM or subject.startswith(f"{VLLM}-")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Return a table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(one) + " |" for one in lines)
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """All tables of a comparison, from its JSON."""
+    """Return all tables of a comparison, from its JSON."""
     machine, parts = data["machine"], []
     of = f"medians of {data['runs']}" if data["runs"] > 1 else "one run"
     memory = machine["memory_bytes"] / 2**30

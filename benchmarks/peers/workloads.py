@@ -44,7 +44,7 @@ class Workload:
         return [*words, "--json", json_file]
 
     def value(self, median: Mapping[str, Any]) -> float:
-        """The figure of this row out of the load tool's medians. Raises KeyError where it is not there."""
+        """Return the figure of this row out of the load tool's medians. Raises KeyError where it is not there."""
         found: Any = median
         for part in self.figure.split("."):
             found = found[part]

@@ -48,13 +48,13 @@ def template_contracts() -> list[str]:
 
 
 def template(contract: str) -> Template:
-    """The template of one of `template_contracts`."""
+    """Return the template of one of `template_contracts`."""
     said = tomllib.loads((_templates() / contract / _ABOUT).read_text("utf-8"))
     return Template(contract, **{**said, "provides": tuple(said.get("provides", ()))})
 
 
 def start_instead(contract: str) -> str:
-    """What to start from where a contract has no template."""
+    """Return what to start from where a contract has no template."""
     return (
         f"`pegboard plugins list` names the installed providers of {contract}, `pegboard plugins show NAME` "
         "the class of one: start from its source"

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.errors import PegboardError
 
 
 def write(text: str = "") -> None:
-    """A line of a result: on standard output."""
+    """Write a line of a result to standard output."""
     sys.stdout.write(f"{text}\n")
 
 

@@ -131,7 +131,7 @@ def _list_templates(as_json: bool) -> None:
 
 
 def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
-    """What `name` means: contract/provider, a provider of any contract, or all providers of a plugin."""
+    """Return what `name` means: contract/provider, a provider of any contract, or all providers of a plugin."""
     from pegboard.core.interfaces.errors import PluginError
     from pegboard.core.registry.names import did_you_mean
 

@@ -9,7 +9,7 @@ from typing import Any
 
 class Signals:
     """Within ``with``: before `gentle` they raise KeyboardInterrupt; from then on the first one only sets `stopped`,
-    for whoever looks, and another one raises.
+    for the code that looks, and another one raises.
     """
 
     def __init__(self, *numbers: int) -> None:
@@ -19,7 +19,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def gentle(self) -> None:
-        """From now on somebody looks at `stopped`."""
+        """From now on the caller looks at `stopped`."""
         self._gentle = True
 
     def __enter__(self) -> Signals:

@@ -66,17 +66,17 @@ class ResolvedConfig:
         return self.registry.lock
 
     def options(self, record: ProviderRecord) -> Options:
-        """The options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
+        """Return the options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
         with record.told("checking its options"):
             return record.options_model().model_validate(_option_values(self.values, record))
 
     def provides(self, record: ProviderRecord) -> frozenset[str]:
-        """The capabilities that a provider has with its options."""
+        """Return the capabilities that a provider has with its options."""
         return _provides(self.values, record)
 
     def to_json(self, *, keys: bool = True) -> str:
-        """What another process needs to compose the same; see `from_json`. Without `keys`, those of the server are left
-        out, which only the process that speaks HTTP needs.
+        """Return what another process needs to compose the same; see `from_json`. Without `keys`, those of the server
+        are left out, which only the process that speaks HTTP needs.
         """
         values = dict(self.values)
         server = values.get("server")
@@ -159,7 +159,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
 
 
 def _in_options(error: Exception, resolution: Resolution) -> Exception:
-    """What a validator raised that is not a ValidationError: a PluginError that names whose it is."""
+    """Return what a validator raised that is not a ValidationError: a PluginError that names whose it is."""
     for records in resolution.candidates.values():
         for record in records:
             if place_of(error, record.provider.config.partition(":")[0]):
@@ -168,14 +168,14 @@ def _in_options(error: Exception, resolution: Resolution) -> Exception:
 
 
 def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
-    """Those of `found` that are not about a place that `known` has said what is wrong with."""
+    """Return those of `found` that are not about a place that `known` has said what is wrong with."""
     places = tuple(one.path for one in known)
     below = tuple(f"{place}{mark}" for place in places for mark in ".[")
     return [one for one in found if one.path not in places and not one.path.startswith(below)]
 
 
 def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
-    """The config's model, with the options of every provider that the config names. Only those are imported."""
+    """Return the config's model, with the options of every provider that the config names. Only those are imported."""
     sections: dict[str, type[Section]] = {}
     lists: dict[str, list[type[Section]]] = {}
     for path, contract in USE_SECTIONS.items():
@@ -209,7 +209,7 @@ def _with_options(
 
 
 def _input(values: Mapping[str, object]) -> dict[str, object]:
-    """The values with every list entry as a section, and every section there, so that errors name full paths."""
+    """Return the values with every list entry as a section, and every section there, so that errors name full paths."""
     out = dict(values)
     out.setdefault("model", {})
     for path in LIST_SECTIONS:
@@ -219,7 +219,9 @@ def _input(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset[str]:
-    """What is declared, less what its options leave out; as declared where these are no good, which others report."""
+    """Return what is declared, less what its options leave out; as declared where these are no good, which others
+    report.
+    """
     declared = record.provides
     if not declared or not record.provider.config:
         return declared

@@ -29,7 +29,7 @@ class ShownValue:
 
 
 def show(resolved: ResolvedConfig) -> list[ShownValue]:
-    """Every key with its value (but for secrets) and where that came from, in the order of the sections."""
+    """Return every key with its value (but for secrets) and where that came from, in the order of the sections."""
     automatic = {
         use_path(contract): ", ".join(one.name for one in resolved.candidates[contract.name])
         for contract in USE_SECTIONS.values()
@@ -43,7 +43,7 @@ def show(resolved: ResolvedConfig) -> list[ShownValue]:
 
 
 def _list_origin(resolved: ResolvedConfig, path: str) -> str:
-    """An entry of a list cites the list; what nobody set is the default."""
+    """Return an entry's origin: an entry of a list cites the list, and a key that is not set the default."""
     return resolved.origins.get(path.partition("[")[0], "default") if "[" in path else "default"
 
 
@@ -70,7 +70,7 @@ class Key:
 
 
 def core_keys_of(model: type[BaseModel] = EngineConfig, path: str = "") -> Iterator[Key]:
-    """Every key of the core's own, sections in their order, with the default preset's values where it has any."""
+    """Yield every key of the core's own, sections in their order, with the default preset's values where it has any."""
     preset = Merged([read_preset(DEFAULT_PRESET)])
     for name, info in model.model_fields.items():
         below = f"{path}.{name}" if path else name
@@ -84,7 +84,7 @@ def core_keys_of(model: type[BaseModel] = EngineConfig, path: str = "") -> Itera
 
 
 def option_keys(record: ProviderRecord) -> Sequence[Key]:
-    """The options of one provider, by their place in the config."""
+    """Return the options of one provider, by their place in the config."""
     contract = record.contract
     place = f"{contract.config_path}[]" if contract.config_path in LIST_SECTIONS else contract.config_path
     return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
@@ -120,7 +120,7 @@ _BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
 
 
 def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """A type as an operator reads it: ``integer > 0``, ``string``, ``list of strings``, ``auto or cpu``."""
+    """Return a type as an operator reads it: ``integer > 0``, ``string``, ``list of strings``, ``auto or cpu``."""
     origin = getattr(annotation, "__origin__", None)
     arguments = getattr(annotation, "__args__", ())
     if hasattr(annotation, "__metadata__"):

@@ -43,13 +43,13 @@ or `{use: name, option: value}`; they are called in the order of the list.
 
 
 def builtin_registry() -> Registry:
-    """The plugins of this distribution, whatever else is installed."""
+    """Return the plugins of this distribution, whatever else is installed."""
     found = discover()
     return Registry([one for one in found.loaded if one.origin.builtin])
 
 
 def render(registry: Registry) -> str:
-    """The page, as Markdown."""
+    """Return the page, as Markdown."""
     parts = [
         _HEAD,
         "## Keys\n",

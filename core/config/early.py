@@ -41,7 +41,7 @@ def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozens
 
 
 def problems_of(error: PluginError | ConfigError) -> tuple[Problem, ...]:
-    """What is wrong, one by one."""
+    """Return what is wrong, one by one."""
     if isinstance(error, ConfigError):
         return error.problems
     if isinstance(error.__cause__, ConfigError):

@@ -27,7 +27,7 @@ class Merged:
 
     def origin(self, path: str) -> str:
         """Who set the value at `path`, or the nearest section or list around it, or the first key of the section that
-        it is; "" where nobody did.
+        it is; "" where none did.
         """
         around = path
         while around:

@@ -28,7 +28,9 @@ def derived(name: str, base: type[ModelT], **fields: Any) -> type[ModelT]:
 
 
 def with_options(section: type[Section], path: str, record: ProviderRecord) -> type[Section]:
-    """The section with the options of `record` beside the core's keys; PluginError where two are called alike."""
+    """Return the section with the options of `record` beside the core's keys; PluginError where two are called
+    alike.
+    """
     options = record.options_model()
     if options is NoOptions:
         return section
@@ -42,14 +44,16 @@ def with_options(section: type[Section], path: str, record: ProviderRecord) -> t
 
 
 def _combine(section: type[Section], options: type[Options], name: str) -> type[Section]:
-    """A subclass of both: the options' own validators run, the section's strictness holds."""
+    """Return a subclass of both: the options' own validators run, the section's strictness holds."""
     bases: Any = (options, section)
     model: type[Section] = derived(f"{section.__name__}[{name}]", bases)
     return model
 
 
 def tolerant(section: type[Section]) -> type[Section]:
-    """The section with any further key allowed: for one whose provider is unknown, so that only that is reported."""
+    """Return the section with any further key allowed: for one whose provider is unknown, so that only that is
+    reported.
+    """
 
     class Tolerant(section):  # type: ignore[valid-type,misc]
         model_config = {"extra": "allow"}

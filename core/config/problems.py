@@ -20,7 +20,7 @@ _SHOWN = 80
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], merged: Merged, registry: Registry) -> list[Problem]:
-    """One problem per error, in the config's order, each with the origin of the bad value."""
+    """Return one problem per error, in the config's order, each with the origin of the bad value."""
     out = []
     for one in error.errors(include_url=False):
         path = dotted(one["loc"])
@@ -72,7 +72,7 @@ def _missing(path: str) -> str:
 def _unknown_key(
     location: tuple[int | str, ...], path: str, model: type[BaseModel], merged: Merged, registry: Registry
 ) -> str:
-    """The nearest keys of the section, and the providers whose option this would be."""
+    """Return the nearest keys of the section, and the providers whose option this would be."""
     *parents, key = location
     section = _model_at(model, parents)
     keys = sorted(section.model_fields) if section else []

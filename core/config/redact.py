@@ -10,15 +10,15 @@ _SECRET = re.compile(r"(^|_)(key|secret|password|token|credential)s?$")
 
 
 def is_secret(path: str) -> bool:
-    """Whether the setting at a dotted path is called a key, a secret, a token or a password. `tokens` are those of
-    language models, which are counted.
+    """Return whether the setting at a dotted path is called a key, a secret, a token or a password. `tokens` are those
+    of language models, which are counted.
     """
     name = path.rpartition(".")[2].partition("[")[0].lower()
     return _SECRET.search(name) is not None and not name.endswith("tokens")
 
 
 def redact(settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings without the values of whatever is called a key, a secret, a token or a password."""
+    """Return settings without the values of whatever is called a key, a secret, a token or a password."""
     return {name: _redacted(name, value) for name, value in settings.items()}
 
 

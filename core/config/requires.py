@@ -78,7 +78,7 @@ def _certain(record: ProviderRecord, candidates: Candidates) -> bool:
 def _open(
     solution: Solution, reported: set[tuple[ProviderRecord, Requirement]]
 ) -> Iterator[tuple[ProviderRecord, Requirement]]:
-    """Requirements that would still change something."""
+    """Yield requirements that would still change something."""
     for records in solution.candidates.values():
         for record in records:
             for requirement in record.provider.requires:
@@ -112,7 +112,7 @@ def _settle(
 
 
 def _having(solution: Solution, requirement: Requirement) -> list[ProviderRecord]:
-    """The candidates that meet it. One that cannot say what it provides is dropped where others are left."""
+    """Return the candidates that meet it. One that cannot say what it provides is dropped where others are left."""
     having = []
     for one in solution.candidates[requirement.contract]:
         try:

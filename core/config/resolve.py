@@ -41,7 +41,7 @@ def resolve(merged: Merged, registry: Registry) -> Resolution:
 
 
 def entry_name(entry: object) -> object:
-    """The name in a list entry, which reads ``name`` or ``{use: name, option: value}``."""
+    """Return the name in a list entry, which reads ``name`` or ``{use: name, option: value}``."""
     return entry.get("use") if isinstance(entry, Mapping) else entry
 
 

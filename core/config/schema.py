@@ -72,12 +72,12 @@ def _optional(required: bool, description: str | None) -> object:
 
 
 def default_use(contract: Contract) -> object:
-    """What the default preset says, or `auto` where it says nothing. For a list, the list."""
+    """Return what the default preset says, or `auto` where it says nothing. For a list, the list."""
     return Merged([read_preset(DEFAULT_PRESET)]).get(use_path(contract), AUTO)
 
 
 def _tagged(core: type[Section], path: str, record: ProviderRecord, default: bool) -> type[Section]:
-    """The section where `use` is this provider; `default` is the one that is meant without a `use`."""
+    """Return the section where `use` is this provider; `default` is the one that is meant without a `use`."""
     try:
         section = with_options(core, path, record)
     except PegboardError:

@@ -97,7 +97,7 @@ class SessionsSection(UseSection):
 
 
 class BudgetSection(Section):
-    """What requests may cost beyond what is ordinary. It is reckoned from what they ask for, before any of it is built;
+    """What requests may cost beyond what is ordinary. It is computed from what they ask for, before any of it is built;
     unset lengths of answers with log-probabilities or hidden states are cut to what is left."""
 
     request_bytes: PositiveInt = 64 * 1024 * 1024
@@ -130,8 +130,8 @@ class ServerSection(Section):
     """File with further API keys, one per line; with a name in front (`NAME: KEY`), which gates and logs may tell, or
     else a key is called by its number."""
     admin_key: Annotated[KeyList, Field(repr=False)] = ()
-    """One key or several for the routes of admins, and for all others. Without one, but with an API key, nobody may use
-    the routes of admins."""
+    """One key or several for the routes of admins, and for all others. Without one, but with an API key, no client may
+    use the routes of admins."""
     admin_key_file: str | None = None
     """File with further admin keys, one per line, with or without a name."""
     cors: CorsSection = CorsSection()
@@ -228,7 +228,7 @@ class SchedulerSection(Section):
     retract_lookahead: Annotated[int, Field(ge=0)] = 20
     """Decode steps that must be affordable after requests were retracted for want of memory."""
     estimate_max_new_tokens: PositiveInt = 4096
-    """Longest output that admission reckons with, whatever a request asks for."""
+    """Longest output that admission plans for, whatever a request asks for."""
     conservativeness: Annotated[float, Field(gt=0)] = 1.0
     """Factor on the reserved share: above 1 admits less and retracts less often."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0

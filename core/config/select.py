@@ -42,12 +42,12 @@ class Choice(Generic[T, Ctx]):
         return self.record.name
 
     def build(self, context: Ctx) -> T:
-        """An instance, built from its options and the contract's context."""
+        """Return an instance, built from its options and the contract's context."""
         with self.record.told("building it"):
             return self.cls(self.options, context)
 
     def __str__(self) -> str:
-        """A line for the log: ``attention: torch (pegboard 0.1.0), automatic; triton: no CUDA device``."""
+        """Return a line for the log: ``attention: torch (pegboard 0.1.0), automatic; triton: no CUDA device``."""
         how = ", automatic" if self.automatic else ""
         return "; ".join((f"{self.record.provider.contract}: {self.record}{how}", *self.reasons))
 
@@ -65,7 +65,7 @@ class Selection:
         self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
 
     def choose(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
-        """The best provider that supports `context`, the same one each time it is asked for again.
+        """Return the best provider that supports `context`, the same one each time it is asked for again.
 
         Candidates are imported and asked in rank order until one has no objection. Raises ConfigError where none is
         left, with each one's objection, and PluginError where a plugin's own import fails.
@@ -78,7 +78,9 @@ class Selection:
         return self.choices[name][0]
 
     def choose_all(self, contract: Contract[T, Ctx], context: Ctx) -> tuple[Choice[T, Ctx], ...]:
-        """Every provider of a list, in the config's order. Raises ConfigError where one does not support `context`."""
+        """Return every provider of a list, in the config's order. Raises ConfigError where one does not support
+        `context`.
+        """
         if contract.name not in self.choices:
             chosen = []
             for index, record in enumerate(self._left[contract.name]):
@@ -93,7 +95,7 @@ class Selection:
         return self.choices[contract.name]
 
     def summary(self) -> dict[str, str | list[str]]:
-        """The names chosen so far, by contract: a list where the contract takes several."""
+        """Return the names chosen so far, by contract: a list where the contract takes several."""
         return {
             contract: [one.name for one in chosen]
             if CONTRACTS[contract].cardinality is Cardinality.MANY
@@ -146,7 +148,7 @@ class Selection:
 
 
 def _objection(answer: object) -> str | None:
-    """What `supports` answered, if that is an answer."""
+    """Return what `supports` answered, if that is an answer."""
     if answer is None or isinstance(answer, str):
         return answer
     raise TypeError(f"it answered {answer!r}, and not None or the reason why not")
@@ -155,7 +157,7 @@ def _objection(answer: object) -> str | None:
 def select(
     contract: Contract[T, Ctx], candidates: Sequence[ProviderRecord], context: Ctx
 ) -> tuple[type[T] | None, Mapping[str, str]]:
-    """The class of the first candidate without an objection to `context`, and the objections of those before it.
+    """Return the class of the first candidate without an objection to `context`, and the objections of those before it.
 
     For callers without a config, such as the conformance kit; an engine uses `Selection`.
     """

@@ -19,7 +19,7 @@ LIST_SECTIONS: dict[str, Contract] = {
 
 
 def subsection(model: type[Section], key: str) -> type[Section] | None:
-    """The model of the section under `key`, None where a plain value stands."""
+    """Return the model of the section under `key`, None where a plain value stands."""
     field = model.model_fields.get(key)
     annotation = field.annotation if field else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
@@ -27,7 +27,7 @@ def subsection(model: type[Section], key: str) -> type[Section] | None:
 
 @functools.cache
 def section_at(path: str) -> type[Section] | None:
-    """The core's model of the section at `path` ("" is the whole), None where no section stands."""
+    """Return the core's model of the section at `path` ("" is the whole), None where no section stands."""
     model: type[Section] | None = EngineConfig
     for key in path.split(".") if path else ():
         model = subsection(model, key) if model else None
@@ -45,5 +45,5 @@ def core_keys(path: str) -> frozenset[str]:
 
 
 def use_path(contract: Contract) -> str:
-    """Where the config names the provider: ``attention.use``, or the list itself."""
+    """Return where the config names the provider: ``attention.use``, or the list itself."""
     return contract.config_path if contract.cardinality is Cardinality.MANY else f"{contract.config_path}.use"

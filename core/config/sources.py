@@ -32,7 +32,7 @@ class Layer:
 
 
 def preset_names() -> list[str]:
-    """The presets that a config can name; the default one, which all start from, is not among them."""
+    """Return the presets that a config can name; the default one, which all start from, is not among them."""
     names = (entry.name for entry in (resources.files("pegboard.core.config") / "presets").iterdir())
     return sorted(
         name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != f"{DEFAULT_PRESET}.yaml"
@@ -40,7 +40,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Layer:
-    """Raises ConfigError for an unknown name."""
+    """Read a preset. Raises ConfigError for an unknown name."""
     if name != DEFAULT_PRESET and name not in preset_names():
         hint = did_you_mean(name, preset_names())
         parts = (f"there is no preset {name!r};", hint, f"known: {', '.join(preset_names())}")
@@ -50,7 +50,7 @@ def read_preset(name: str) -> Layer:
 
 
 def is_preset(origin: str) -> bool:
-    """Whether a value with this origin stands in a preset, and not in what the operator has written."""
+    """Return whether a value with this origin stands in a preset, and not in what the operator has written."""
     return origin == DEFAULT_PRESET or origin in {f"preset {name}" for name in preset_names()}
 
 
@@ -63,7 +63,9 @@ _TOO_DEEP = "is nested too deeply, or holds itself (a YAML alias inside of its o
 
 
 def read_file(path: str | Path) -> Layer:
-    """A YAML, TOML or JSON file, by its ending. Raises ConfigError with file and line where it cannot be read."""
+    """Return a YAML, TOML or JSON file, by its ending. Raises ConfigError with file and line where it cannot be
+    read.
+    """
     path = Path(path)
     readers = {".yaml": _read_yaml, ".yml": _read_yaml, ".toml": _read_toml, ".json": _read_json}
     reader = readers.get(path.suffix.lower())
@@ -106,7 +108,9 @@ def read_overrides(overrides: Iterable[str]) -> Layer:
 
 
 def from_mapping(data: Mapping[str, object], name: str) -> Layer:
-    """Values that a program passes. Paths become strings and tuples lists, so that the config can travel as JSON."""
+    """Return values that a program passes. Paths become strings and tuples lists, so that the config can travel as
+    JSON.
+    """
     try:
         return Layer(name, _plain_section(data))
     except RecursionError:

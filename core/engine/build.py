@@ -174,7 +174,7 @@ def _checked(spec: ModelSpec, family: str) -> ModelSpec:
 
 
 def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
-    """Those that the model can choose."""
+    """Return those that the model can choose."""
     found = frozenset(token for token in eos_token_ids if 0 <= token < spec.vocab_size)
     if found != eos_token_ids:
         others = ", ".join(map(str, sorted(eos_token_ids - found)))

@@ -18,8 +18,8 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """The type that `model.dtype` says, or for `auto` the checkpoint's own on a GPU, and on a CPU bfloat16 where the
-    checkpoint is a 16-bit one and this CPU computes with bfloat16, else float32.
+    """Return the type that `model.dtype` says, or for `auto` the checkpoint's own on a GPU, and on a CPU bfloat16 where
+    the checkpoint is a 16-bit one and this CPU computes with bfloat16, else float32.
 
     It depends on nothing else: not on the providers that are chosen later, so that answers do not change with a
     compiler or an attention backend. Raises ModelError for a type that torch does not have.
@@ -43,8 +43,8 @@ def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], devi
 
 
 def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:
-    """The precision that a checkpoint was published in: what config.json says, else that of its largest tensor; float32
-    where neither is known. Raises ModelError for a type that torch does not have.
+    """Return the precision that a checkpoint was published in: what config.json says, else that of its largest tensor;
+    float32 where neither is known. Raises ModelError for a type that torch does not have.
 
     config.json comes first, because files may store more than there is: a quantised GGUF is converted to float32.
     """
@@ -56,19 +56,19 @@ def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """The type of a checkpoint's largest tensor; float32 where it is not known."""
+    """Return the type of a checkpoint's largest tensor; float32 where it is not known."""
     try:
         stored = [tensor for file in checkpoint_files(directory) for tensor in read_header(file).values()]
     except ModelError:
-        # Weights in another format: whoever loads them says what is wrong with them.
+        # Weights in another format: the loader says what is wrong with them.
         return torch.float32
     largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
     return largest.dtype if largest is not None and largest.dtype.is_floating_point else torch.float32
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AMX, or AVX-512 bf16). Elsewhere every product would first be
-    converted, and float32 is both faster and more exact.
+    """Return whether this CPU multiplies bfloat16 natively (AMX, or AVX-512 bf16). Elsewhere every product would first
+    be converted, and float32 is both faster and more exact.
     """
     # Not in every torch that pyproject.toml allows.
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

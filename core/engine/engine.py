@@ -143,7 +143,7 @@ class Engine:
     def generate(
         self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
     ) -> GenerateOutput | list[GenerateOutput]:
-        """Answers to all prompts (texts or lists of token ids), batched together; one answer for a single text.
+        """Return answers to all prompts (texts or lists of token ids), batched together; one answer for a single text.
 
         `sampling` holds for all, or has one entry per prompt. `options` are further fields of GenerateRequest, such as
         ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and nothing runs.
@@ -158,7 +158,7 @@ class Engine:
         return outputs[0] if single else outputs
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[OutputChunk]:
-        """One answer as it comes. Closing the iterator early aborts the request."""
+        """Yield one answer as it comes. Closing the iterator early aborts the request."""
         request = GenerateRequest(prompt=prompt, sampling=sampling or SamplingParams(), stream=True, **options)
         prepared = self._submit([request])[0]
         state = OutputState(prepared, self.tokenizer)
@@ -172,7 +172,7 @@ class Engine:
             self._forget([prepared.rid])
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
-        """Answers in the order of the requests, which may differ in every field.
+        """Return answers in the order of the requests, which may differ in every field.
 
         One that fails on the way has what it said so far, and a `finish_reason` that says why:
         ``{"type": "abort", "message": ..., "status": 500}``. Raises InvalidRequest as `generate` does, and what the
@@ -193,14 +193,14 @@ class Engine:
     def submit(self, request: GenerateRequest) -> str:
         """Queue a request, whose output `poll` brings; its rid. Raises InvalidRequest as `generate` does.
 
-        For whoever has many requests, of which some are always under way, and wants each answer as it is finished.
+        For callers with many requests, some always under way, who want each answer as it is finished.
         """
         prepared = self._submit([request])[0]
         self._polled[prepared.rid] = OutputState(prepared, self.tokenizer)
         return prepared.rid
 
     def poll(self) -> list[OutputChunk]:
-        """What is new of the submitted requests, after one step of the scheduler at most; nothing, perhaps.
+        """Return what is new of the submitted requests, after one step of the scheduler at most; nothing, perhaps.
 
         The chunk that has a `finish_reason` is a request's last one.
         """
@@ -241,7 +241,7 @@ class Engine:
         self._scheduler.stages.memory.cache.reset()
 
     def stats(self) -> dict[str, Any]:
-        """The scheduler's counters, queues and memory."""
+        """Return the scheduler's counters, queues and memory."""
         return self.built.scheduler.info()
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class Engine:
         return prepared
 
     def _take(self, rid: str) -> list[TokenOutput]:
-        """What is new of a request; steps until there is something, and keeps what that says of others."""
+        """Return what is new of a request; steps until there is something, and keeps what that says of others."""
         while not self._mail[rid]:
             self._step()
         new, self._mail[rid] = self._mail[rid], []
@@ -292,7 +292,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[Scheduler]:
-        """The scheduler, whose first exception is its last: it takes no request's failure for its own."""
+        """Lend the scheduler, and stop it for good at its first exception: that is not a request's failure."""
         scheduler = self._scheduler
         try:
             yield scheduler
@@ -301,7 +301,7 @@ class Engine:
             raise
 
     def _forget(self, rids: Sequence[str]) -> None:
-        """Nobody reads these any more: abort those that have not ended."""
+        """Their reader has gone: abort those that have not ended."""
         for rid in rids:
             self._mail.pop(rid, None)
         if self._built is None or self._stopped is not None:
@@ -314,7 +314,7 @@ class Engine:
 
 
 def _again(error: Exception) -> Exception:
-    """An error of the same type, as far as its type can be built from a text: for later calls."""
+    """Return an error of the same type, as far as its type can be built from a text: for later calls."""
     text = f"the engine has stopped, and a new one is needed: {in_words(error)}"
     try:
         again = type(error)(text)

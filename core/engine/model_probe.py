@@ -45,7 +45,7 @@ class PoolProbe(ProbeRun):
         self._device = device
 
     def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        """Logits float32 [len, vocab] of every position of each prompt; as many prompts at a time as the backend
+        """Return logits float32 [len, vocab] of every position of each prompt; as many prompts at a time as the backend
         takes.
         """
         if not all(prompts):
@@ -77,7 +77,7 @@ class PoolProbe(ProbeRun):
         return [torch.cat(rows) for rows in parts]
 
     def _memory(self, lengths: NDArray[np.int64]) -> tuple[KVPool, NDArray[np.int32]]:
-        """A pool full of NaN, and the row table int32 [batch + 1, width]; row 0 is padding."""
+        """Return a pool full of NaN, and the row table int32 [batch + 1, width]; row 0 is padding."""
         size = self._page_size
         pages_each = int(-(-lengths.max() // size))
         count = len(lengths)
@@ -101,7 +101,7 @@ class PoolProbe(ProbeRun):
         pool: KVPool,
         table: NDArray[np.int32],
     ) -> ForwardBatch:
-        """Tokens [start, stop) of each prompt of `taking`."""
+        """Return tokens [start, stop) of each prompt of `taking`."""
         spans = list(zip(taking, starts, stops, strict=True))
         tokens = np.concatenate([np.asarray(prompts[i][start:stop], dtype=np.int64) for i, start, stop in spans])
         positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])

@@ -41,7 +41,7 @@ class Operation:
         self._request_log = request_log
 
     def controls(self) -> dict[str, Control]:
-        """Its actions, for the scheduler's table."""
+        """Return its actions, for the scheduler's table."""
         return {
             "pause_generation": self.pause,
             "continue_generation": self.go_on,

@@ -57,7 +57,7 @@ class Profiler:
         return self._profile is not None
 
     def controls(self) -> dict[str, Control]:
-        """Its actions, for the scheduler's table."""
+        """Return its actions, for the scheduler's table."""
         return {"start_profile": self.start, "stop_profile": self.stop}
 
     def start(self, args: dict[str, object]) -> dict[str, object]:
@@ -99,7 +99,7 @@ class Profiler:
             try:
                 self._end()
             except Exception:
-                # Nobody asked right now, so nobody can be told but the log; requests have nothing to do with it.
+                # No caller waits for this, so only the log can tell; requests have nothing to do with it.
                 logger.exception("the trace %s could not be written", self._file)
 
     def _end(self) -> None:

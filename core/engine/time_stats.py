@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 def time_stats(req: Req) -> dict[str, object]:
-    """Times in seconds and counts of a request that has ended. What it never came to (a first token) is left out.
+    """Return times in seconds and counts of a request that has ended. What it never came to (a first token) is left
+    out.
 
     `gates_s` from its arrival until the last gate let it pass, `queue_s` from there until it was first scheduled,
     `prefill_s` until its first token, `decode_s` until its end; `ttft_s` and `e2e_s` are from its arrival until its
@@ -49,7 +50,7 @@ def time_stats(req: Req) -> dict[str, object]:
 
 
 def log_finished(reqs: Sequence[Req]) -> None:
-    """A line at info for each of these; a hook `requests_finished` where the config says `log_requests`."""
+    """Log a line at info for each of these: a hook `requests_finished` where the config says `log_requests`."""
     if not logger.isEnabledFor(logging.INFO):
         return
     for req in reqs:

@@ -73,7 +73,7 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
     """Lets requests through when their time has come. Called by the scheduler's loop alone, so no call may block: work
     happens elsewhere (a thread, a process, the network), and `poll` looks how far it is.
 
-    What a gate raises fails the request that it was asked about and nobody else's. It keeps its own state of a request
+    What a gate raises fails the request that it was asked about and no other. It keeps its own state of a request
     in a ReqSlot or under the request's `rid`, and forgets it when `cancel` or `finished` ends the matter.
     """
 
@@ -83,17 +83,20 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: AdmissionGateContext) -> str | None:
-        """None, or the reason why it cannot work here."""
+        """Return None, or the reason why it cannot work here."""
         return None
 
     @abc.abstractmethod
     def concerns(self, req: Req) -> bool:
-        """Whether the gate has anything to do with this request; asked once. False: it never hears of it again."""
+        """Return whether the gate has anything to do with this request; asked once. False: it never hears of it
+        again.
+        """
 
     @abc.abstractmethod
     def enter(self, req: Req) -> Verdict:
-        """The request has come to the gate. OPEN lets it go on at once. What it says in its `params` may be anything: a
-        gate that cannot make sense of it fails the request with a status from 400 to 499, and does not raise.
+        """Judge a request that has come to the gate. OPEN lets it go on at once. What it says in its `params` may be
+        anything: a gate that cannot make sense of it fails the request with a status from 400 to 499, and does not
+        raise.
         """
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
@@ -101,21 +104,22 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
         return {}
 
     def cancel(self, req: Req) -> None:  # optional: most gates keep nothing of a request
-        """The request has ended before it went through: it was aborted, its time ran out, or another gate failed it.
+        """Forget a request that has ended before it went through: it was aborted, its time ran out, or another gate
+        failed it.
 
         Also called for one that this gate has let through and a later gate has not, and for one that it has failed
         itself. Of a request that it keeps nothing of it must not mind.
         """
 
     def finished(self, req: Req) -> bool:
-        """A request that went through all gates has ended, whichever way. True keeps its KV, status HELD, until
-        `released` names it.
+        """Learn that a request which went through all gates has ended, whichever way. True keeps its KV, status HELD,
+        until `released` names it.
         """
         return False
 
     def released(self) -> Iterable[str]:
-        """Rids of held requests that may go now. Once per step while this gate holds somebody."""
+        """Rids of held requests that may go now. Once per step while this gate holds a request."""
         return ()
 
     def drop(self, req: Req) -> None:  # optional: only a gate that holds needs it
-        """A request that is held has to go at once: it was aborted, or `released` has raised."""
+        """Let a held request go at once: it was aborted, or `released` has raised."""

@@ -47,11 +47,12 @@ class ApiRouter(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: ApiContext) -> str | None:
-        """None, or the reason why it cannot serve here."""
+        """Return None, or the reason why it cannot serve here."""
         return None
 
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
-        """The routes, with full paths. Bad input is answered with 4xx in this API's own error format, which errors of
-        the server at these paths take too (`pegboard.core.toolkit.http.routing.api_router(errors=...)`); InvalidRequest
-        carries status and field. A path that two routers claim stops the start."""
+        """Return the routes, with full paths. Bad input is answered with 4xx in this API's own error format, which
+        errors of the server at these paths take too (`pegboard.core.toolkit.http.routing.api_router(errors=...)`);
+        InvalidRequest carries status and field. A path that two routers claim stops the start.
+        """

@@ -42,7 +42,7 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: AttentionContext) -> str | None:
-        """None, or the reason why it cannot serve these layers on this device."""
+        """Return None, or the reason why it cannot serve these layers on this device."""
         return None
 
     @abc.abstractmethod

@@ -136,8 +136,8 @@ ABORTED_BY_CLIENT = 499
 
 
 def failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
-    """The error that an output's end is. One that the client asked for is none: what was generated until then is the
-    answer.
+    """Return the error that an output's end is. One that the client asked for is none: what was generated until then is
+    the answer.
     """
     if reason is None or reason.get("type") != "abort":
         return None
@@ -169,8 +169,8 @@ class OutputStream(abc.ABC):
         raise NotImplementedError
 
     def take(self) -> OutputChunk | None:
-        """What is new; None where nothing is. Raises as iterating does. After the chunk with a finish reason there is
-        none.
+        """Return what is new; None where nothing is. Raises as iterating does. After the chunk with a finish reason
+        there is none.
         """
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class EngineClient(abc.ABC):
     async def submit(self, request: GenerateRequest) -> OutputStream:
         """Validate, tokenise and send; return once the scheduler accepted.
 
-        Raises InvalidRequest with an HTTP status and the field's name where anybody on the way refused.
+        Raises InvalidRequest with an HTTP status and the field's name where anything on the way refused.
         """
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
@@ -222,8 +222,8 @@ class EngineClient(abc.ABC):
             raise
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of texts, without holding up the event loop. Raises InvalidRequest for a text that cannot fit into
-        the model's context.
+        """Return token ids of texts, without holding up the event loop. Raises InvalidRequest for a text that cannot
+        fit into the model's context.
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
@@ -247,7 +247,7 @@ class EngineClient(abc.ABC):
 
     @abc.abstractmethod
     async def server_info(self) -> dict[str, Any]:
-        """Configuration (redacted) and the scheduler's counters, as plain values."""
+        """Return the configuration (redacted) and the scheduler's counters, as plain values."""
 
     @abc.abstractmethod
     async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -6,4 +6,4 @@ from collections.abc import Callable
 
 Clock = Callable[[], float]
 """Monotonic seconds: `time.monotonic` in an engine, virtual time in the policy lab. Scheduler, policies and gates ask
-nobody else, so that a simulated run behaves as a real one."""
+no other, so that a simulated run behaves as a real one."""

@@ -102,7 +102,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
     "executes one forward batch: logits, processors, sampling",
     suite=f"{_S}.model_runner:ModelRunnerContract",
     capabilities={
-        "fused_sampling": "samples inside the forward call, without materialising logits where nobody reads them",
+        "fused_sampling": "samples inside the forward call, without materialising logits where nothing reads them",
         "graph": "replays captured graphs for decode steps",
         "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
         "input_logprobs": "returns the logprobs of prompts' tokens when asked",
@@ -169,7 +169,7 @@ SCHEDULE_POLICY: Contract[SchedulePolicy, SchedulePolicyContext] = Contract(
     capabilities={
         "cache_aware": "reads the prefix cache to order the queue",
         "preempts": "may let a waiting request push out running ones",
-        "aging": "waiting counts, so that nobody is overtaken for ever",
+        "aging": "waiting counts, so that no request is overtaken for ever",
     },
 )
 

@@ -83,7 +83,7 @@ class GrammarMatcher(abc.ABC):
         """Whether the output is complete and nothing but an end-of-sequence token may follow, or has followed."""
 
     def forced(self) -> Sequence[int]:
-        """Tokens that must come next, as the tokenizer would write them; empty where there is a choice. Does not
+        """Return tokens that must come next, as the tokenizer would write them; empty where there is a choice. Does not
         change the position. Needs the capability `jump_ahead`.
         """
         return ()
@@ -99,7 +99,7 @@ class CompiledGrammar(abc.ABC):
 
     @abc.abstractmethod
     def matcher(self) -> GrammarMatcher:
-        """A matcher at the beginning."""
+        """Return a matcher at the beginning."""
 
 
 class GrammarBackend(abc.ABC, Generic[OptionsT]):
@@ -113,15 +113,15 @@ class GrammarBackend(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: GrammarContext) -> str | None:
-        """None, or the reason why it cannot work with this tokenizer."""
+        """Return None, or the reason why it cannot work with this tokenizer."""
         return None
 
     @abc.abstractmethod
     def compile(self, grammar: Grammar) -> bytes:
-        """The compiled grammar, fit to be sent to the scheduler's process. Raises InvalidRequest for a grammar that is
-        invalid or that it cannot honour, saying what is wrong with it.
+        """Return the compiled grammar, fit to be sent to the scheduler's process. Raises InvalidRequest for a grammar
+        that is invalid or that it cannot honour, saying what is wrong with it.
         """
 
     @abc.abstractmethod
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
-        """What `compile` made, for use. Fast (milliseconds), and for trusted bytes only."""
+        """Return what `compile` made, for use. Fast (milliseconds), and for trusted bytes only."""

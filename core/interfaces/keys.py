@@ -16,7 +16,7 @@ T = TypeVar("T")
 class PrefixMemo:
     """What caches have worked out about one sequence of tokens (its pages' hashes, say), so that it is done once.
 
-    It belongs to whoever owns the sequence and goes along in every key of it, whatever the key's length. The sequence
+    It belongs to the sequence's owner and goes along in every key of it, whatever the key's length. The sequence
     may grow and never changes otherwise, and it stays in one namespace. A memo is a help and no proof: a cache answers
     the same with a memo as without.
 
@@ -32,7 +32,7 @@ class PrefixMemo:
         self._values: dict[object, Any] = {}
 
     def of(self, name: object, make: Callable[[], T]) -> T:
-        """The value kept under `name` (hashable, by convention led by the plugin's name), made at first use."""
+        """Return the value kept under `name` (hashable, by convention led by the plugin's name), made at first use."""
         value: T | None = self._values.get(name)
         if value is None:
             value = self._values[name] = make()
@@ -57,5 +57,5 @@ class PrefixKey:
         return int(self.tokens.shape[0])
 
     def head(self, n: int) -> PrefixKey:
-        """The same key cut to its first `n` tokens (a view, no copy)."""
+        """Return the same key cut to its first `n` tokens (a view, no copy)."""
         return PrefixKey(self.tokens[:n], self.namespace, self.memo)

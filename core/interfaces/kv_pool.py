@@ -29,7 +29,7 @@ class KVPool(abc.ABC, Generic[OptionsT]):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
     So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory;
-    what is in a free slot is undefined and may be NaN, so nobody may read one, not even multiplied by zero.
+    what is in a free slot is undefined and may be NaN, so no code may read one, not even multiplied by zero.
     """
 
     def __init__(self, options: OptionsT, ctx: KVPoolContext) -> None:
@@ -39,13 +39,13 @@ class KVPool(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: KVPoolContext) -> str | None:
-        """None, or the reason why this pool cannot hold these layers."""
+        """Return None, or the reason why this pool cannot hold these layers."""
         return None
 
     @classmethod
     @abc.abstractmethod
     def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
-        """Bytes that one token takes in all layers; asked before the pool is built, to size it."""
+        """Return bytes that one token takes in all layers; asked before the pool is built, to size it."""
 
     @abc.abstractmethod
     def keys(self, layer_id: int) -> torch.Tensor:

@@ -50,12 +50,12 @@ class LogitsProcessor(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: LogitsProcessorContext) -> str | None:
-        """None, or the reason why it cannot work here."""
+        """Return None, or the reason why it cannot work here."""
         return None
 
     @abc.abstractmethod
     def wants(self, params: SamplingParams) -> bool:
-        """Whether a request with these parameters takes part. Asked once per request; a batch without one costs
+        """Return whether a request with these parameters takes part. Asked once per request; a batch without one costs
         nothing. Raises InvalidRequest, naming the parameter, for what it cannot do: the request is refused.
         """
 

@@ -56,8 +56,9 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new tensor,
-        which the caller may change in place."""
+        """Return logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new
+        tensor, which the caller may change in place.
+        """
 
 
 class ModelFamily(abc.ABC, Generic[OptionsT]):
@@ -69,8 +70,8 @@ class ModelFamily(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: ModelContext) -> str | None:
-        """None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never loads
-        weights.
+        """Return None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never
+        loads weights.
         """
         return None
 
@@ -100,4 +101,6 @@ class ProbeRun(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        """Logits float32 [len, vocab] of every position of each prompt, from ragged batches of several prompts."""
+        """Return logits float32 [len, vocab] of every position of each prompt, from ragged batches of several
+        prompts.
+        """

@@ -50,7 +50,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: ModelRunnerContext) -> str | None:
-        """None, or the reason why it cannot run this model."""
+        """Return None, or the reason why it cannot run this model."""
         return None
 
     @abc.abstractmethod
@@ -84,14 +84,15 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         return self.execute(batch, sampling)
 
     def stage_times(self) -> dict[str, float]:
-        """Seconds spent in each stage of the forward passes since the last call, by the stages' names in their order.
+        """Return seconds spent in each stage of the forward passes since the last call, by the stages' names in their
+        order.
 
         Empty where the runner does not measure, as here. It must cost next to nothing: it is on all the time.
         """
         return {}
 
     def weight_bytes(self) -> int | None:
-        """Bytes of the matrices that a decode step multiplies by, as they are kept; None, as here, where a runner does
-        not know.
+        """Return bytes of the matrices that a decode step multiplies by, as they are kept; None, as here, where a
+        runner does not know.
         """
         return None

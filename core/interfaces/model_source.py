@@ -30,18 +30,21 @@ class ModelSource(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: ModelSourceContext) -> str | None:
-        """None when the reference is of this source's kind, or the reason why not. Looks, but fetches nothing."""
+        """Return None when the reference is of this source's kind, or the reason why not. Looks, but fetches
+        nothing.
+        """
         return None
 
     @abc.abstractmethod
     def prepare(self) -> Path:
-        """The directory; fetched or converted first where needed, once and atomically, safe with concurrent starters.
+        """Return the directory; fetched or converted first where needed, once and atomically, safe with concurrent
+        starters.
 
         Raises ModelError saying what is missing and what to do.
         """
 
     @abc.abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not
+        """Return the model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not
         happened.
         """

@@ -17,8 +17,8 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
-        """Which of the capabilities that the record declares the provider has with these options: all by default. None
-        can be added. Asked before the provider is imported, so it may import nothing heavy.
+        """Return which of the capabilities that the record declares the provider has with these options: all by
+        default. None can be added. Asked before the provider is imported, so it may import nothing heavy.
         """
         return declared
 

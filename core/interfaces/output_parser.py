@@ -85,12 +85,12 @@ class ParserStream(abc.ABC):
 
     @abc.abstractmethod
     def feed(self, text: str) -> list[OutputEvent]:
-        """What the next piece of text brings. What might be the beginning of a marker is held back."""
+        """Return what the next piece of text brings. What might be the beginning of a marker is held back."""
 
     @abc.abstractmethod
     def finish(self) -> list[OutputEvent]:
-        """The rest, when the text has ended. A call that is incomplete or no valid call becomes Content, unless its
-        start has already been told: then its arguments end where the text does. Nothing is lost but markers, and
+        """Return the rest, when the text has ended. A call that is incomplete or no valid call becomes Content, unless
+        its start has already been told: then its arguments end where the text does. Nothing is lost but markers, and
         the whitespace around them.
         """
 
@@ -107,44 +107,44 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: OutputParserContext) -> str | None:
-        """None, or the reason why this model does not write so. Asked where the config says `auto`."""
+        """Return None, or the reason why this model does not write so. Asked where the config says `auto`."""
         return None
 
     @abc.abstractmethod
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        """A parser of one answer. `tools` are the functions of the request: a call of any other is not a call, unless
-        there are none at all, when every name will do. `prompt` is the text before the answer, whose end may have
-        opened a thinking block.
+        """Return a parser of one answer. `tools` are the functions of the request: a call of any other is not a call,
+        unless there are none at all, when every name will do. `prompt` is the text before the answer, whose end may
+        have opened a thinking block.
         """
 
     def constraint(
         self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        """A grammar that makes the answer consist of at least one call (of the function `name`, where given; of one
-        only, unless `parallel`) and of nothing else, in the format that `stream` reads: behind the last call it ends.
-        Without `required` other text is as good, and only calls have to fit. None where the parser has none.
+        """Return a grammar that makes the answer consist of at least one call (of the function `name`, where given; of
+        one only, unless `parallel`) and of nothing else, in the format that `stream` reads: behind the last call it
+        ends. Without `required` other text is as good, and only calls have to fit. None where the parser has none.
         """
         return None
 
     def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
-        """How answers that follow ``constraint(tools)`` begin: with one of these texts, white space apart. By them an
-        answer of calls is told from one with a form of its own, so they are as long as it takes to know. Needs the
-        capability `opens`; empty without it.
+        """Return how answers that follow ``constraint(tools)`` begin: with one of these texts, white space apart. By
+        them an answer of calls is told from one with a form of its own, so they are as long as it takes to know. Needs
+        the capability `opens`; empty without it.
         """
         return ()
 
     def instructions(self, tools: Sequence[ToolFunction]) -> str:
-        """A system message that explains tools and format to a model whose chat template does not read `tools`; ""
-        where the parser has none.
+        """Return a system message that explains tools and format to a model whose chat template does not read `tools`;
+        "" where the parser has none.
         """
         return ""
 
     def write_calls(self, calls: Sequence[EarlierCall]) -> str:
-        """The text that stands for these calls (name, arguments: an object), such that `stream` reads them: what a chat
-        template that does not know of calls is shown of earlier ones. "" where the parser has no format.
+        """Return the text that stands for these calls (name, arguments: an object), such that `stream` reads them: what
+        a chat template that does not know of calls is shown of earlier ones. "" where the parser has no format.
         """
         return ""
 
     def call_id(self) -> str:
-        """A new call's id. Some models' templates want ids of a certain form."""
+        """Return a new call's id. Some models' templates want ids of a certain form."""
         return f"call_{secrets.token_hex(12)}"

@@ -45,25 +45,25 @@ class Pooler(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: PoolerContext) -> str | None:
-        """None, or the reason why the model is not pooled so. Asked where the config says `auto`."""
+        """Return None, or the reason why the model is not pooled so. Asked where the config says `auto`."""
         return None
 
     @abc.abstractmethod
     def rows(self, span: PoolSpan) -> range:
-        """Positions within `span` whose hidden states it needs, as offsets from `span.start`; often none."""
+        """Return positions within `span` whose hidden states it needs, as offsets from `span.start`; often none."""
 
     @abc.abstractmethod
     def first(self, length: int) -> int:
-        """The first position of a prompt of this length whose hidden state it needs: what is cached before it need not
-        be computed again.
+        """Return the first position of a prompt of this length whose hidden state it needs: what is cached before it
+        need not be computed again.
         """
 
     @abc.abstractmethod
     def reduce(self, hidden: torch.Tensor, spans: Sequence[PoolSpan]) -> torch.Tensor:
-        """One partial result float32 [len(spans), hidden] per span from the hidden states of `rows` of all of them, one
-        after the other, [rows, hidden], after the final norm. Every span has rows.
+        """Return one partial result float32 [len(spans), hidden] per span from the hidden states of `rows` of all of
+        them, one after the other, [rows, hidden], after the final norm. Every span has rows.
         """
 
     @abc.abstractmethod
     def combine(self, partials: Sequence[NDArray[np.float32]], length: int) -> NDArray[np.float32]:
-        """The vector float32 [hidden] of a prompt of `length` tokens from its partial results, in order."""
+        """Return the vector float32 [hidden] of a prompt of `length` tokens from its partial results, in order."""

@@ -87,7 +87,7 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: PrefixCacheContext) -> str | None:
-        """None, or the reason why this cache cannot work here (an unsupported page size, say)."""
+        """Return None, or the reason why this cache cannot work here (an unsupported page size, say)."""
         return None
 
     @abc.abstractmethod
@@ -98,8 +98,8 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         """
 
     def matched_length(self, key: PrefixKey) -> int:
-        """How many tokens `match` would find, for who orders a queue by it. Touches what `match` touches, and no more
-        than that. This default calls it; a cache that can count without collecting slots overrides it.
+        """Return how many tokens `match` would find, for who orders a queue by it. Touches what `match` touches, and no
+        more than that. This default calls it; a cache that can count without collecting slots overrides it.
         """
         return len(self.match(key))
 

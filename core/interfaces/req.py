@@ -81,7 +81,7 @@ class TokenBuffer:
         self._len += 1
 
     def view(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Tokens [start, stop) as a view, valid until the next append."""
+        """Return tokens [start, stop) as a view, valid until the next append."""
         return self._data[start : self._len if stop is None else min(stop, self._len)]
 
 
@@ -282,12 +282,12 @@ class Req:
         return 0 if limit is None else max(0, limit - self.output_len)
 
     def key(self, length: int | None = None) -> PrefixKey:
-        """Its cache key over the first `length` tokens (all by default)."""
+        """Return its cache key over the first `length` tokens (all by default)."""
         return PrefixKey(self.tokens.view(0, length), self.namespace, self.memo)
 
     def matchable_key(self) -> PrefixKey:
-        """The part that a cached prefix may cover: at least one token is left to compute, for its logits, and all
-        tokens whose logits give a logprob that is wanted and not known, or whose hidden states are pooled.
+        """Return the part that a cached prefix may cover: at least one token is left to compute, for its logits, and
+        all tokens whose logits give a logprob that is wanted and not known, or whose hidden states are pooled.
         """
         most = self.seq_len - 1
         if self.logprobs is not None and self.logprobs.start is not None:

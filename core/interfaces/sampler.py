@@ -60,18 +60,18 @@ class Sampler(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: SamplerContext) -> str | None:
-        """None, or the reason why it cannot sample here."""
+        """Return None, or the reason why it cannot sample here."""
         return None
 
     def wants(self, params: SamplingParams) -> bool:
-        """Whether a request has parameters for this sampler. Asked once per request, with the capability `params`
-        alone. Raises InvalidRequest, naming the parameter, for what it cannot do: the request is refused.
+        """Return whether a request has parameters for this sampler. Asked once per request, with the capability
+        `params` alone. Raises InvalidRequest, naming the parameter, for what it cannot do: the request is refused.
         """
         return False
 
     @abc.abstractmethod
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """Tokens int64 [n] from `logits` float32 [n, vocab], which it may overwrite.
+        """Return tokens int64 [n] from `logits` float32 [n, vocab], which it may overwrite.
 
         A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step
         alone, not on the other rows. A row without a finite logit raises ValueError naming the row.
@@ -82,5 +82,6 @@ class Sampler(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        """Logprobs of `tokens` int64 [n] and of whatever `batch.logprobs` asks for, from logits float32 [n, vocab] as
-        they were before `sample`; does not change them."""
+        """Return logprobs of `tokens` int64 [n] and of whatever `batch.logprobs` asks for, from logits float32 [n,
+        vocab] as they were before `sample`; does not change them.
+        """

@@ -39,7 +39,7 @@ class SchedulePolicy(abc.ABC, Generic[OptionsT]):
     """
 
     preempts = False
-    """Whether `preempt` may name anybody; without it a full engine does not order its queue."""
+    """Whether `preempt` may name any request; without it a full engine does not order its queue."""
 
     def __init__(self, options: OptionsT, ctx: SchedulePolicyContext) -> None:
         self.options = options
@@ -47,20 +47,20 @@ class SchedulePolicy(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: SchedulePolicyContext) -> str | None:
-        """None, or the reason why it cannot work here."""
+        """Return None, or the reason why it cannot work here."""
         return None
 
     @abc.abstractmethod
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
-        """The waiting requests, each exactly once, most urgent first, in a list of its own. Ties keep the order that
-        they have in `waiting`: their ids, hashes and places in memory decide nothing. Changes neither argument.
+        """Return the waiting requests, each exactly once, most urgent first, in a list of its own. Ties keep the order
+        that they have in `waiting`: their ids, hashes and places in memory decide nothing. Changes neither argument.
 
         A retracted request is waiting again: `timing.queued` is new then, `timing.ready` is not. Equal requests and
         times and an equal seed give the same order in every process.
         """
 
     def victims(self, running: Sequence[Req]) -> list[Req]:
-        """The running requests, each exactly once, the first to be retracted first.
+        """Return the running requests, each exactly once, the first to be retracted first.
 
         The default follows SGLang: fewest generated tokens first (least work lost), and of these the longest prompt
         first.
@@ -68,13 +68,14 @@ class SchedulePolicy(abc.ABC, Generic[OptionsT]):
         return sorted(running, key=lambda req: (req.output_len, -req.input_len))
 
     def preempt(self, req: Req, running: Sequence[Req]) -> list[Req]:
-        """Running requests that `req` may push out, the first to go first; asked when `req` is next and does not fit.
+        """Return running requests that `req` may push out, the first to go first; asked when `req` is next and does not
+        fit.
 
         They are retracted one by one only if enough of them make room for it; otherwise none is. Empty by default:
-        whoever runs may go on.
+        the running requests may go on.
         """
         return []
 
     def stats(self) -> dict[str, float]:
-        """What the policy has to tell of itself, as totals since the start (how often it fell back, say)."""
+        """Return what the policy has to tell of itself, as totals since the start (how often it fell back, say)."""
         return {}

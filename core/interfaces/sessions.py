@@ -100,7 +100,7 @@ class SessionStore(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def stats(self) -> dict[str, object]:
-        """Figures for `/server_info`."""
+        """Return figures for `/server_info`."""
 
 
 class NoSessions(SessionStore[NoOptions]):

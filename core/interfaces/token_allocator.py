@@ -33,7 +33,7 @@ class TokenAllocator(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: TokenAllocatorContext) -> str | None:
-        """None, or the reason why this allocator cannot work here."""
+        """Return None, or the reason why this allocator cannot work here."""
         return None
 
     @property

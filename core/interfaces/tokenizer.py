@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         ...
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for an unknown id."""
+        """Return the token as the vocabulary spells it; None for an unknown id."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a conversation. Raises InvalidRequest where the model has no template or the template
-        refuses.
+        """Return the prompt text of a conversation. Raises InvalidRequest where the model has no template or the
+        template refuses.
         """
         ...

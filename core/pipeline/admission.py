@@ -36,7 +36,7 @@ class NewTokenRatio:
     """Which part of its allowed tokens a running request is expected to generate. Adapts as in SGLang.
 
     Starts at `start` x conservativeness, decays linearly over `decay_steps` decode steps to `floor` x start, and
-    jumps after a retraction to what would have avoided it. `clip` bounds what any request is reckoned with.
+    jumps after a retraction to what would have avoided it. `clip` bounds what is expected of any request.
     """
 
     start: float
@@ -85,7 +85,7 @@ class PrefillAdder:
     `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join. `apart` are
     requests that hold memory and decode again soon: their growth counts as well.
 
-    Others are reckoned with at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
+    Others count at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
     end, so for one of those the whole course of memory is played through (`_survives`).
     """
 
@@ -104,7 +104,7 @@ class PrefillAdder:
         self.items: list[PrefillItem] = []
         self._memory = memory
         self._page = memory.page_size
-        # However many decodes are mixed in, somebody may join them.
+        # However many decodes are mixed in, one request may join them.
         self._rem_input = max(1, max_prefill_tokens - decode_tokens)
         # However many decodes are mixed in, a chunk gets on by at least one page.
         self._rem_chunk = None if chunk_size is None else max(self._page, chunk_size - decode_tokens)
@@ -159,14 +159,14 @@ class PrefillAdder:
         return len(self.items) >= self._max_new_rows
 
     def could_take(self, req: Req, *, has_chunked: bool) -> bool:
-        """Whether this prefill's own budgets admit the request, if memory does and nothing of it is cached."""
+        """Return whether this prefill's own budgets admit the request, if memory does and nothing of it is cached."""
         take = self._chunk(req.seq_len)
         if take <= 0 or (take < req.seq_len and has_chunked):
             return False
         return not self.items or take <= self._rem_input
 
     def makes_way(self, victims: Sequence[Req], req: Req) -> int:
-        """How many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough."""
+        """Return how many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough."""
         share = 0
         for count, free in enumerate(self._memory.available_without(victims), start=1):
             share += self._share(victims[count - 1])
@@ -179,12 +179,12 @@ class PrefillAdder:
         return 0
 
     def gave_way(self, victim: Req) -> None:
-        """A running request was retracted: its row is free, and its growth no longer counts."""
+        """Note that a running request was retracted: its row is free, and its growth no longer counts."""
         self._max_new_rows += 1
         self._reserved -= self._share(victim)
 
     def full(self) -> bool:
-        """Whether a budget of this prefill is used up."""
+        """Return whether a budget of this prefill is used up."""
         return self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0)
 
     def _verdict(self, req: Req, left: int, has_chunked: bool) -> AddResult:
@@ -200,7 +200,9 @@ class PrefillAdder:
         return AddResult.CONTINUE
 
     def _chunk(self, left: int) -> int:
-        """How many of `left` tokens this prefill can take; a part that is not the last ends on a page boundary."""
+        """Return how many of `left` tokens this prefill can take; a part that is not the last ends on a page
+        boundary.
+        """
         if self._rem_chunk is None or left <= self._rem_chunk:
             return left
         return max(0, self._rem_chunk) // self._page * self._page
@@ -220,8 +222,8 @@ class PrefillAdder:
         return self._pages(left + self._growth(req)) <= self.rem_total
 
     def _survives(self, req: Req, left: int, free: int, gone: AbstractSet[int] = frozenset()) -> bool:
-        """Whether `free` tokens suffice from now on until everybody has ended, with `req` among them, and without the
-        running requests whose `id` is in `gone`. After SGLang's add_one_req_ignore_eos.
+        """Return whether `free` tokens suffice from now on until everybody has ended, with `req` among them, and
+        without the running requests whose `id` is in `gone`. After SGLang's add_one_req_ignore_eos.
 
         Requests end in the order of what they have left: exactly all of it where end-of-sequence tokens are ignored,
         and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
@@ -251,9 +253,9 @@ class PrefillAdder:
         return min(req.remaining_tokens, self._clip)
 
     def _share(self, req: Req) -> int:
-        """What a running request is reckoned with."""
+        """Return how many tokens a running request is expected to add."""
         return int(self._growth(req) * self._ratio)
 
     def _pages(self, tokens: int) -> int:
-        """Tokens, rounded up to whole pages."""
+        """Return tokens, rounded up to whole pages."""
         return -(-tokens // self._page) * self._page

@@ -12,7 +12,7 @@ from pegboard.core.toolkit.text.encoding import overflow
 
 
 def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
-    """A request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
+    """Return a request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
     seed = message.sampling.seed
     logprobs = None
     if message.logprobs is not None:
@@ -41,13 +41,13 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
 
 
 def refusal(message: TokenizedRequest, status: int, code: str, text: str, *, param: str = "") -> Rejected:
-    """The answer to a request of which nothing is kept."""
+    """Return the answer to a request of which nothing is kept."""
     return Rejected(rid=message.rid, status=status, code=code, message=text, param=param)
 
 
 def bad_length(message: TokenizedRequest, max_context_len: int) -> Rejected | None:
-    """A refusal where the prompt is empty, leaves no room for a token, or wants more of them than a row holds; intake
-    has seen to all of that, unless it still thinks of a scheduler that had more memory.
+    """Return a refusal where the prompt is empty, leaves no room for a token, or wants more of them than a row holds;
+    intake has seen to all of that, unless it still thinks of a scheduler that had more memory.
     """
     length, wanted = len(message.prompt) // 4, message.sampling.max_new_tokens or 0
     if not length:
@@ -86,7 +86,7 @@ class QueueBounds:
         return None if self.tokens is None else self.memory + self.tokens
 
     def refuse(self, message: TokenizedRequest, requests: int, tokens: int) -> Rejected | None:
-        """A refusal where so many run and wait that with this one more would wait than may."""
+        """Return a refusal where so many run and wait that with this one more would wait than may."""
         if self.most_requests is not None and requests >= self.most_requests:
             return refusal(message, 503, "queue_full", f"{self.requests} requests are waiting, try again later")
         length = len(message.prompt) // 4

@@ -60,11 +60,11 @@ class BatchBuilder:
         self._info_of = NEVER
 
     def flags(self, req: Req) -> int:
-        """The flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
+        """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
         return flags_of(req, self._asked)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
-        """One token for each running request that may have one more; None when there is none.
+        """Make a batch of one token for each running request that may have one more; None when there is none.
 
         Their rows have room for it. `flight` is the number of the step under way (NEVER: none): the tokens that it
         samples are not known yet. The running batch then counts the new tokens as scheduled.
@@ -112,8 +112,8 @@ class BatchBuilder:
     def extend(
         self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int, split: bool = False
     ) -> Step:
-        """A prefill, with decodes of the running batch mixed in at its end. Requests whose prompt is through join the
-        running batch; with `split`, only at `join`.
+        """Make a prefill, with decodes of the running batch mixed in at its end. Requests whose prompt is through
+        join the running batch; with `split`, only at `join`.
         """
         number = next(self._numbers)
         active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
@@ -169,7 +169,7 @@ class BatchBuilder:
         running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
 
     def idle(self) -> ModelWorkerBatch:
-        """A batch without tokens, for a rank that has nothing to do while others do."""
+        """Make a batch without tokens, for a rank that has nothing to do while others do."""
         none = np.empty(0, np.int64)
         return ModelWorkerBatch(
             bid=next(self._numbers),
@@ -188,8 +188,8 @@ class BatchBuilder:
         )
 
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
-        """One part of a prefill that runs `layers` at a time: the step itself, as its last part; before that, one that
-        samples nothing. See Planner.
+        """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
+        one that samples nothing. See Planner.
         """
         part = SplitPart(layers, first, last)
         # What the row table owes the worker goes with the first part; later ones carry what came since.
@@ -197,21 +197,21 @@ class BatchBuilder:
         work = replace(step.work, part=part, table=table)
         if last:
             return replace(step, work=work)
-        nobody = np.empty(0, np.int64)
+        none = np.empty(0, np.int64)
         return replace(
             step,
             number=next(self._numbers),
             work=work,
             sampled=[],
-            left=nobody,
-            flags=nobody,
+            left=none,
+            flags=none,
             final=False,
             whole=step,
             wanted=None,
         )
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
-        """Requests [start, stop) of a failed step as a step of their own; None where none of them is left.
+        """Return requests [start, stop) of a failed step as a step of their own; None where none of them is left.
 
         Those that have ended since, or went back to the queue, are left out. Whatever was under way before it must be
         settled. Its KV goes to the same places.
@@ -249,7 +249,7 @@ class BatchBuilder:
         return _with(one, side_outputs.find(batch, sampled, work.sample_rows, self._pooler))
 
     def _work(self, batch: ScheduleBatch, sampled: list[Req]) -> ModelWorkerBatch:
-        """The worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
+        """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
         rows = np.fromiter((req.kv.row for req in reqs), np.int64, len(reqs))
         host = self._memory.rows.host
@@ -327,14 +327,16 @@ def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
 
 
 def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:
-    """A copy of the active requests' values; `whole` says that this is all of them."""
+    """Return a copy of the active requests' values; `whole` says that this is all of them."""
     return values.copy() if whole else values[active]
 
 
 def _inputs(
     running: RunningBatch, active: NDArray[np.int64], flight: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """The newest token of each; -1, and its index in the second array, where the step `flight` is sampling it."""
+    """Return the newest token of each; -1, and its index in the second array, where the step `flight` is sampling
+    it.
+    """
     ids = running.last[active]
     if flight == NEVER:
         return ids, None
@@ -357,13 +359,13 @@ def _schedule(
 
 
 def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:
-    """Tokens [start, stop) of a request, -1 for the one that it does not know yet."""
+    """Return tokens [start, stop) of a request, -1 for the one that it does not know yet."""
     known = req.tokens.view(start, stop)
     return known if known.shape[0] == stop - start else np.full(stop - start, -1, np.int64)
 
 
 def _row(req: Req, pending: int) -> SamplingRow:
-    """Views of the growing token buffers: made anew each step, because an append may have moved them."""
+    """Make views of the growing token buffers, anew for each step: an append may have moved them."""
     return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending, _MEMOS.of(req))
 
 

@@ -62,12 +62,12 @@ class Culprits:
         return made
 
     def name(self, made: object) -> str:
-        """The provider's name, or the class's where nothing is known of it."""
+        """Return the provider's name, or the class's where nothing is known of it."""
         culprit = self._find(made)
         return type(made).__name__ if culprit is None else culprit.provider
 
     def of(self, error: BaseException) -> Culprit | None:
-        """Whose method was at work, the innermost one of several; None where none of the known was."""
+        """Return whose method was at work, the innermost one of several; None where none of the known was."""
         for one in _causes(error):
             if isinstance(one, BadTokens | NoFiniteLogit):
                 return self._find(one.by)
@@ -100,7 +100,7 @@ class Culprits:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The first cause first, the error itself last."""
+    """Yield an error's causes, the first one first, and the error itself last."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in chain:

@@ -26,7 +26,7 @@ class Executor(Protocol):
         """Run a part of a failed batch at once, without step hooks. Nothing else may be under way."""
 
     def healthy(self) -> bool:
-        """Whether another forward pass has a chance; False once the device itself has failed."""
+        """Return whether another forward pass has a chance; False once the device itself has failed."""
 
     def close(self) -> None:
         """Wait for what is under way and take nothing more."""

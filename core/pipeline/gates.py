@@ -93,7 +93,7 @@ class GateKeeper:
         return {post.name: post.failures for post in self._posts}
 
     def waiting_on(self) -> list[dict[str, object]]:
-        """Blocked requests, for whoever wonders: rid, gate, reason, progress (None: unknown) and seconds so far."""
+        """Blocked requests, for operators: rid, gate, reason, progress (None: unknown) and seconds so far."""
         now = self._clock()
         return [
             {
@@ -128,7 +128,7 @@ class GateKeeper:
         return verdict if verdict.state is GateState.FAILED else None
 
     def poll(self) -> GateNews:
-        """What the gates have to say now, and whose time is up."""
+        """Return what the gates have to say now, and whose time is up."""
         news = GateNews()
         for post in self._posts:
             if post.blocked:
@@ -138,13 +138,15 @@ class GateKeeper:
         return news
 
     def cancel(self, req: Req) -> None:
-        """A blocked request ends for a reason of its own."""
+        """End the wait of a blocked request that ends for a reason of its own."""
         visit = self._visits.pop(req.rid, None)
         if visit is not None:
             self._leave(req, visit)
 
     def finish(self, req: Req) -> bool:
-        """A request that was through has ended. Whether some gate holds it; its status is then the caller's to set."""
+        """Tell the gates that a request which was through has ended. Return whether one of them holds it; its status is
+        then the caller's to set.
+        """
         visit = self._visits.get(req.rid)
         if visit is None:
             return False
@@ -160,7 +162,7 @@ class GateKeeper:
         return True
 
     def drop(self, req: Req) -> None:
-        """A held request has to go at once."""
+        """Let a held request go at once."""
         visit = self._visits.pop(req.rid, None)
         if visit is None:
             return
@@ -213,7 +215,7 @@ class GateKeeper:
         try:
             verdicts = dict(post.gate.poll(waiting))
         except Exception as error:
-            # Whom it is about nobody can tell, so it is about all of them.
+            # It does not say which request it is about, so it is about all of them.
             failure = self._raised(post, "poll", error)
             verdicts = {req.rid: failure for req in waiting}
         now = self._clock()
@@ -255,7 +257,7 @@ class GateKeeper:
             free = [rid for rid in dict.fromkeys(post.gate.released()) if rid in post.held]
         except Exception as error:
             self._raised(post, "released", error)
-            # It will never name them, and KV that nobody frees is lost. So they go, and it is told.
+            # It will never name them, and KV that is never freed is lost. So they go, and it is told.
             free = list(post.held)
             for req in post.held.values():
                 self._ask(post, "drop", post.gate.drop, req)
@@ -271,7 +273,7 @@ class GateKeeper:
     # ---- guards ---------------------------------------------------------------------------------------------------
 
     def _ask(self, post: _Post, what: str, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
-        """A gate's answer about one request, or the failure that its exception makes of it."""
+        """Return a gate's answer about one request, or the failure that its exception makes of it."""
         try:
             return call(req), None
         except Exception as error:
@@ -288,7 +290,7 @@ class GateKeeper:
 
 
 def _checked(verdict: object) -> Verdict:
-    """The verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
+    """Return the verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
     if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
         raise TypeError(f"it answered {verdict!r}, which is not a verdict")
     if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):

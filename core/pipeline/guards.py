@@ -52,7 +52,7 @@ class GuardedHooks:
 
 
 def _requests(answer: Iterable[Req]) -> list[Req]:
-    """The answer as a list. Raises TypeError for what is none, or holds something that is not a request."""
+    """Return the answer as a list. Raises TypeError for what is none, or holds something that is not a request."""
     found = list(answer)
     if not set(map(type, found)) <= {Req}:
         raise TypeError("the answer holds what is not a request")
@@ -77,7 +77,7 @@ class GuardedPolicy:
         try:
             return bool(self._policy.preempts)
         except Exception:
-            self._failed("preempts", "nobody gives way")
+            self._failed("preempts", "no request gives way")
             return False
 
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> Sequence[Req]:
@@ -87,12 +87,12 @@ class GuardedPolicy:
             self._failed("order", "first come, first served")
             return list(waiting)
         if len(found) < len(waiting):
-            # Whoever it forgot comes last, and does not wait for ever.
+            # What it forgot comes last, and does not wait for ever.
             found = list(dict.fromkeys([*found, *waiting]))
         return found
 
     def victims(self, running: Sequence[Req]) -> Sequence[Req]:
-        """Somebody at least: whoever joined last where the policy names nobody."""
+        """Name one at least: the last one that joined, where the policy names none."""
         try:
             named = [req for req in _requests(self._policy.victims(list(running))) if req in running]
         except Exception:
@@ -104,7 +104,7 @@ class GuardedPolicy:
         try:
             return list(dict.fromkeys(_requests(self._policy.preempt(req, list(running)))))
         except Exception:
-            self._failed("preempt", "nobody gives way")
+            self._failed("preempt", "no request gives way")
             return ()
 
     def _failed(self, what: str, instead: str) -> None:

@@ -62,5 +62,5 @@ class OverlapLoop:
 
 
 def make_loop(name: str, scheduler: Driven) -> Loop:
-    """The loop that the config names."""
+    """Return the loop that the config names."""
     return OverlapLoop(scheduler) if name == "overlap" else NormalLoop(scheduler)

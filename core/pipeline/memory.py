@@ -39,7 +39,7 @@ RUN = 16
 
 
 class MemoryCorrupted(RuntimeError):
-    """Nobody can tell any more whom a page belongs to. There is no going on from here: the process starts anew."""
+    """The books no longer say whom a page belongs to. The process cannot go on, and starts anew."""
 
 
 class MemoryManager:
@@ -147,7 +147,7 @@ class MemoryManager:
         return True
 
     def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
-        """A request's slots of positions [start, stop), as a view."""
+        """Return a request's slots of positions [start, stop), as a view."""
         return self.rows.host[req.kv.row, start:stop]
 
     def cache_unfinished(self, req: Req) -> None:
@@ -190,7 +190,7 @@ class MemoryManager:
         return found
 
     def books_error(self) -> str | None:
-        """None when free + cached + held = all, or what is wrong with it."""
+        """Return None when free + cached + held = all, or what is wrong with it."""
         free, cached, total = self.allocator.free_tokens, self.cache.cached_tokens, self.total_tokens
         if free + cached + self.held_tokens != total:
             return f"free {free} + cached {cached} + held {self.held_tokens} tokens are not all {total}"

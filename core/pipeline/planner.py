@@ -81,7 +81,7 @@ class Planner:
     # ---- the plan -------------------------------------------------------------------------------------------------
 
     def plan(self, flight: Step | None) -> Step | None:
-        """Return the next step, with its memory allocated; None where there is nothing to do.
+        """Plan the next step, with its memory allocated; None where there is nothing to do.
 
         While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
         settles it and asks again. So no request is retracted or preempted while a token of its own is on its way.
@@ -105,7 +105,7 @@ class Planner:
         return self._plan_decode(flight)
 
     def _plan_decode(self, flight: Step | None) -> Step | None:
-        """Return a step that catches up with known tokens, else one that decodes, else the next part of a split
+        """Plan a step that catches up with known tokens, else one that decodes, else the next part of a split
         prefill; None as in `plan`.
         """
         room = self._make_room(flight)
@@ -146,7 +146,9 @@ class Planner:
         self.sitting[req] = self.clock()
 
     def come_back(self, req: Req) -> None:
-        """The request need not sit out any more: it is in the next batch, or queues again where it gave way."""
+        """Take back a request that need not sit out any more: it is in the next batch, or queues again where it gave
+        way.
+        """
         del self.sitting[req]
         if req.status is ReqStatus.RETRACTED:
             self.enqueue(req)
@@ -169,8 +171,8 @@ class Planner:
         return bool(found)
 
     def _catch_up(self, mixed: bool, flight: Step | None) -> Step | None:
-        """A step that computes what those ahead have gained, with the next token of all others (`mixed`). None where
-        memory does not suffice: they wait again then, or the results of `flight` are wanted first.
+        """Plan a step that computes what those ahead have gained, with the next token of all others (`mixed`). None
+        where memory does not suffice: they wait again then, or the results of `flight` are wanted first.
         """
         items: list[PrefillItem] = []
         left = self.chunk_size or self.settings.max_prefill_tokens
@@ -193,7 +195,7 @@ class Planner:
     # ---- split prefill --------------------------------------------------------------------------------------------
 
     def _next_part(self, split: SplitPrefill) -> Step:
-        """The next layers of the prefill that is under way; its requests join the running batch with the last."""
+        """Plan the next layers of the prefill that is under way; its requests join the running batch with the last."""
         done, split.done = split.done, split.done + self.split_layers
         last = split.done >= self.num_layers
         step = self.builder.split(split.step, self.split_layers, first=done == 0, last=last)
@@ -214,7 +216,9 @@ class Planner:
             self.rewind(step)
 
     def splits(self, req: Req) -> bool:
-        """Whether a request is in a prefill some of whose layers are still to come: its slots are being written to."""
+        """Return whether a request is in a prefill some of whose layers are still to come: its slots are being written
+        to.
+        """
         return self.split is not None and req in self.split.step.batch.reqs
 
     def _prefill(self, mixed: bool, flight: Step | None) -> Step | None:
@@ -287,7 +291,7 @@ class Planner:
     def _pushed_out(
         self, adder: PrefillAdder, req: Req, result: AddResult, flight: Step | None, has_chunked: bool
     ) -> bool:
-        """Whether running requests were retracted so that `req` fits. Only where that is known to be enough."""
+        """Retract running requests so that `req` fits. Only where that is known to be enough."""
         if not self.policy.preempts or not (result is AddResult.NO_TOKEN or adder.rows_full):
             return False
         if not adder.could_take(req, has_chunked=has_chunked):
@@ -310,7 +314,7 @@ class Planner:
 
     def _make_room(self, flight: Step | None) -> bool:
         """Room for one more token of every running request, by retraction where eviction is not enough. False where
-        nobody is left to run, or where the results of `flight` are wanted first.
+        no request is left to run, or where the results of `flight` are wanted first.
         """
         retracted = False
         while self.running and not self.memory.extend_running(self.running):
@@ -359,7 +363,7 @@ class Planner:
     def drop(self, req: Req) -> None:
         """Take a request out of whichever queue it is in."""
         if self.split is not None and all(one.finished for one in self.split.step.batch.reqs):
-            # Nobody wants the rest of it.
+            # No request wants the rest of it.
             self.split = None
         if req is self.chunked:
             self.chunked = None

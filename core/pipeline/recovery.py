@@ -1,4 +1,4 @@
-"""Recovery: a forward pass that raised is run again in halves, until whoever is to blame is alone."""
+"""Recovery: a forward pass that raised is run again in halves, until the request to blame is alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
-"""After so many requests have failed alone and none has passed, the fault is nobody's in particular: all fail."""
+"""After so many requests have failed alone and none has passed, the fault is not one request's: all fail."""
 
 
 class DeviceFailed(RuntimeError):
@@ -34,7 +34,7 @@ class Recovery:
         self._failed = 0
 
     def parts(self, step: Step, error: Exception) -> Iterator[tuple[Step, BatchResult | None, Exception]]:
-        """Parts of the step with their results, or with None and the error where a request failed alone.
+        """Yield parts of the step with their results, or with None and the error where a request failed alone.
 
         The caller commits each part before it asks for the next one. Raises DeviceFailed where another forward pass
         has no chance.

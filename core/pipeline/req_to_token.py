@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReqToTokenPool:
-    """`host` int32 [max_rows + 1, width]: the scheduler's table, which it reads and writes without waiting for anybody.
+    """`host` int32 [max_rows + 1, width]: the scheduler's table, which it reads and writes without waiting.
 
     Row 0 is padding and never handed out. `width` is the context length rounded up to whole pages, since a row lists
     whole pages. With `mirrored`, what is written is noted, and `take_changes` hands it out with each batch: a worker
@@ -38,7 +38,7 @@ class ReqToTokenPool:
         return self.max_rows - len(self._free)
 
     def alloc(self) -> int:
-        """A free row. Raises RuntimeError when there is none: admission has to keep within `free_rows`."""
+        """Return a free row. Raises RuntimeError when there is none: admission has to keep within `free_rows`."""
         if not self._free:
             raise RuntimeError("no free request row: admission let in more requests than there are rows")
         return self._free.pop()
@@ -69,7 +69,7 @@ class ReqToTokenPool:
             self._dirty.append(places)
 
     def take_changes(self) -> TableChanges | None:
-        """What was written since the last call; None for nothing, and where nobody mirrors the table."""
+        """Return what was written since the last call; None for nothing, and where no worker mirrors the table."""
         if not self._dirty:
             return None
         places = self._dirty[0] if len(self._dirty) == 1 else np.concatenate(self._dirty)
@@ -77,12 +77,14 @@ class ReqToTokenPool:
         return TableChanges(places, self.host.reshape(-1)[places])
 
     def send_again(self, changes: TableChanges | None) -> None:
-        """Changes that a failed batch may have kept from the worker go with the next batch too, as they are then."""
+        """Send changes that a failed batch may have kept from the worker with the next batch too, as they are then."""
         if changes is not None:
             self._dirty.append(changes.places)
 
     def device_table(self, device: torch.device) -> torch.Tensor:
-        """A worker's table int32 [max_rows + 1, width]: the host's own memory, or a copy where it is mirrored."""
+        """Return a worker's table int32 [max_rows + 1, width]: the host's own memory, or a copy where it is
+        mirrored.
+        """
         import torch
 
         shared = torch.from_numpy(self.host)

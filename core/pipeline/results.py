@@ -53,7 +53,7 @@ class ResultStage:
     ) -> tuple[list[Req], list[TokenOutput]]:
         """Update every request of the step; those that finished, in the batch's order, and what to send.
 
-        Requests that ended while the step was under way are left alone: their tokens are nobody's.
+        Requests that ended while the step was under way are left alone: their tokens are dropped.
         """
         batch = step.batch
         self.grammars.work.begin_step()
@@ -71,7 +71,9 @@ class ResultStage:
         return finished, outputs
 
     def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
-        """One token for each of many. Only those that may end, or that want more than their token, are looked at."""
+        """Commit one token for each of many. Only those that may end, or that want more than their token, are looked
+        at.
+        """
         outputs: list[TokenOutput] = []
         tokens, eos_ids = result.tokens, self._eos_ids
         looked_at: list[int] = []
@@ -109,7 +111,7 @@ class ResultStage:
         batch.tokens = taken = result.tokens.copy()
         tokens = iter(enumerate(result.tokens.tolist()))
         for req, kv, seq_len in zip(batch.reqs, step.kvs, batch.seq_lens.tolist(), strict=True):
-            # A request that ended or was retracted meanwhile has another `kv`: this one is nobody's any more.
+            # A request that ended or was retracted meanwhile has another `kv`: this one is no longer its own.
             kv.committed_len = seq_len
             if req.rid in batch.partial:
                 continue
@@ -127,7 +129,7 @@ class ResultStage:
         return finished, outputs
 
     def output(self, req: Req) -> TokenOutput | None:
-        """What has not been sent of a request; None when there is nothing to say yet."""
+        """Return what has not been sent of a request; None when there is nothing to say yet."""
         out = req.output
         if not req.finished and (not req.stream or out.sent_len == req.output_len):
             return None
@@ -182,7 +184,7 @@ class ResultStage:
             finished.append(req)
 
     def _finishers(self, req: Req) -> Sequence[Finisher]:
-        """The request's own, which are made at its first token that needs a look."""
+        """Return the request's own, which are made at its first token that needs a look."""
         found = _FINISHERS.peek(req)
         if found is None:
             found = _FINISHERS.of(req)
@@ -205,7 +207,7 @@ def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
 
 
 def _prompt_entries(req: Req, kept: ReqLogprobs) -> list[PromptEntry] | None:
-    """Logprobs of the prompt, once; None where they are not wanted or have been sent."""
+    """Return logprobs of the prompt, once; None where they are not wanted or have been sent."""
     if kept.start is None or kept.prompt_sent:
         return None
     kept.prompt_sent = True
@@ -216,7 +218,7 @@ def _prompt_entries(req: Req, kept: ReqLogprobs) -> list[PromptEntry] | None:
 
 
 def _entries(req: Req, ids: list[int]) -> list[Entry]:
-    """Logprobs of the tokens about to be sent; those of the requested ids follow the top ones."""
+    """Return logprobs of the tokens about to be sent; those of the requested ids follow the top ones."""
     kept = req.logprobs
     if kept is None:
         return []

@@ -99,7 +99,7 @@ class RunningBatch:
         return self._places
 
     def any(self, flag: int) -> bool:
-        """Whether some request has this flag."""
+        """Return whether some request has this flag."""
         return bool(self._flags_any & flag)
 
     def merge(self, reqs: Iterable[Req], flags: Iterable[int], stamp: int, vocab_size: int) -> None:
@@ -137,7 +137,7 @@ class RunningBatch:
             self.keep(mask)
 
     def growth(self, ratio: float, clip: int) -> int:
-        """Tokens that all are expected to generate yet: `ratio` of what each may, and of `clip` at most."""
+        """Return tokens that all are expected to generate yet: `ratio` of what each may, and of `clip` at most."""
         if not self.reqs:
             return 0
         return int((np.minimum(self.left, clip) * ratio).astype(np.int64).sum())
@@ -173,7 +173,7 @@ class RunningBatch:
 
 
 def flags_of(req: Req, asked: Iterable[Any]) -> int:
-    """A request's flags. Calls plugin code (`wants`), so it may raise."""
+    """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
     flags = STREAM if req.stream else 0
     if params.stop or params.stop_regex or params.stop_token_ids or req.logprobs is not None:

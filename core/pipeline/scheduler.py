@@ -237,7 +237,7 @@ class Scheduler:
     # ---- failure --------------------------------------------------------------------------------------------------
 
     def _recover(self, step: Step, error: Exception, behind: Step | None) -> None:
-        """A forward pass raised. What it computed is undefined, but nothing of it was committed."""
+        """Recover from a forward pass that raised. What it computed is undefined, but nothing of it was committed."""
         self.counters.failed_batches += 1
         culprit = self.stages.culprits.of(error)
         self.stages.culprits.count(culprit)

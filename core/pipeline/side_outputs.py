@@ -47,8 +47,8 @@ class Wanted:
 def find(
     batch: ScheduleBatch, sampled: Sequence[Req], sample_rows: NDArray[np.int64] | None, pooler: Pooler | None
 ) -> tuple[WantedRows, Wanted] | None:
-    """What the requests of a batch ask for; None where none asks for anything. `sample_rows` are the packed tokens
-    behind which the tokens of `sampled` are drawn, None for one each.
+    """Return what the requests of a batch ask for; None where none asks for anything. `sample_rows` are the packed
+    tokens behind which the tokens of `sampled` are drawn, None for one each.
     """
     seeker = _Seeker(pooler)
     prefilled = len(batch.reqs) - batch.decoding
@@ -102,7 +102,7 @@ class _Seeker:
         self.wanted.prompts.append((req, req.kv, start + 1, stop - start))
 
     def pool(self, req: Req, at: int, prefix: int, extend: int) -> None:
-        """The part of a prompt that is pooled in this step, if any."""
+        """Keep the part of a prompt that is pooled in this step, if any."""
         assert self._pooler is not None
         span = PoolSpan(prefix, extend, req.input_len)
         offsets: Sequence[int] = ()
@@ -177,7 +177,7 @@ def _keep_prompts(wanted: Wanted, found: LogprobOutput) -> None:
 
 
 def tops_of(found: LogprobOutput, row: int, top: int, token_ids: tuple[int, ...]) -> list[tuple[float, int]]:
-    """The `top` largest logprobs of one row, and behind them those of `token_ids`, each with its token."""
+    """Return the `top` largest logprobs of one row, and behind them those of `token_ids`, each with its token."""
     tops: list[tuple[float, int]] = []
     if top and found.top_values is not None and found.top_ids is not None:
         tops = list(zip(found.top_values[row, :top].tolist(), found.top_ids[row, :top].tolist(), strict=True))

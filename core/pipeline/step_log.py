@@ -33,13 +33,13 @@ class StepReport:
 
     @property
     def talks(self) -> bool:
-        """Whether a prefill's line would be written anywhere, so that nobody need add figures up for nothing."""
+        """Whether a prefill's line would be written anywhere, so that figures are not added up for nothing."""
         return logger.isEnabledFor(logging.INFO)
 
     def prefill(
         self, requests: int, new_tokens: int, cached_tokens: int, running: int, queued: int, used_tokens: int
     ) -> None:
-        """A prefill of `requests` was run: `new_tokens` computed, `cached_tokens` found in the cache."""
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache."""
         if not self.talks:
             return
         usage = used_tokens / self._total
@@ -76,7 +76,7 @@ class StepReport:
         return True
 
     def decode(self, running: int, queued: int, used_tokens: int) -> None:
-        """The line that is due, about the time since the last one."""
+        """Write the line that is due, about the time since the last one."""
         now = self._clock()
         took = now - self._since
         throughput = (self._generated - self._before) / took if took > 0 else 0.0
@@ -98,5 +98,5 @@ class StepReport:
         )  # fmt: skip
 
     def rest(self) -> None:
-        """The scheduler has run out of work: the time until there is some again is nobody's throughput."""
+        """Note that the scheduler has run out of work: the time until there is some again counts for no throughput."""
         self._left = 0

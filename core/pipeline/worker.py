@@ -102,11 +102,11 @@ class Worker:
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
-        """One step, to its end. Raises what the model raises; the KV of its tokens is then undefined."""
+        """Run one step, to its end. Raises what the model raises; the KV of its tokens is then undefined."""
         return self.launch(work).result()
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
-        """A part of a step that failed, without step hooks: they have seen it."""
+        """Run a part of a step that failed, without step hooks: they have seen it."""
         return self.launch(work, hooks=False).result()
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class Worker:
         return self._finish(work, batch, self._runner.execute(batch, sampling), hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
-        """The next layers of the split prefill, and its result when they are the last."""
+        """Run the next layers of the split prefill. Return its result when they are the last."""
         split, self._split = self._split, None
         if split is None:
             raise RuntimeError("a part of a split prefill arrives whose first parts are not there: they failed")
@@ -174,7 +174,7 @@ class Worker:
         return self._runner.ctx.spec.vocab_size
 
     def healthy(self) -> bool:
-        """Whether the device still answers: a CUDA context is lost with its first fault."""
+        """Return whether the device still answers: a CUDA context is lost with its first fault."""
         if self._device.type != "cuda":
             return True
         try:
@@ -196,7 +196,7 @@ class Worker:
         return PendingResult(host, found, ready, self._vocab_size, self._by(output))
 
     def _result(self, output: ForwardOutput, wanted: WantedRows | None) -> BatchResult:
-        """Everything but the tokens, on the host."""
+        """Return everything but the tokens, on the host."""
         result = BatchResult(_NO_TOKENS, on_host(output.logprobs), on_host(output.prompt_logprobs))
         states = output.row_states
         if wanted is None or states is None:
@@ -210,7 +210,7 @@ class Worker:
         return result
 
     def forward_batch(self, work: ModelWorkerBatch) -> ForwardBatch:
-        """The device's view of a worker batch. On a CPU the tensors share the arrays' memory."""
+        """Return the device's view of a worker batch. On a CPU the tensors share the arrays' memory."""
         rows = self._tensor(work.rows)
         batch = ForwardBatch(
             forward_mode=work.forward_mode,
@@ -255,7 +255,7 @@ class Worker:
         return ids.index_copy(0, places, self._last[rows[which]])
 
     def sampling_batch(self, info: SamplingInfo) -> SamplingBatch:
-        """Sampling tensors; between two steps of the same requests only `steps` changes."""
+        """Return the sampling tensors; between two steps of the same requests only `steps` changes."""
         sampling = self._sampling
         if sampling is None or info.version != self._version:
             sampling = self._sampling = SamplingBatch.of(
@@ -276,7 +276,7 @@ class Worker:
 
 
 def on_host(found: LogprobOutput | None) -> LogprobOutput | None:
-    """All of a batch's logprobs at once: they are read entry by entry, and each would wait for the device."""
+    """Return all of a batch's logprobs at once: they are read entry by entry, and each would wait for the device."""
     if found is None or found.token_logprobs.device.type == "cpu":
         return found
     return LogprobOutput(

@@ -35,7 +35,9 @@ def told(owner: Owner, doing: str) -> Iterator[None]:
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says. Its `__str__` is a plugin's code too, and what that raises must not get further."""
+    """Return what the exception says. Its `__str__` is a plugin's code too, and what that raises must not get
+    further.
+    """
     try:
         return str(error)
     except Exception as failure:
@@ -68,6 +70,8 @@ def place_of(error: BaseException, module: str) -> str:
 
 
 def _package(module: str) -> str:
-    """A distribution's outermost package; of Pegboard's own, which has many plugins, the folder that it is in."""
+    """Return a distribution's outermost package; of Pegboard's own, which has many plugins, the folder that it is
+    in.
+    """
     top, _, _ = module.partition(".")
     return module.rpartition(".")[0] if top == _OURS else top

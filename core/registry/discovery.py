@@ -45,7 +45,7 @@ class Found:
 def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | None = None) -> Found:
     """Read the entry points of all installed distributions; built-ins first, then by name.
 
-    Raises ConfigError for a name in `disable` that nobody brings. `points` replaces the installed ones in tests.
+    Raises ConfigError for a name in `disable` that no distribution brings. Tests pass `points` instead.
     """
     found = [(point, _origin(point)) for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)]
     found.sort(key=lambda pair: (not pair[1].builtin, pair[0].name, pair[1].distribution))

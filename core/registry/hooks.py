@@ -65,7 +65,8 @@ class Hooks:
         return self._manager.hook
 
     def freeze(self, name: str) -> tuple[Callable[..., object], ...]:
-        """The implementations of one hook in the order of their calls, each taking the hook's arguments by position.
+        """Return the implementations of one hook in the order of their calls, each taking the hook's arguments by
+        position.
 
         For step hooks, where a call through pluggy costs too much. Raises PluginError for a wrapper, which cannot be
         called like this.
@@ -104,7 +105,7 @@ class _Owner:
 def _positional(
     function: Callable[..., object], wanted: tuple[str, ...], given: tuple[str, ...]
 ) -> Callable[..., object]:
-    """The function itself where it takes all arguments in order, else one that passes on those it takes."""
+    """Return the function itself where it takes all arguments in order, else one that passes on those it takes."""
     if wanted == given:
         return function
     places = tuple(given.index(name) for name in wanted)

@@ -1,4 +1,4 @@
-"""Lazy names: ``"package.module:Name"``, imported only when somebody needs the thing itself."""
+"""Lazy names: ``"package.module:Name"``, imported only when the thing itself is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_lazy_name(text: str) -> bool:
 
 
 def import_name(text: str) -> Any:
-    """The object that ``"package.module:Name"`` names.
+    """Return the object that ``"package.module:Name"`` names.
 
     Raises ValueError for a malformed name, AttributeError where the module lacks it, and whatever the import raises.
     """

@@ -49,7 +49,7 @@ class PluginLock:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PluginLock:
-        """Raises PluginError where the digest does not belong to the entries."""
+        """Read a lock. Raises PluginError where the digest does not belong to the entries."""
         try:
             lock = cls(tuple(LockEntry(**entry) for entry in data["plugins"]))
             digest = data["digest"]

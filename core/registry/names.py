@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The names closest to `name`, best first; empty where none is close."""
+    """Return the names closest to `name`, best first; empty where none is close."""
     folded = {one.casefold(): one for one in known}
     found = difflib.get_close_matches(name.casefold(), folded, n=limit, cutoff=0.6)
     return [folded[one] for one in found]

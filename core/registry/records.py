@@ -76,12 +76,12 @@ class ProviderRecord:
         return self.provider.provides
 
     def __str__(self) -> str:
-        """How error messages cite it: ``radix (pegboard 0.1.0)``."""
+        """Return how error messages cite it: ``radix (pegboard 0.1.0)``."""
         return f"{self.name} ({self.origin})"
 
     def load(self) -> type[Any]:
-        """The provider's class. Raises MissingExtra, or PluginError with the cause where the import fails, and where
-        no engine could be built with what is there.
+        """Return the provider's class. Raises MissingExtra, or PluginError with the cause where the import fails, and
+        where no engine could be built with what is there.
         """
         name = self.provider.factory
         cls = self._import(name)
@@ -95,7 +95,7 @@ class ProviderRecord:
         return cls
 
     def options_model(self) -> type[Options]:
-        """The pydantic model of its options; NoOptions where it has none. Raises as `load` does."""
+        """Return the pydantic model of its options; NoOptions where it has none. Raises as `load` does."""
         from pegboard.core.interfaces.options import NoOptions, Options
 
         name = self.provider.config
@@ -125,7 +125,9 @@ class ProviderRecord:
         return told(self, doing)
 
     def error(self, doing: str, error: BaseException) -> PluginError:
-        """What to raise in place of `error`, which its code raised: MissingExtra where a library is not there."""
+        """Return what to raise in place of `error`, which its code raised: MissingExtra where a library is not
+        there.
+        """
         if isinstance(error, ModuleNotFoundError):
             module = (error.name or "").partition(".")[0]
             if module in self.plugin.extras:
@@ -149,7 +151,7 @@ class ProviderRecord:
 
 
 def _call_problem(cls: type[Any]) -> str:
-    """Why ``cls(options, context)`` cannot be called, "" where it can."""
+    """Return why ``cls(options, context)`` cannot be called, "" where it can."""
     try:
         inspect.signature(cls).bind(None, None)
     except TypeError as error:
@@ -161,7 +163,7 @@ def _call_problem(cls: type[Any]) -> str:
 
 
 def check_plugin(value: object, entry_point: str) -> Plugin:
-    """The record, or PluginError saying why it is none. Compatibility is checked per provider."""
+    """Return the record, or PluginError saying why it is none. Compatibility is checked per provider."""
     if not isinstance(value, Plugin):
         raise PluginError(f"the entry point must name a pegboard.core.interfaces.Plugin, not a {type(value).__name__}")
     if value.name != entry_point:
@@ -176,7 +178,7 @@ def check_plugin(value: object, entry_point: str) -> Plugin:
 
 
 def provider_problem(plugin: Plugin, provider: Provider, origin: Origin) -> str:
-    """Why this provider cannot be chosen with this core, "" where it can. The first reason of several."""
+    """Return why this provider cannot be chosen with this core, "" where it can. The first reason of several."""
     return next(_problems(plugin, provider, origin), "")
 
 

@@ -55,12 +55,12 @@ class Registry:
 
     @classmethod
     def of(cls, *plugins: Plugin, distribution: str = OWN_DISTRIBUTION, version: str = "0") -> Registry:
-        """A registry of exactly these records, which discovers nothing."""
+        """Return a registry of exactly these records, which discovers nothing."""
         origin = Origin(distribution, version)
         return cls([LoadedPlugin(check_plugin(plugin, plugin.name), origin) for plugin in plugins])
 
     def with_plugins(self, *plugins: Plugin, distribution: str, version: str = "0") -> Registry:
-        """This registry and these records besides, as if another distribution had brought them."""
+        """Return a registry of these records as well, as if another distribution had brought them."""
         more = Registry.of(*plugins, distribution=distribution, version=version)
         return Registry([*self.plugins, *more.plugins], broken=self.broken, disabled=self.disabled)
 
@@ -71,7 +71,7 @@ class Registry:
         return Registry(kept, broken=self.broken, disabled=self.disabled)
 
     def without(self, names: Collection[str]) -> Registry:
-        """All but the plugins of these names. Raises ConfigError for a name that is not there."""
+        """Return all but the plugins of these names. Raises ConfigError for a name that is not there."""
         if not names:
             return self
         left_out = [(one.plugin.name, one.origin) for one in self.plugins if one.plugin.name in names]
@@ -84,7 +84,7 @@ class Registry:
         )
 
     def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
-        """Every provider of a contract, usable or not: highest rank first, then by name."""
+        """Return every provider of a contract, usable or not: highest rank first, then by name."""
         if contract not in self._providers:
             raise PluginError(
                 f"there is no contract {contract!r}; {or_hint(contract, CONTRACTS)}known: {', '.join(CONTRACTS)}"
@@ -100,7 +100,7 @@ class Registry:
         return self._providers.get(contract, {}).get(name)
 
     def find(self, name: str) -> tuple[ProviderRecord, ...]:
-        """Every provider called `name`, whatever its contract."""
+        """Return every provider called `name`, whatever its contract."""
         return tuple(by_name[name] for by_name in self._providers.values() if name in by_name)
 
     @property
@@ -112,7 +112,7 @@ class Registry:
         return next((one for one in self.plugins if one.plugin.name == name), None)
 
     def clash(self, contract: str, name: str) -> str:
-        """Why a provider cannot be chosen by this name, which two have; "" where there is one at most."""
+        """Return why a provider cannot be chosen by this name, which two have; "" where there is one at most."""
         return self._clashes.get((contract, name), "")
 
     def _index(self) -> list[str]:

@@ -48,7 +48,7 @@ LONG_IDS = 16 * 1024
 AT_ONCE = 64
 """Requests that are prepared between two turns of the loop."""
 PING = 0
-"""The call id of signs of life; nobody waits for their answers."""
+"""The call id of signs of life; no call waits for their answers."""
 
 
 class AsyncEngineClient(EngineClient):
@@ -81,7 +81,7 @@ class AsyncEngineClient(EngineClient):
     # ---- life cycle -----------------------------------------------------------------------------------------------
 
     def attach(self, wire: ApiWire, info: ModelInfo) -> None:
-        """A scheduler is ready behind this wire."""
+        """Use this wire, which a scheduler is ready behind."""
         self._info = info
         self._intake = Intake(info, self._tokenizer)
         self._outbox.wire = wire
@@ -89,7 +89,7 @@ class AsyncEngineClient(EngineClient):
         self._reader = asyncio.create_task(self._read(wire, self._broken), name="scheduler outputs")
 
     def detach(self, message: str) -> None:
-        """The scheduler is gone: everything under way fails with 503 and this message. The caller closes the wire."""
+        """Give the scheduler up: everything under way fails with 503 and this message. The caller closes the wire."""
         if self._reader is not None:
             self._reader.cancel()
             self._reader = None
@@ -175,8 +175,8 @@ class AsyncEngineClient(EngineClient):
         self.budget.charge_answer(size)
 
     async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
-        """The prompt of each request as it travels; equal ones are made once. Of tokens as numbers, which take ten
-        times the memory, there are one text's at a time.
+        """Return the prompt of each request as it travels; equal ones are made once. Of tokens as numbers, which take
+        ten times the memory, there are one text's at a time.
         """
         for one in requests:
             self._intake.check_text(one.prompt)
@@ -281,7 +281,7 @@ class AsyncEngineClient(EngineClient):
 
 
 def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
-    """The request with an id on the wire that no other key's can have."""
+    """Return the request with an id on the wire that no other key's can have."""
     if not asker:
         return request
     return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, principal=asker)

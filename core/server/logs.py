@@ -1,4 +1,4 @@
-"""Logging of the two processes: lines for people, or one JSON object per line for whoever collects them."""
+"""Logging of the two processes: lines for people, or one JSON object per line for log collectors."""
 
 from __future__ import annotations
 

@@ -100,20 +100,20 @@ def _allow_connections(most: int) -> None:
 
 
 def exposure(server: ServerSection, keys: Keys, listener: socket.socket) -> str | None:
-    """A warning where others than this machine can connect, and no key keeps them out."""
+    """Return a warning where others than this machine can connect, and no key keeps them out."""
     address = ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     if (mapped or address).is_loopback or keys:
         return None
     return (
-        f"server.host is {server.host} and no key is set: whoever reaches this machine may use this server, and "
+        f"server.host is {server.host} and no key is set: all who reach this machine may use this server, and "
         "administer it; set server.api_key_file and server.admin_key_file"
     )
 
 
 def listen(server: ServerSection) -> socket.socket:
-    """A listening socket: a taken port is known before a model is loaded, also where two servers start at one time
-    (two that are bound and do not listen yet share a port). Raises PegboardError saying what to do.
+    """Return a listening socket: a taken port is known before a model is loaded, also where two servers start at one
+    time (two that are bound and do not listen yet share a port). Raises PegboardError saying what to do.
     """
     where = f"{server.host}:{server.port}"
     try:
@@ -171,7 +171,7 @@ class _Server:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def _start_engine(self) -> AsyncEngineClient | None:
-        """The client of a scheduler that is ready; None where the server was told to stop meanwhile."""
+        """Return the client of a scheduler that is ready; None where the server was told to stop meanwhile."""
         if not self._resolved.engine.apis:
             logger.warning("apis is empty: this server will offer no API (try --set apis='[openai, native]')")
         model = self._resolved.engine.model.path
@@ -245,8 +245,8 @@ class _Server:
 def build_api(
     resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None, hosts: Hosts | None = None
 ) -> tuple[FastAPI, NamedRouters]:
-    """The application with the config's APIs, in its order. `keys` are the config's, where they are read already;
-    `hosts` the names under which a server offers it, if one does.
+    """Return the application with the config's APIs, in its order. `keys` are the config's, where they are read
+    already; `hosts` the names under which a server offers it, if one does.
     """
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
@@ -279,7 +279,7 @@ def with_sessions(ctx: ApiContext, selection: Selection) -> ApiContext:
 
 
 def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
-    """The context with the config's output parsers, which `auto` chooses by the model's chat template."""
+    """Return the context with the config's output parsers, which `auto` chooses by the model's chat template."""
     info = ctx.client.info
     templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
     about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
@@ -293,7 +293,7 @@ def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether to log this. A request that is cut off at the end deserves no traceback: uvicorn counts them."""
+    """Return whether to log this. A request that is cut off at the end deserves no traceback: uvicorn counts them."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 

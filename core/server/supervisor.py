@@ -41,7 +41,7 @@ _LAST_WORDS = 1.0
 
 
 class SchedulerProcess:
-    """One scheduler process and the API's end of its wire. Whoever makes one stops it, whatever became of `spawn`."""
+    """One scheduler process and the API's end of its wire. Its maker stops it, whatever became of `spawn`."""
 
     def __init__(self) -> None:
         self._endpoint = Endpoint()
@@ -73,7 +73,7 @@ class SchedulerProcess:
             )
         )
         try:
-            # Shielded: one that is cancelled half-way may leave a process that nobody knows.
+            # Shielded: one that is cancelled half-way may leave a process that is not known.
             self._process = await asyncio.shield(self._spawning)
         except OSError as error:
             raise PegboardError(f"the scheduler process cannot be started: {error}") from None
@@ -98,7 +98,7 @@ class SchedulerProcess:
                 task.cancel()
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Return its exit code, once it has ended."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -146,7 +146,7 @@ class Silence:
         self.limit = 1.25 * watchdog_timeout + SILENCE_GRACE
 
     async def of(self, client: AsyncEngineClient) -> str:
-        """How it ended, for a sentence that begins with the process, once that is certain."""
+        """Return how it ended, for a sentence that begins with the process, once that is certain."""
         heard, silent = client.heard, 0.0
         while silent < self.limit:
             await asyncio.sleep(self.interval)
@@ -251,7 +251,7 @@ class Supervisor:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without its config: that comes through the pipe, and keys not at all."""
+    """Return this process's, without its config: that comes through the pipe, and keys not at all."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -260,7 +260,7 @@ def _environment() -> dict[str, str]:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, for a sentence that begins with it."""
+    """Return how a process ended, for a sentence that begins with it."""
     if code < 0:
         hint = " (the kernel kills so when memory runs out)" if code == -9 else ""
         return f"was ended by signal {-code}{hint}"

@@ -40,17 +40,17 @@ _from_scheduler: msgspec.msgpack.Decoder[FromScheduler] = msgspec.msgpack.Decode
 
 
 def encode(message: ToScheduler | FromScheduler) -> bytes:
-    """One message as MessagePack."""
+    """Return one message as MessagePack."""
     return _encoder.encode(message)
 
 
 def decode_to_scheduler(data: bytes) -> ToScheduler:
-    """Raises msgspec.ValidationError or msgspec.DecodeError for anything but a message to the scheduler."""
+    """Decode a message to the scheduler. Raises msgspec.ValidationError or msgspec.DecodeError for anything else."""
     return _to_scheduler.decode(data)
 
 
 def decode_from_scheduler(data: bytes) -> FromScheduler:
-    """Raises msgspec.ValidationError or msgspec.DecodeError for anything but a message of the scheduler."""
+    """Decode a message of the scheduler. Raises msgspec.ValidationError or msgspec.DecodeError for anything else."""
     return _from_scheduler.decode(data)
 
 
@@ -106,7 +106,9 @@ class Endpoint:
 
 
 def remove_endpoint(address: str) -> None:
-    """What `Endpoint.close` does, for a process that only knows the address. Other addresses are left alone."""
+    """Remove what `Endpoint.close` removes, for a process that only knows the address. Other addresses are left
+    alone.
+    """
     directory = Path(address.removeprefix("ipc://").removesuffix(_SOCKET))
     if directory.name.startswith(_PREFIX) and address == f"ipc://{directory}{_SOCKET}":
         shutil.rmtree(directory, ignore_errors=True)
@@ -134,9 +136,9 @@ class ApiWire:
         self._closed = False
 
     async def receive(self) -> list[FromScheduler]:
-        """What the scheduler has sent and no call has returned yet, in pieces: where much has come, other tasks get a
-        turn between two calls. Wait where nothing has come. Raise WireError where messages are missing, and msgspec's
-        errors for what is not a message.
+        """Return what the scheduler has sent and no call has returned yet, in pieces: where much has come, other tasks
+        get a turn between two calls. Wait where nothing has come. Raise WireError where messages are missing, and
+        msgspec's errors for what is not a message.
         """
         loop = self._watch()
         if self._inbox:
@@ -172,7 +174,7 @@ class ApiWire:
         return self._loop
 
     def _look(self) -> None:
-        """Send what can be sent, take what has arrived, and wake whoever waits for it. The file tells once of each
+        """Send what can be sent, take what has arrived, and wake those who wait for it. The file tells once of each
         change, and every call to the socket may take notice of it, so this goes on until nothing is left to do.
         """
         while not self._closed:
@@ -193,7 +195,7 @@ class ApiWire:
             self._waiting.set_result(None)
 
     def close(self) -> None:
-        """Drops what was not delivered. Nobody waits in `receive` afterwards."""
+        """Drop what was not delivered. No call waits in `receive` afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -215,8 +217,8 @@ class SchedulerWire:
         self._given, self._seen = _Numbers(), _Numbers()
 
     def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]:
-        """Everything that has arrived. Wait up to `timeout_ms` for the first message, None: for ever. Raise WireError
-        where messages are missing.
+        """Return everything that has arrived. Wait up to `timeout_ms` for the first message, None: for ever. Raise
+        WireError where messages are missing.
         """
         messages: list[ToScheduler] = []
         if timeout_ms != 0:
@@ -244,7 +246,7 @@ class SchedulerWire:
             self._socket.send_multipart([self._given.give(), *frames])
 
     def close(self) -> None:
-        """Waits up to two seconds for what was not delivered yet."""
+        """Wait up to two seconds for what was not delivered yet."""
         self._context.destroy(linger=2000)
 
 
@@ -272,8 +274,8 @@ def output_frames(
 
 
 def _halves(output: TokenOutput) -> tuple[list[TokenOutput], list[TokenOutput]] | None:
-    """An output as two that are the same when merged; None for one of a single token. The end and the counters, which
-    are totals, go with the second half, and what is said of the prompt with the first.
+    """Return an output as two that are the same when merged; None for one of a single token. The end and the counters,
+    which are totals, go with the second half, and what is said of the prompt with the first.
     """
     count = len(output.token_ids)
     middle = count // 2

@@ -14,7 +14,7 @@ SEPARATOR = "\n"
 
 
 def template_messages(system: object, messages: Sequence[object]) -> list[dict[str, object]]:
-    """The conversation with OpenAI's roles and fields, which templates are written for.
+    """Return the conversation with OpenAI's roles and fields, which templates are written for.
 
     A tool's result becomes a message of the role `tool`, with the name that its call had; thinking is kept beside its
     message's text as `reasoning_content`. Messages of one role that follow each other become one, since templates
@@ -35,7 +35,7 @@ def template_messages(system: object, messages: Sequence[object]) -> list[dict[s
 
 
 def continues(messages: Sequence[object]) -> bool:
-    """Whether the answer goes on where the last message, the assistant's own, ends."""
+    """Return whether the answer goes on where the last message, the assistant's own, ends."""
     return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
 
 
@@ -121,7 +121,7 @@ def _tool_result(block: dict[str, object], where: str, names: dict[str, str]) ->
 
 
 def _text(content: Any, where: str) -> str:
-    """A string, or blocks of text."""
+    """Return a string, or blocks of text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -132,7 +132,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _text_of(kind: str, block: dict[str, object], where: str) -> str:
-    """The text of a block that has nothing else to say."""
+    """Return the text of a block that has nothing else to say."""
     if kind == "text":
         return _string(block, "text", where)
     if kind == "document":

@@ -61,12 +61,12 @@ class ErrorAnswer(BaseModel):
 
 
 def status_of(error: InvalidRequest) -> int:
-    """The HTTP status: 529 where a queue is full, which Anthropic's clients know as being overloaded."""
+    """Return the HTTP status: 529 where a queue is full, which Anthropic's clients know as being overloaded."""
     return OVERLOADED if error.status == 503 and error.code in _FULL else error.status
 
 
 def error_body(error: InvalidRequest, request_id: str) -> dict[str, object]:
-    """The body. The message names the field too: `details` are an addition that not every client knows."""
+    """Return the body. The message names the field too: `details` are an addition that not every client knows."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.message
@@ -77,7 +77,7 @@ def error_body(error: InvalidRequest, request_id: str) -> dict[str, object]:
 
 
 def write_error(error: InvalidRequest) -> Response:
-    """The answer to a refused request."""
+    """Return the answer to a refused request."""
     return _ErrorResponse(error)
 
 
@@ -97,10 +97,10 @@ class _ErrorResponse(Response):
 
 
 def error_event(error: InvalidRequest, request_id: str) -> bytes:
-    """An error in the middle of a stream."""
+    """Return an error in the middle of a stream."""
     return event(error_body(error, request_id), "error")
 
 
 def new_request_id() -> str:
-    """An id where the server gives none."""
+    """Return an id where the server gives none."""
     return f"req_{uuid.uuid4().hex}"

@@ -118,7 +118,7 @@ class PromptBody(RefusingModel):
         return message_tools(self.tools, self.tool_choice)
 
     def template_messages(self) -> list[dict[str, object]]:
-        """The conversation as chat templates read it."""
+        """Return the conversation as chat templates read it."""
         converted = template_messages(self.system, self.messages)
         if self.prefilled and converted[-1].get("tool_calls"):
             where = f"messages.{len(self.messages) - 1}"
@@ -147,7 +147,7 @@ class PromptBody(RefusingModel):
         return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
 
     def template_hints(self) -> dict[str, object]:
-        """What else the template is told, if it reads such a thing."""
+        """Return what else the template is told, if it reads such a thing."""
         hints: dict[str, object] = {}
         if self.thinks is not None:
             hints["enable_thinking"] = self.thinks
@@ -186,7 +186,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
                 )
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to look like, apart from tools."""
+        """Return what the answer has to look like, apart from tools."""
         given = self.output_config.format if self.output_config is not None else None
         where, older = FORMAT, self.output_format
         if older is not None:
@@ -206,7 +206,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
         return NAMES if self.output_format is None else {**NAMES, "json_schema": "output_format.schema"}
 
     def engine_request(self, turn: Turn, rid: str) -> GenerateRequest:
-        """What the engine is asked for."""
+        """Return what the engine is asked for."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         return GenerateRequest(
             prompt=turn.prompt,
@@ -227,5 +227,5 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
 
 
 def new_id(rid: str) -> str:
-    """The message's id, which aborts the request: the caller's own, or a new one."""
+    """Return the message's id, which aborts the request: the caller's own, or a new one."""
     return rid or f"msg_{uuid.uuid4().hex}"

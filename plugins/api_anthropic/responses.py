@@ -35,7 +35,7 @@ class Blocks:
         self._json = ""
 
     def feed(self, events: Iterable[OutputEvent]) -> list[dict[str, Any]]:
-        """What these events of the parsers add."""
+        """Return what these events of the parsers add."""
         out: list[dict[str, Any]] = []
         for one in _joined(events):
             if isinstance(one, ToolCallStart):
@@ -48,7 +48,7 @@ class Blocks:
         return out
 
     def finish(self) -> list[dict[str, Any]]:
-        """The end of the last block."""
+        """Return the end of the last block."""
         if not self._open:
             return []
         self._open = False
@@ -106,7 +106,9 @@ def _joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 
 def _arguments(text: str) -> dict[str, object]:
-    """A call's arguments; as far as they go where the answer was cut off, as Anthropic's clients read a stream."""
+    """Return a call's arguments; as far as they go where the answer was cut off, as Anthropic's clients read a
+    stream.
+    """
     try:
         value = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:
@@ -126,23 +128,23 @@ class MessageWriter:
         self._content = Blocks(self._call_id, thinking)
 
     def message(self, answer: Answer) -> dict[str, Any]:
-        """The whole message."""
+        """Return the whole message."""
         self._content.feed(self._parsed.feed(answer.text))
         self._content.feed(self._parsed.finish())
         self._content.finish()
         return {**self._head, "content": self._content.blocks, **self._stop(answer), "usage": usage(answer)}
 
     def start(self, answer: Answer) -> bytes:
-        """The event that begins a stream."""
+        """Return the event that begins a stream."""
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage(answer)}
         return _frame({"type": "message_start", "message": {**self._head, **empty}})
 
     def more(self, text: str) -> bytes:
-        """The stream's events for more of the text; several at once, or none."""
+        """Return the stream's events for more of the text; several at once, or none."""
         return b"".join(map(_frame, self._content.feed(self._parsed.feed(text))))
 
     def end(self, answer: Answer) -> bytes:
-        """The events that end a stream."""
+        """Return the events that end a stream."""
         last = [
             *self._content.feed(self._parsed.finish()),
             *self._content.finish(),
@@ -152,7 +154,7 @@ class MessageWriter:
         return b"".join(map(_frame, last))
 
     def _call_id(self, index: int) -> str:
-        """The parser's, since some models want ids of a certain form; else as Anthropic's look."""
+        """Return the parser's, since some models want ids of a certain form; else as Anthropic's look."""
         identity = self._parsed.calls[index].id
         return f"toolu_{identity.removeprefix('call_')}" if identity.startswith("call_") else identity
 
@@ -172,7 +174,7 @@ PING = event({"type": "ping"}, "ping")
 
 
 def usage(answer: Answer) -> dict[str, Any]:
-    """Tokens; those of the prompt that were cached count apart."""
+    """Return tokens; those of the prompt that were cached count apart."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -119,7 +119,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
 
 
 async def _events(answers: Answers, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
-    """The stream begins with the first token: what was cached is known then, and clients want to know it first."""
+    """Yield the stream, which begins with the first token: clients want to know first what was cached."""
     [answer] = answers.answers
     begun = False
     async for _, chunk in answers.chunks():

@@ -68,7 +68,9 @@ class PromptBody(RequestModel):
         return prompts
 
     def rids(self, answers: Sequence[int]) -> list[str]:
-        """One id per answer; those of several answers are ``<rid>_<number>``, which aborting <rid> aborts together."""
+        """Return one id per answer; those of several answers are ``<rid>_<number>``, which aborting <rid> aborts
+        together.
+        """
         if isinstance(self.rid, list):
             rids: list[str] = []
             for rid, n in zip(each(self.rid, len(answers), "rid"), answers, strict=True):
@@ -94,7 +96,7 @@ class Done(Described):
 
 
 def each(value: Any, count: int, name: str) -> list[Any]:
-    """One value per prompt: a list as it is, anything else for all."""
+    """Return one value per prompt: a list as it is, anything else for all."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -113,7 +115,7 @@ def refuse_unsupported(body: BaseModel, names: Sequence[str], prefix: str = "") 
 
 
 def answers(schema: type[BaseModel] | Mapping[str, Any], *errors: int, events: str = "") -> dict[str, Any]:
-    """Arguments of a route that say what it answers; `events` describes its stream, if it has one."""
+    """Return arguments of a route that say what it answers; `events` describes its stream, if it has one."""
     responses = {**json_answer(schema), **error_responses(*errors)}
     if events:
         responses[200]["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
@@ -121,8 +123,8 @@ def answers(schema: type[BaseModel] | Mapping[str, Any], *errors: int, events: s
 
 
 def takes(model: type[RequestModel], example: dict[str, Any] | None = None, *, required: bool = True) -> dict[str, Any]:
-    """Arguments of a route that say what it takes. Without an example nobody tries it: it changes something, or speaks
-    of something that has to be there first.
+    """Return arguments of a route that say what it takes. Without an example it is not tried: it changes something, or
+    speaks of something that has to be there first.
     """
     docs = body_docs(model, example or {})
     docs["requestBody"]["required"] = required
@@ -132,5 +134,7 @@ def takes(model: type[RequestModel], example: dict[str, Any] | None = None, *, r
 
 
 async def optional_body(request: Request, model: type[M]) -> M:
-    """The body, where there is one; `model`'s defaults otherwise. Raises InvalidRequest with the field's name."""
+    """Return the body, where there is one; `model`'s defaults otherwise. Raises InvalidRequest with the field's
+    name.
+    """
     return await parse_body(request, model) if await request.body() else model()

@@ -34,7 +34,7 @@ class EncodeBody(RequestFields, PromptBody):
     is_cross_encoder_request: bool = False
 
     def requests(self) -> list[EmbedRequest]:
-        """What to ask of the engine. Raises InvalidRequest for what no engine could do."""
+        """Return what to ask of the engine. Raises InvalidRequest for what no engine could do."""
         self.check_supported()
         prompts = self.prompts()
         if len(prompts) > MAX_REQUESTS:

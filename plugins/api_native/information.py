@@ -119,7 +119,7 @@ class Information:
         return Response()
 
     async def health_generate(self, request: Request) -> Response:
-        """A busy engine lets the probe wait for its turn, and is as healthy as one that answers it."""
+        """Answer a probe. A busy engine lets it wait for its turn, and is as healthy as one that answers it."""
         self._check_ready()
         before = await until_disconnect(request, self._scheduler())
         if before.get("paused"):

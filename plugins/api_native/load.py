@@ -101,7 +101,7 @@ class LoadRoutes:
 
 
 def full_load(scheduler: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """One engine's load, from its scheduler's counters."""
+    """Return one engine's load, from its scheduler's counters."""
     running = scheduler.get("running_requests", 0)
     waiting = scheduler.get("waiting_requests", 0) + scheduler.get("blocked_requests", 0)
     used = scheduler.get("held_tokens", 0) + scheduler.get("locked_tokens", 0)

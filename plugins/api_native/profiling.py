@@ -27,7 +27,7 @@ class ProfileBody(RequestModel):
     merge_profiles: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the control action. Raises InvalidRequest for what the profiler does not do."""
+        """Return arguments of the control action. Raises InvalidRequest for what the profiler does not do."""
         refuse_unsupported(self, ("start_step", "profile_by_stage", "profile_stages", "merge_profiles"))
         fields = ("output_dir", "num_steps", "activities", "with_stack", "record_shapes")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}

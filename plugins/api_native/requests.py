@@ -49,12 +49,12 @@ class SamplingBody(SamplingFields):
             raise InvalidRequest("seed and sampling_seed are the same, and differ", param=f"{_PREFIX}sampling_seed")
 
     def grammar(self) -> Grammar | None:
-        """The grammar of the answer. Raises InvalidRequest for more than one."""
+        """Return the grammar of the answer. Raises InvalidRequest for more than one."""
         values = {name: getattr(self, name) for name in _GRAMMARS}
         return grammar_of(**values, names={name: f"{_PREFIX}{name}" for name in _GRAMMARS})
 
     def params(self, grammar: Grammar | None, processors: dict[str, object] | None) -> SamplingParams:
-        """The engine's parameters. `processors` are those that the body names outside of this."""
+        """Return the engine's parameters. `processors` are those that the body names outside of this."""
         more = {} if processors is None else {"extra": processors}
         return self.sampling_params(
             max_new_tokens=self.max_new_tokens,
@@ -109,7 +109,7 @@ class GenerateBody(RequestFields, PromptBody):
         return self.session_params is not None and bool(self.session_params.id)
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of the engine, with the field as it is called here."""
+        """Return an error of the engine, with the field as it is called here."""
         param = error.param or ""
         head = param.partition(".")[0]
         if head == "custom_logit_processor" and self.custom_logit_processor:
@@ -126,8 +126,8 @@ _CALLED = {"logprob_start": "logprob_start_len", "logprobs": "top_logprobs_num"}
 
 
 def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
-    """What to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. Raises InvalidRequest
-    for what no engine could do; the rest is found out where it is submitted.
+    """Return what to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. Raises
+    InvalidRequest for what no engine could do; the rest is found out where it is submitted.
     """
     body.check_supported()
     prompts = body.prompts()
@@ -164,7 +164,7 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
 
 
 def _samplings(given: dict[str, Any] | list[dict[str, Any]], count: int) -> list[SamplingBody]:
-    """What `sampling_params` says of each prompt; the same object where it is said once for all."""
+    """Return what `sampling_params` says of each prompt; the same object where it is said once for all."""
     several = each(given, count, "sampling_params")
     return [_sampling(one) for one in several] if isinstance(given, list) else [_sampling(given)] * count
 
@@ -176,7 +176,7 @@ def _sampling(given: dict[str, Any]) -> SamplingBody:
 
 
 def _wanted(body: GenerateBody, count: int) -> list[dict[str, Any]]:
-    """What each prompt's request wants to be told beyond text: fields of GenerateRequest."""
+    """Return what each prompt's request wants to be told beyond text: fields of GenerateRequest."""
     logprobs = each(body.return_logprob, count, "return_logprob")
     tops = each(body.top_logprobs_num, count, "top_logprobs_num")
     starts = each(body.logprob_start_len, count, "logprob_start_len")
@@ -200,7 +200,7 @@ def _wanted(body: GenerateBody, count: int) -> list[dict[str, Any]]:
 
 
 def _processors(body: GenerateBody, sampling: SamplingBody) -> dict[str, Any] | None:
-    """The logits processors that the body names itself; None where it names none."""
+    """Return the logits processors that the body names itself; None where it names none."""
     if not body.custom_logit_processor:
         return None
     if sampling.custom_logit_processor:

@@ -100,7 +100,7 @@ class Responder:
         self._texts = text_in_logprobs
 
     def answer(self, request: GenerateRequest, answer: Answer, latency: float) -> dict[str, Any]:
-        """A whole answer; `latency` in seconds since the request came."""
+        """Return a whole answer; `latency` in seconds since the request came."""
         body = self._body(answer, latency)
         meta = body["meta_info"]
         if request.logprobs is not None:
@@ -111,7 +111,7 @@ class Responder:
         return body
 
     def event(self, request: GenerateRequest, answer: Answer, chunk: OutputChunk, latency: float) -> dict[str, Any]:
-        """An answer so far, with the logprobs and hidden states that `chunk` brings."""
+        """Return an answer so far, with the logprobs and hidden states that `chunk` brings."""
         body = self._body(answer, latency)
         meta = body["meta_info"]
         if request.logprobs is not None:

@@ -60,7 +60,7 @@ class Chat:
         return await ChatWriter(self._surface, rid, body, turn, ids).respond(request, requests, names)
 
     async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:
-        """A request's body, what is to be answered, and the grammar that the body itself has."""
+        """Return a request's body, what is to be answered, and the grammar that the body itself has."""
         body = await parse_body(request, ChatBody)
         surface = self._surface
         surface.check_model(body.model)

@@ -119,7 +119,7 @@ class ChatWriter(Writer):
 
 
 def _delta(stream: ChatStream, event: OutputEvent) -> dict[str, object]:
-    """What an event is in a stream of chunks."""
+    """Return what an event is in a stream of chunks."""
     if isinstance(event, Reasoning):
         return {"reasoning_content": event.text}
     if isinstance(event, ToolCallStart):

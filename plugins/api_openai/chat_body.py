@@ -92,7 +92,7 @@ class ChatBody(CommonBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def template_hints(self) -> dict[str, object]:
-        """What else the template is told, if it reads such a thing."""
+        """Return what else the template is told, if it reads such a thing."""
         hints = effort_hints(self.reasoning_effort)
         if self.thinking is not None:
             hints["enable_thinking"] = self.thinking.type == "enabled"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.toolkit.http.generation import Answer
 
 DEFAULT_MAX_TOKENS = 16
-"""What OpenAI's completions generate when nobody says how much."""
+"""What OpenAI's completions generate when a request does not say how much."""
 MAX_BEST_OF = 128
 
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "logprob_start": "echo"}
@@ -73,7 +73,7 @@ class CompletionBody(CommonBody):
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one unless `prompt` is a list of texts or of lists."""
+        """Return the prompts, one unless `prompt` is a list of texts or of lists."""
         prompt: Any = self.prompt
         found = list(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
         if not all(found):

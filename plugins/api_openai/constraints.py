@@ -139,7 +139,7 @@ def _structured(form: Mapping[str, object]) -> list[AskedGrammar]:
 
 
 def _choices(texts: object, name: str) -> str | None:
-    """A grammar of these texts and nothing else."""
+    """Return a grammar of these texts and nothing else."""
     if texts is None:
         return None
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):

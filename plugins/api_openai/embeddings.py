@@ -38,7 +38,7 @@ class EmbeddingFields(RequestFields, RefusingModel):
     def embed_requests(
         self, prompts: Sequence[str | list[int]], *, rid: str, normalize: bool = True, dimensions: int | None = None
     ) -> list[EmbedRequest]:
-        """One request per prompt; those of several are called ``<rid>_<number>``."""
+        """Return one request per prompt; those of several are called ``<rid>_<number>``."""
         return [
             EmbedRequest(
                 prompt=prompt,
@@ -67,7 +67,7 @@ class EmbeddingBody(EmbeddingFields):
     """Whether vectors have length 1."""
 
     def prompts(self) -> list[str | list[int]]:
-        """The inputs, one unless `input` is a list of texts or of lists."""
+        """Return the inputs, one unless `input` is a list of texts or of lists."""
         given: Any = self.input
         found = list(given) if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
         if len(found) > MAX_INPUTS:
@@ -77,7 +77,7 @@ class EmbeddingBody(EmbeddingFields):
         return found
 
     def requests(self, rid: str, *, normalize: bool) -> list[EmbedRequest]:
-        """One request per input. Raises InvalidRequest."""
+        """Return one request per input. Raises InvalidRequest."""
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidRequest(f"dimensions must be at least 1, got {self.dimensions}", param="dimensions")
         return self.embed_requests(self.prompts(), rid=rid, normalize=normalize, dimensions=self.dimensions)
@@ -109,7 +109,7 @@ class Embeddings:
 
 
 def written_vector(vector: Sequence[float], encoding_format: str) -> list[float] | str:
-    """A vector as answers have it."""
+    """Return a vector as answers have it."""
     if encoding_format == "float":
         return list(vector)
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

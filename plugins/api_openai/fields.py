@@ -108,7 +108,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def grammar(self) -> Grammar | None:
-        """What the answer must look like. Raises InvalidRequest for two grammars, or for a malformed format."""
+        """Return what the answer must look like. Raises InvalidRequest for two grammars, or for a malformed format."""
         form = self.response_format
         kind = form.get("type", "text")
         if kind not in _FORMATS:
@@ -126,7 +126,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         return grammar_of(**asked, names=self.grammar_names)
 
     def _grammars(self, kind: str) -> list[AskedGrammar]:
-        """All that are asked for; `kind` is the type of `response_format`."""
+        """Return all that are asked for; `kind` is the type of `response_format`."""
         form, found = self.response_format, [*self.constraints]
         if self.ebnf is not None:
             found.insert(0, AskedGrammar("ebnf", "ebnf", self.ebnf))
@@ -195,7 +195,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
 
 
 def check_top(name: str, value: int) -> None:
-    """Raise InvalidRequest for a number of logprobs that nobody gets."""
+    """Raise InvalidRequest for a number of logprobs that no request gets."""
     _check_range(name, value, 0, MAX_TOP_LOGPROBS)
 
 
@@ -205,8 +205,8 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def json_schema_of(form: Any, where: str) -> Any:
-    """The schema of ``{"name": ..., "description": ..., "schema": {...}, "strict": true}``. It is always followed to
-    the letter, strict or not.
+    """Return the schema of ``{"name": ..., "description": ..., "schema": {...}, "strict": true}``. It is always
+    followed to the letter, strict or not.
     """
     if not isinstance(form, dict):
         raise InvalidRequest(f"{where} must be an object with name and schema", param=where)

@@ -75,7 +75,7 @@ class Invocations:
 
 
 def _names(data: bytearray) -> frozenset[str]:
-    """The fields of a body that are there and not null. Raises InvalidRequest for what is not a JSON object."""
+    """Return the fields of a body that are there and not null. Raises InvalidRequest for what is not a JSON object."""
     try:
         found = _FIELDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -84,7 +84,7 @@ def _names(data: bytearray) -> frozenset[str]:
 
 
 def _again(request: Request, data: bytearray) -> Request:
-    """The same request, whose body can be read once more and is forgotten by then."""
+    """Return the same request, whose body can be read once more and is forgotten by then."""
     pieces = [data]
 
     async def receive() -> Message:

@@ -44,7 +44,7 @@ class CompletionLogprobs:
         }
 
     def _largest(self, value: float | None, token: int, others: Sequence[tuple[float, int]]) -> dict[str, float] | None:
-        """The largest ones by text, and the token's own, which need not be among them."""
+        """Return the largest ones by text, and the token's own, which need not be among them."""
         if value is None:
             return None
         found: dict[str, float] = {}
@@ -89,5 +89,5 @@ def finite(value: float | None) -> float | None: ...
 
 
 def finite(value: float | None) -> float | None:
-    """A logprob that JSON can say: OpenAI writes -9999.0 for what cannot happen."""
+    """Return a logprob that JSON can say: OpenAI writes -9999.0 for what cannot happen."""
     return value if value is None or value > LOWEST else LOWEST

@@ -11,8 +11,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 def template_messages(messages: Sequence[object], templates: Iterable[str] = ()) -> list[dict[str, object]]:
-    """Messages with text for content: parts joined by a line break. A tool's answer gets the name that its call had,
-    which some templates want. Roles are OpenAI's, and those that one of the `templates` speaks of.
+    """Return messages with text for content: parts joined by a line break. A tool's answer gets the name that its call
+    had, which some templates want. Roles are OpenAI's, and those that one of the `templates` speaks of.
 
     Raises InvalidRequest, with the path, for what is malformed or no text.
     """
@@ -51,7 +51,7 @@ def _message(where: str, message: object, names: dict[str, str], sources: Sequen
 
 
 def _calls(calls: object, where: str) -> dict[str, str]:
-    """Names of functions by the ids of their calls."""
+    """Return names of functions by the ids of their calls."""
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where} must be a list", param=where)
     names: dict[str, str] = {}
@@ -75,7 +75,7 @@ def _calls(calls: object, where: str) -> dict[str, str]:
 
 
 def text_of(content: object, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """A string, or parts of these kinds."""
+    """Return a string, or parts of these kinds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -53,7 +53,7 @@ class ScoreBody(EmbeddingFields):
         return ("text_1", "text_2") if self.query is None and self.documents is None else ("query", "documents")
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The texts to compare."""
+        """Return the texts to compare."""
         names = self.names
         first, second = (self._texts(name) for name in names)
         if len(first) == 1:
@@ -113,7 +113,7 @@ class RerankBody(EmbeddingFields):
         return self.top_k if self.top_n is None else self.top_n
 
     def texts(self) -> list[str]:
-        """The documents' texts. Raises InvalidRequest for what has none."""
+        """Return the documents' texts. Raises InvalidRequest for what has none."""
         if not self.query:
             raise InvalidRequest("query is empty", param="query")
         if not self.documents:
@@ -260,7 +260,7 @@ def _cosine(one: Embedding, other: Embedding) -> float:
 def _bare(
     index: int, score: float, texts: Sequence[str], with_text: bool, rid: str, usage: Mapping[str, int]
 ) -> dict[str, object]:
-    """An entry of the bare list."""
+    """Return an entry of the bare list."""
     meta = {"id": f"{rid}_{index}", "prompt_tokens": usage["prompt_tokens"]}
     return {"score": score, "document": texts[index] if with_text else None, "index": index, "meta_info": meta}
 

@@ -49,7 +49,7 @@ class Surface:
     async def token_ids(
         self, request: Request, prompts: Sequence[str | list[int]], copies: int, *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Prompts as tokens, to be sent to the engine and to the client, who gets each so many times."""
+        """Return prompts as tokens, to be sent to the engine and to the client, who gets each so many times."""
         texts = [one for one in prompts if isinstance(one, str)]
         tokenize = self.client.tokenize(texts, add_special_tokens=add_special_tokens)
         made = iter(await until_disconnect(request, tokenize))
@@ -89,23 +89,23 @@ class Surface:
 
 
 def new_id(prefix: str, rid: str = "") -> str:
-    """An answer's id, which aborts the request: the caller's own, or a new one."""
+    """Return an answer's id, which aborts the request: the caller's own, or a new one."""
     return rid or f"{prefix}-{uuid.uuid4().hex}"
 
 
 def documented(
     body: type[BaseModel], answer: type[BaseModel], example: Mapping[str, Any], *errors: int, events: str = ""
 ) -> dict[str, Any]:
-    """Arguments of a route that takes prompts, which say what it takes and what it answers; `events` describes its
-    stream, if it has one.
+    """Return arguments of a route that takes prompts, which say what it takes and what it answers; `events` describes
+    its stream, if it has one.
     """
     responses = {**json_answer(answer, events=events), **error_responses(404, 429, *errors)}
     return {"openapi_extra": body_docs(body, example), "responses": responses, "dependencies": [LARGE]}
 
 
 def grammar_names(own: Grammar | None, used: Grammar | None, names: Mapping[str, str]) -> Names:
-    """What the kinds of the grammar that is `used` are called in a body that asks for `own`, whose kinds have these
-    `names`. One that is not the request's own comes from its tools, or from both.
+    """Return what the kinds of the grammar that is `used` are called in a body that asks for `own`, whose kinds have
+    these `names`. One that is not the request's own comes from its tools, or from both.
     """
     if own is used:
         return names

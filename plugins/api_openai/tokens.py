@@ -123,7 +123,7 @@ class Tokens:
             raise InvalidRequest(message, param="tokens", code="context_length_exceeded")
 
     def _letters(self, lists: Ids) -> int:
-        """Most letters that the text of these ids has. Raises InvalidRequest for what is not an id."""
+        """Return the most letters that the text of these ids has. Raises InvalidRequest for what is not an id."""
         size, spelling = self._surface.client.info.vocab_size, self._surface.client.tokenizer.id_to_token
         counts = Counter(chain.from_iterable(lists))
         for token in counts:

@@ -45,7 +45,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def choice(self, index: int, answer: Answer) -> Choice:
-        """One finished choice."""
+        """Return one finished choice."""
 
     @abc.abstractmethod
     def begin(self, index: int) -> list[Choice]:
@@ -53,42 +53,42 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, index: int, chunk: OutputChunk) -> list[Choice]:
-        """What a chunk of the engine brings of a streamed choice; with the last one, its end."""
+        """Return what a chunk of the engine brings of a streamed choice; with the last one, its end."""
 
     @abc.abstractmethod
     def plain(self, index: int, chunk: OutputChunk) -> str | None:
-        """The text that a chunk is, where it is nothing but text, for a choice as `piece` makes it; "" where there is
-        nothing to say. None for any other: ask `pieces` next.
+        """Return the text that a chunk is, where it is nothing but text, for a choice as `piece` makes it; "" where
+        there is nothing to say. None for any other: ask `pieces` next.
         """
 
     @abc.abstractmethod
     def piece(self, index: int, text: str) -> Choice:
-        """A streamed choice that has nothing but text."""
+        """Return a streamed choice that has nothing but text."""
 
     def chosen(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        """Those of the generated answers that become choices."""
+        """Return those of the generated answers that become choices."""
         return answers
 
     def reasoning_tokens(self) -> int | None:
-        """How many tokens went into thinking, if it is known."""
+        """Return how many tokens went into thinking, if it is known."""
         return None
 
     def opening(self) -> dict[str, object]:
-        """What a whole answer, and the chunks in which a stream begins, have beside their choices."""
+        """Return what a whole answer, and the chunks in which a stream begins, have beside their choices."""
         return {}
 
     def body(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         choices = [self.choice(index, answer) for index, answer in enumerate(self.chosen(answers))]
         counted = usage(answers, self.wanted.copies, self.reasoning_tokens())
         return {**self._head, "object": self.kind, "choices": choices, "usage": counted, **self.opening()}
 
     def chunk(self, choices: list[Choice], **more: Any) -> dict[str, Any]:
-        """One chunk of a stream."""
+        """Return one chunk of a stream."""
         return {**self._head, "object": self.chunk_kind, "choices": choices, **more}
 
     def extras(self, answer: Answer) -> Choice:
-        """What a choice has of the extras that were asked for."""
+        """Return what a choice has of the extras that were asked for."""
         found: Choice = {}
         if self.wanted.prompt_logprobs is not None:
             entries = prompt_logprobs(self.texts, answer.input_logprobs, self.wanted.prompt_logprobs)
@@ -100,7 +100,7 @@ class Writer(abc.ABC):
         return found
 
     async def respond(self, request: Request, requests: Sequence[GenerateRequest], names: Names) -> Response:
-        """The HTTP answer to what the engine makes of these requests, whole or as a stream."""
+        """Return the HTTP answer to what the engine makes of these requests, whole or as a stream."""
         answers = await self.surface.submit(request, requests, names, self.wanted.session_params)
         if self.wanted.stream:
             return AnswerStream(answers, _Events(self, answers))
@@ -120,7 +120,7 @@ class Template:
         self._head, _, self._tail = write(mark).partition(msgspec.json.encode(mark))
 
     def fill(self, text: str) -> bytes:
-        """The event with this string."""
+        """Return the event with this string."""
         return b"%b%b%b" % (self._head, msgspec.json.encode(text), self._tail)
 
 

@@ -107,7 +107,7 @@ class TorchAttention(AttentionBackend[NoOptions]):
         batch: ForwardBatch,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[new, num_heads, v_dim] of one request."""
+        """Compute [new, num_heads, v_dim] of one request."""
         tokens = slice(span.start, span.start + span.new)
         if span.prefix or k is None or v is None:
             k, v = self._gather(layer, batch, span.slots)

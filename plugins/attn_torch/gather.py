@@ -8,7 +8,7 @@ from pegboard.plugins.attn_torch.plan import MOST_TOKENS, Rows
 
 
 def take(source: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Rows of `source`: a view where they follow each other, else a copy."""
+    """Return rows of `source`: a view where they follow each other, else a copy."""
     return source[rows] if isinstance(rows, slice) else source.index_select(0, rows)
 
 

@@ -21,7 +21,7 @@ class CausalMasks:
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def get(self, rows: int, cols: int, window: int | None) -> torch.Tensor:
-        """A view, valid until the next call. `rows` is at most `max_rows`."""
+        """Return a view, valid until the next call. `rows` is at most `max_rows`."""
         mask = self._masks.get(window)
         if mask is None or mask.shape[1] < cols:
             # Twice what is asked for, so that a growing conversation does not build a new one each turn.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fused_fits(layer: LayerSpec, sinks: torch.Tensor | None) -> bool:
-    """Whether scaled_dot_product_attention can compute this layer without falling back to its unfused path.
+    """Return whether scaled_dot_product_attention can compute this layer without falling back to its unfused path.
 
     That one would keep scores in the low precision of its inputs; ours keeps them in float32.
     """

@@ -145,7 +145,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
     def _plan(
         self, kind: Kind, batch: ForwardBatch, metadata: Metadata
     ) -> tuple[DecodeLaunch | None, ExtendLaunch | None]:
-        """The launches of one kind of layer, made once per batch."""
+        """Return the launches of one kind of layer, made once per batch."""
         found = metadata.launches.get(kind)
         if found is None:
             decode = None if metadata.decoding is None else self._plan_decode(kind, metadata.decoding)
@@ -307,7 +307,7 @@ def _strides(*tensors: tuple[torch.Tensor, int]) -> tuple[int, ...]:
 
 
 def _factors(layer: LayerSpec) -> tuple[float, float]:
-    """The kernels' `scale` and `cap`, see `_scores` there."""
+    """Return the kernels' `scale` and `cap`, see `_scores` there."""
     if layer.logit_cap is None:
         return layer.scale * LOG2E, 0.0
     return 2.0 * LOG2E * layer.scale / layer.logit_cap, LOG2E * layer.logit_cap

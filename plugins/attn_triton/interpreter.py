@@ -9,12 +9,12 @@ VARIABLE = "TRITON_INTERPRET"
 
 
 def interpreting() -> bool:
-    """Whether the environment asks for Triton's interpreter."""
+    """Return whether the environment asks for Triton's interpreter."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "on", "yes", "y")
 
 
 def objection() -> str | None:
-    """Why the interpreter cannot be used in this process; None if it can, or has been turned on in time.
+    """Return why the interpreter cannot be used in this process; None if it can, or has been turned on in time.
 
     Triton decides for good when it is imported: its own functions become compiled or interpreted ones.
     """

@@ -100,7 +100,7 @@ def extend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """New tokens over cached and new KV. Grid (tiles, kv heads).
+    """Attend with new tokens over cached and new KV. Grid (tiles, kv heads).
 
     `tiles` int32 [tiles, 2] name a request and the first of the TOKENS new tokens of it that a program computes, for
     the GROUP query heads of its KV head: row r of the tile is token r // GROUP, head r % GROUP. Rows from TOKENS *

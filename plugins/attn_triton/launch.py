@@ -23,7 +23,7 @@ MIN_SPLIT = 128
 
 
 def power_of_two(value: int, least: int = 16) -> int:
-    """The next power of two; at least 16, the smallest side that `tl.dot` takes."""
+    """Return the next power of two; at least 16, the smallest side that `tl.dot` takes."""
     return max(least, 1 << (value - 1).bit_length())
 
 
@@ -55,7 +55,7 @@ class Blocks:
 
 
 def extend_blocks(kind: Kind, itemsize: int, rows: int, options: TritonAttentionOptions) -> Blocks:
-    """Blocks for tiles of up to `rows` useful query rows (tokens times group).
+    """Return blocks for tiles of up to `rows` useful query rows (tokens times group).
 
     A tile keeps rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared memory. For
     128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor of an
@@ -76,8 +76,8 @@ def extend_blocks(kind: Kind, itemsize: int, rows: int, options: TritonAttention
 
 
 def decode_blocks(kind: Kind, itemsize: int, options: TritonAttentionOptions) -> Blocks:
-    """Blocks of a decode. There are few rows, so memory is the limit, and what counts is keys in flight: 16 to 24 KB of
-    K and V a stage.
+    """Return blocks of a decode. There are few rows, so memory is the limit, and what counts is keys in flight: 16 to
+    24 KB of K and V a stage.
     """
     dim = power_of_two(max(kind.qk_head_dim, kind.v_head_dim))
     if itemsize == 4:

@@ -31,12 +31,12 @@ class ChainDigests:
         return bytes(self._data[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE])
 
     def between(self, start: int, end: int) -> list[bytes]:
-        """Those of the blocks [start, end) that are known."""
+        """Return those of the blocks [start, end) that are known."""
         data = bytes(self._data[start * DIGEST_SIZE : end * DIGEST_SIZE])
         return [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
 
     def note(self, start: int, digests: bytes) -> None:
-        """These are the digests of the blocks from `start` on. What would leave a gap, or is known, is left out."""
+        """Note these digests of the blocks from `start` on. What would leave a gap, or is known, is left out."""
         if start * DIGEST_SIZE <= len(self._data):
             self._data += digests[len(self._data) - start * DIGEST_SIZE :]
 
@@ -75,7 +75,7 @@ class BlockTable:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def root(namespace: str) -> bytes:
-        """What stands for the predecessor of a namespace's first blocks."""
+        """Return what stands for the predecessor of a namespace's first blocks."""
         return hashlib.sha256(b"namespace:" + namespace.encode("utf-8", "surrogatepass")).digest()
 
     def find(
@@ -85,8 +85,8 @@ class BlockTable:
         memo: ChainDigests | None = None,
         after: NDArray[np.int64] = NO_PAGES,
     ) -> NDArray[np.int64]:
-        """Pages int64 [m] of the longest cached chain that `blocks` int64 [n, page_size] begin with, or that they
-        continue `after` a chain of pages that is known to hold the sequence's first ones.
+        """Return pages int64 [m] of the longest cached chain that `blocks` int64 [n, page_size] begin with, or that
+        they continue `after` a chain of pages that is known to hold the sequence's first ones.
 
         `memo` is the whole sequence's.
         """
@@ -111,7 +111,7 @@ class BlockTable:
         return np.array(found, dtype=np.int64)
 
     def _before(self, last: int, namespace: str) -> bytes:
-        """The digest that goes before that of a block after the page `last` (0 for the first block)."""
+        """Return the digest that goes before that of a block after the page `last` (0 for the first block)."""
         return self.digests[last].tobytes() if last else self.root(namespace)
 
     def _recall(self, memo: ChainDigests, path: NDArray[np.int64], found: list[int] | None = None) -> None:
@@ -171,7 +171,9 @@ class BlockTable:
         return new
 
     def _chain(self, before: bytes, blocks: NDArray[np.int64], memo: ChainDigests | None, place: int) -> list[bytes]:
-        """The digests of blocks after one whose digest is `before`, the first being the sequence's `place`-th."""
+        """Return the digests of blocks after one whose digest is `before`, the first being the sequence's
+        `place`-th.
+        """
         digests = [] if memo is None else memo.between(place, place + blocks.shape[0])
         digest = self.digest
         before = digests[-1] if digests else before

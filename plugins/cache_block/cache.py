@@ -148,7 +148,7 @@ class BlockCache(PrefixCache[NoOptions]):
                 assert place.get(parent, -1) < place.get(page, len(idle)), f"block {parent} would go before {page}"
 
     def _split(self, key: PrefixKey) -> NDArray[np.int64]:
-        """The key's full blocks, int64 [n, page_size]."""
+        """Return the key's full blocks, int64 [n, page_size]."""
         whole = len(key) // self.page_size * self.page_size
         return np.ascontiguousarray(key.tokens[:whole], dtype=np.int64).reshape(-1, self.page_size)
 
@@ -157,7 +157,7 @@ class BlockCache(PrefixCache[NoOptions]):
         return None if key.memo is None else key.memo.of(("cache_block", self.page_size, key.namespace), ChainDigests)
 
     def _unlocked(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unlocked blocks of a path: its end, as locks hold from the start on."""
+        """Return the unlocked blocks of a path: its end, as locks hold from the start on."""
         idle: NDArray[np.int64] = path[self._refs[path] == 0]
         return idle
 

@@ -56,7 +56,7 @@ class LinkedOrder:
         return np.array(pages, dtype=np.int64)
 
     def pages(self) -> list[int]:
-        """All pages, most recent first. O(n), for checks; raises AssertionError where the links do not agree."""
+        """Return all pages, most recent first. O(n), for checks; raises AssertionError where the links do not agree."""
         pages: list[int] = []
         page = 0
         while (after := self._after[page]) != 0:

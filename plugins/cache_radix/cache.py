@@ -178,7 +178,7 @@ class RadixCache(PrefixCache[RadixOptions]):
             self._protected.check()
 
     def _find(self, key: PrefixKey, after: Node | None = None) -> RadixPath[Entry]:
-        """The longest cached path (its part from `after` on, where given), ending where a node ends."""
+        """Return the longest cached path (its part from `after` on, where given), ending where a node ends."""
         path = self._tree.find(key.tokens, key.namespace, after)
         if not path.whole:
             upper = self._tree.cut(path)

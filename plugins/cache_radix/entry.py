@@ -33,7 +33,7 @@ class Entry:
         """Where the node stands in the heap of victims; -1 where it does not."""
 
     def split(self, pages: int) -> Entry:
-        """A new entry for the first `pages` pages, with the same locks and history; the rest stays here."""
+        """Return a new entry for the first `pages` pages, with the same locks and history; the rest stays here."""
         upper = Entry(self.pages[:pages].copy(), self.created, self.priority)
         upper.locks, upper.last_access = self.locks, self.last_access
         upper.hits, upper.protected = self.hits, self.protected

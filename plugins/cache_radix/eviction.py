@@ -150,17 +150,17 @@ class ProtectedSegment:
         return demoted
 
     def split(self, upper: Node) -> None:
-        """A protected node was split: the new upper half is protected too."""
+        """Protect the new upper half of a protected node, too."""
         if upper.data.protected:
             self._nodes[upper] = None
 
     def trimmed(self, node: Node, tokens: int) -> None:
-        """A node lost its last `tokens` tokens."""
+        """Note that a node lost its last `tokens` tokens."""
         if node.data.protected:
             self.tokens -= tokens
 
     def drop(self, node: Node) -> None:
-        """A node leaves the segment, if it is in it."""
+        """Take a node out of the segment, if it is in it."""
         if node.data.protected:
             node.data.protected = False
             del self._nodes[node]

@@ -125,7 +125,7 @@ class NativeModel:
         return answers
 
     def _native(self, batch: ForwardBatch) -> tuple[Batch, list[torch.Tensor]]:
-        """A batch as the library takes it, without what is to come out; and tensors that it points to."""
+        """Return a batch as the library takes it, without what is to come out; and tensors that it points to."""
         tokens, count = batch.num_tokens, batch.batch_size
         starts = torch.empty(count + 1, dtype=torch.int64)
         if batch.extend_start_loc is None:
@@ -164,7 +164,7 @@ class NativeModel:
         return native, kept
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""
+        """Return logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""
         logits = torch.empty(hidden.shape[0], self.spec.vocab_size)
         if hidden.shape[0]:
             hidden = hidden.contiguous()
@@ -179,13 +179,13 @@ class NativeModel:
         return {name: (numbers, stored) for name, numbers, stored in found if numbers}
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds of each stage of all forward passes since the last call."""
+        """Return seconds of each stage of all forward passes since the last call."""
         seconds = (ctypes.c_double * len(STAGES))()
         self._library.pb_take_seconds(self._handle, seconds)
         return dict(zip(STAGES, seconds, strict=True))
 
     def _buffers(self, pool: KVPool) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
-        """Where each layer's K and V begin."""
+        """Return where each layer's K and V begin."""
         known = self._pools.get(id(pool))
         if known is None or known[0] is not pool:
             kind = ctypes.c_void_p * self.spec.num_layers
@@ -207,7 +207,9 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def _targets(spec: DecoderSpec) -> dict[str, torch.Tensor]:
-    """A buffer for every weight of the checkpoint, under transformers' names: matrices in bf16, the rest in float32."""
+    """Return a buffer for every weight of the checkpoint, under transformers' names: matrices in bf16, the rest in
+    float32.
+    """
     hidden, inter = spec.hidden_size, spec.intermediate_size
     found = {"model.embed_tokens.weight": _matrix(spec.vocab_size, hidden), "model.norm.weight": _vector(hidden)}
     if not spec.tied_embeddings:

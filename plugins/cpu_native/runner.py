@@ -26,7 +26,7 @@ MAX_GROUP = 16
 
 class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     """Computes everything up to the tokens in one call of the library, where its own sampler is the chosen one and
-    nobody wants logits or logprobs; else the logits, on which processors, masks and samplers work as everywhere.
+    no request wants logits or logprobs; else the logits, on which processors, masks and samplers work as everywhere.
 
     It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16.
     """
@@ -109,7 +109,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         return output
 
     def _samples(self, sampling: SamplingBatch) -> bool:
-        """Whether tokens are all that comes of the logits, and of its own sampler."""
+        """Return whether tokens are all that comes of the logits, and of its own sampler."""
         own = isinstance(self.ctx.sampler, CpuNativeSampler)
         return own and not sampling.rows and not sampling.want_logprobs
 
@@ -122,7 +122,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     def _share_out(
         self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool
     ) -> None:
-        """Hidden states, which came for everybody together, to whoever wants them."""
+        """Give hidden states, which came for all together, to the requests that want them."""
         if hidden is None:
             return
         at = 0
@@ -156,12 +156,12 @@ def _sampled(batch: ForwardBatch, sampling: SamplingBatch | None) -> int:
 
 
 def _all_greedy(sampling: SamplingBatch) -> bool:
-    """Whether the first largest logit of each row is all that matters."""
+    """Return whether the first largest logit of each row is all that matters."""
     return sampling.all_greedy and sampling.mask is None
 
 
 def _hidden_rows(batch: ForwardBatch, sampled: int, of_sampled: bool) -> torch.Tensor | None:
-    """Packed tokens whose hidden states somebody wants: sampled rows, `hidden_rows`, those that predict prompts."""
+    """Packed tokens whose hidden states are wanted: sampled rows, `hidden_rows`, those that predict prompts."""
     wanted = [rows for rows in (batch.hidden_rows, batch.logprob_rows) if rows is not None]
     if of_sampled:
         wanted.insert(0, torch.arange(sampled) if batch.sample_rows is None else batch.sample_rows)

@@ -118,8 +118,8 @@ class CpuNativeSampler(Sampler[CpuNativeSamplerOptions]):
 
 
 def native_sampling(batch: SamplingBatch, *, masked: bool = False) -> tuple[list[torch.Tensor], Sampling]:
-    """The tensors that must live as long, and a batch's parameters as the library wants them: with its mask, if the
-    library is to apply that.
+    """Return the tensors that must live as long, and a batch's parameters as the library wants them: with its mask, if
+    the library is to apply that.
     """
     kept: list[torch.Tensor] = [getattr(batch, name).contiguous() for name in COLUMNS]
     sampling = Sampling(**{name: one.data_ptr() for name, one in zip(COLUMNS, kept, strict=True)})
@@ -132,7 +132,7 @@ def native_sampling(batch: SamplingBatch, *, masked: bool = False) -> tuple[list
 
 
 def check_tokens(tokens: torch.Tensor) -> None:
-    """Raises ValueError for the first row that could not be sampled."""
+    """Raise ValueError for the first row that could not be sampled."""
     if bool((tokens < 0).any()):
         row = int((tokens < 0).nonzero()[0])
         why = "it has no finite logit" if int(tokens[row]) == -1 else "its logits hold NaN"

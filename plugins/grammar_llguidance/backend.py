@@ -153,7 +153,7 @@ class _Matcher(GrammarMatcher):
         return accepted
 
     def _may_come(self, token: int) -> bool:
-        """Whether the token may come next. Asking the library takes half as long as going on by the token."""
+        """Return whether the token may come next. Asking the library takes half as long as going on by the token."""
         allowed = self._allowed
         if allowed is not None and 0 <= token < 32 * allowed.shape[0] and int(allowed[token // 32]) >> token % 32 & 1:
             return True

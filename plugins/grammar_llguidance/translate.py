@@ -23,7 +23,7 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) -> str:
-    """The grammar in llguidance's own form. Raises InvalidRequest for EBNF that is wrong; whether schemas and
+    """Return the grammar in llguidance's own form. Raises InvalidRequest for EBNF that is wrong; whether schemas and
     expressions are right is found out by building a matcher of them.
     """
     if grammar.kind == "any_of":
@@ -134,7 +134,7 @@ def _structural(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
 
 
 def _separated(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
-    """One terminal for each text in between, so that a lexer always knows where it is."""
+    """Return one terminal for each text in between, so that a lexer always knows where it is."""
     bodies = " | ".join(_body(one, one["begin"], json_options) for one in tag["structures"])
     begin, between, end = (_quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
     trailing = f"{between}?" if between and tag.get("trailing_separator") else ""
@@ -151,7 +151,7 @@ def _start(options: list[str], first: str, tag: StructuralTag) -> list[str]:
 
 
 def _trigger_of(begin: str, triggers: list[str]) -> str:
-    """The one that is seen first while the text is read."""
+    """Return the one that is seen first while the text is read."""
     return min((one for one in triggers if begin.startswith(one)), key=len)
 
 
@@ -172,5 +172,5 @@ def _quoted(text: str) -> str:
 
 
 def explain(error: str) -> str:
-    """An error of llguidance without what is meant for its developers."""
+    """Return an error of llguidance without what is meant for its developers."""
     return error.partition("\n<")[0].strip()

@@ -73,7 +73,7 @@ class XGrammarBackend(GrammarBackend[XGrammarOptions]):
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _read(self, grammar: Grammar) -> xgrammar.Grammar:
-        """The library's grammar."""
+        """Return the library's grammar."""
         if grammar.kind == "json_object":
             return self._json_schema({"type": "object"})
         if grammar.kind == "json_schema":
@@ -240,7 +240,7 @@ def _refusing(kind: GrammarKind) -> Iterator[None]:
 
 
 def _explained(error: Exception) -> str:
-    """The library's message without the line of its source."""
+    """Return the library's message without the line of its source."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]

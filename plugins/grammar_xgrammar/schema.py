@@ -58,7 +58,7 @@ class Reader:
         self.remarks: list[str] = []
 
     def read(self, schema: JsonValue, place: str = "#") -> JsonValue:
-        """The schema in other words. Descends as deep as the schema is nested."""
+        """Return the schema in other words. Descends as deep as the schema is nested."""
         if not isinstance(schema, dict):
             return schema
         made = dict(schema)
@@ -154,7 +154,7 @@ class Reader:
 
     @staticmethod
     def _lengths(made: dict[str, JsonValue]) -> None:
-        """The library's strings of a certain length may hold control characters, which JSON does not."""
+        """Say the lengths of a string: the library's may hold control characters, which JSON does not."""
         least, most = made.get("minLength", 0), made.get("maxLength", "")
         if "string" not in _types_of(made) or not isinstance(least, int) or not isinstance(most, (int, str)):
             return
@@ -192,7 +192,7 @@ class Reader:
 
 
 def enforceable(schema: JsonValue, *, lenient: bool = False) -> JsonValue:
-    """The schema in words that the library enforces. Raises NotEnforced for one that cannot be said so."""
+    """Return the schema in words that the library enforces. Raises NotEnforced for one that cannot be said so."""
     reader = Reader()
     made = reader.read(schema)
     if reader.remarks and not lenient:
@@ -201,7 +201,7 @@ def enforceable(schema: JsonValue, *, lenient: bool = False) -> JsonValue:
 
 
 def pattern_problem(pattern: str) -> str:
-    """What of an expression the library would ignore; "" where nothing."""
+    """Return what of an expression the library would ignore; "" where nothing."""
     for at, char, inside in _scan(pattern):
         if inside:
             continue
@@ -223,8 +223,8 @@ def string_pattern_problem(pattern: str) -> str:
 
 
 def plain_pattern(pattern: str) -> str:
-    """The same pattern without optional groups: of one that ends with a repetition, as in ``(x[0-9]+)?``, the library
-    takes the end without the beginning (0.2.8).
+    """Return the same pattern without optional groups: of one that ends with a repetition, as in ``(x[0-9]+)?``, the
+    library takes the end without the beginning (0.2.8).
     """
     parts, last = [], 0
     for at, char, inside in _scan(pattern):
@@ -238,7 +238,7 @@ _ESCAPED = frozenset({"\\\\", "\\n", "\\r", "\\t", "\\f", "\\v", "\\b", "\\0", '
 
 
 def _escapes(char: str) -> bool:
-    """Whether ``\\xHH`` or ``\\uHHHH`` names a character that JSON strings escape."""
+    """Return whether ``\\xHH`` or ``\\uHHHH`` names a character that JSON strings escape."""
     code = char[2:].strip("{}") if char.startswith(("\\x", "\\u")) else ""
     return bool(code) and (int(code, 16) < 0x20 or int(code, 16) in (0x22, 0x5C))
 
@@ -247,7 +247,9 @@ _CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]+\}|x\{[0-
 
 
 def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
-    """Characters and escapes of an expression with their places, and whether they stand in a class: "[" or "[^"."""
+    """Yield characters and escapes of an expression with their places, and whether they stand in a class: "[" or
+    "[^".
+    """
     at, inside = 0, ""
     while at < len(pattern):
         code = _CODE.match(pattern, at)
@@ -286,7 +288,7 @@ def _type_of(value: JsonValue) -> set[str]:
 
 
 def _disjoint(schemas: JsonValue) -> bool:
-    """Whether no value satisfies two of them, as far as types and single-valued properties say."""
+    """Return whether no value satisfies two of them, as far as types and single-valued properties say."""
     if not isinstance(schemas, list):
         return False
     return all(_apart(one, other) for at, one in enumerate(schemas) for other in schemas[at + 1 :])

@@ -124,7 +124,7 @@ class PenaltyState:
         return True
 
     def _locate(self, number: int, own: int) -> int:
-        """The entry of a tally's place, a new one for a place that is new."""
+        """Return the entry of a tally's place, a new one for a place that is new."""
         behind = own - self._sizes[number]
         if behind < 0:
             return int(self._starts[number]) + own
@@ -172,7 +172,7 @@ class Penalties(LogitsProcessor[NoOptions]):
         return state if state.size else None
 
     def _tally(self, row: SamplingRow) -> Tally | None:
-        """The request's own, None for one that takes no part."""
+        """Return the request's own, None for one that takes no part."""
         tally: Tally | None
         if self in row.memo:
             tally = row.memo[self]

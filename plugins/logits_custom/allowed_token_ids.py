@@ -89,7 +89,7 @@ class AllowedTokenIds(LogitsProcessor[NoOptions]):
 
     @staticmethod
     def _is_alone(params: SamplingParams) -> bool:
-        """Whether nothing else may forbid the tokens of the list."""
+        """Return whether nothing else may forbid the tokens of the list."""
         return params.grammar is None and params.min_new_tokens == 0 and params.extra.keys() == {NAME}
 
     def apply(self, logits: torch.Tensor, state: _Allowed) -> None:

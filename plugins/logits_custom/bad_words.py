@@ -75,7 +75,7 @@ class BadWords(LogitsProcessor[NoOptions]):
         return forbidden
 
     def _words_of(self, row: SamplingRow) -> tuple[_Words, ...]:
-        """The token sequences of a request's words, by length; looked up once per request."""
+        """Return the token sequences of a request's words, by length; looked up once per request."""
         words: tuple[_Words, ...] | None = row.memo.get(self)
         if words is None:
             own = read_params(row.params, NAME, BadWordsParams) or BadWordsParams()
@@ -91,7 +91,7 @@ class BadWords(LogitsProcessor[NoOptions]):
         return tuple(found)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The token sequences that a word is looked for as."""
+        """Return the token sequences that a word is looked for as."""
         assert self.ctx.tokenizer is not None
         text = word.lstrip() or word
         plain = tuple(self.ctx.tokenizer.encode(text, add_special_tokens=False))

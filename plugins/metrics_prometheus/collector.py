@@ -60,7 +60,7 @@ _GAUGES = (
     ("num_requests_blocked", "blocked_requests", "Requests that an admission gate holds back."),
     ("num_requests_held", "held_requests", "Requests that have finished and whose KV is still in use."),
     ("max_total_num_tokens", "total_tokens", "Tokens that the KV pool holds."),
-    ("num_free_tokens", "free_tokens", "Tokens of the KV pool that nobody has."),
+    ("num_free_tokens", "free_tokens", "Tokens of the KV pool that are free."),
     ("new_token_ratio", "new_token_ratio", "Share of the remaining output that admission reserves memory for."),
 )
 
@@ -168,7 +168,9 @@ class SchedulerCollector(Collector):
         )
 
     def throughput(self) -> float:
-        """Tokens per second of the last window that is complete; 0 where nothing has come for longer than that."""
+        """Return tokens per second of the last window that is complete; 0 where nothing has come for longer than
+        that.
+        """
         return self._throughput if self._clock() - self._window < 2 * WINDOW_S else 0.0
 
     def _histograms(self) -> Iterator[Metric]:

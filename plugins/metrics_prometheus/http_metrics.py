@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UNKNOWN = "unknown"
-"""The label of paths that no route has: whoever tries them must not decide how many series there are."""
+"""The label of paths that no route has: clients that try them must not decide how many series there are."""
 
 
 class HttpMetrics:
@@ -41,11 +41,11 @@ class HttpMetrics:
 
     @staticmethod
     def of(app: FastAPI) -> HttpMetrics | None:
-        """The one that watches this application."""
+        """Return the one that watches this application."""
         return getattr(app.state, "pegboard_http_metrics", None)
 
     def render(self) -> str:
-        """Everything in Prometheus' text format."""
+        """Return everything in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
 
@@ -80,5 +80,5 @@ class _Counting:
 
 
 def _route(scope: Scope) -> str:
-    """The route's own path, with the names of its parameters in place of their values."""
+    """Return the route's own path, with the names of its parameters in place of their values."""
     return str(getattr(scope.get("route"), "path", UNKNOWN))

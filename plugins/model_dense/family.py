@@ -32,7 +32,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
     @classmethod
     def supports(cls, options: DenseOptions, ctx: ModelContext) -> str | None:
-        """None where `DecoderSpec` can read the config, else what it could not read."""
+        """Return None where `DecoderSpec` can read the config, else what it could not read."""
         try:
             DecoderSpec.from_config(ctx.hf_config)
         except ModelError as error:
@@ -66,7 +66,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
         return network.eval()
 
     def _packs(self) -> bool:
-        """Whether to pack. The log says it, and why not."""
+        """Return whether to pack. The log says it, and why not."""
         from pegboard.core.toolkit.model.packed import why_not_packed
 
         wanted = self.options.packed

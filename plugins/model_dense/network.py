@@ -123,7 +123,7 @@ class DenseNetwork(nn.Module, Network):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 [n, vocab]; see `Network.logits`."""
+        """Return logits float32 [n, vocab]; see `Network.logits`."""
         return self.head.logits(hidden)
 
     def pack(self) -> None:

@@ -20,7 +20,7 @@ class DirectorySource(ModelSource[OptionsT]):
 
     @abc.abstractmethod
     def locate(self) -> Path:
-        """The directory, converted or fetched where needed. Raises ModelError."""
+        """Return the directory, converted or fetched where needed. Raises ModelError."""
 
     def prepare(self) -> Path:
         if self._directory is None:

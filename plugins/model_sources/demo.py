@@ -43,7 +43,7 @@ class DemoSource(DirectorySource[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: ModelSourceContext) -> str | None:
-        """None for every reference that begins with "demo:"; an unknown name is told apart in `prepare`."""
+        """Return None for every reference that begins with "demo:"; an unknown name is told apart in `prepare`."""
         return None if ctx.reference.startswith(PREFIX) else f"{ctx.reference!r} does not begin with {PREFIX!r}"
 
     def locate(self) -> Path:
@@ -55,7 +55,9 @@ class DemoSource(DirectorySource[NoOptions]):
 
 
 def find_demo(name: str) -> Path:
-    """The GGUF file of a demo model. Raises ModelError for an unknown name, and where the package is not installed."""
+    """Return the GGUF file of a demo model. Raises ModelError for an unknown name, and where the package is not
+    installed.
+    """
     packaged = MODELS.get(name)
     if packaged is None:
         near = difflib.get_close_matches(name, MODELS, n=1)

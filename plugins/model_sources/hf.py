@@ -21,7 +21,7 @@ class HFSource(DirectorySource[HFOptions]):
 
     @classmethod
     def supports(cls, options: HFOptions, ctx: ModelSourceContext) -> str | None:
-        """None for an existing directory and for what reads like a hub id."""
+        """Return None for an existing directory and for what reads like a hub id."""
         reference = ctx.reference
         if reference and Path(reference).expanduser().is_dir():
             return None
@@ -45,7 +45,7 @@ class HFSource(DirectorySource[HFOptions]):
         return directory
 
     def _fetch(self) -> Path:
-        """The hub's snapshot: from the local cache where it is whole, else downloaded."""
+        """Return the hub's snapshot: from the local cache where it is whole, else downloaded."""
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

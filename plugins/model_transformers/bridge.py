@@ -99,7 +99,7 @@ def _attention(
     attention_mask: torch.Tensor | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The signature that transformers calls; the second result stands for attention weights."""
+    """Return the signature that transformers calls; the second result stands for attention weights."""
     return _HANDLER.get().attend(AttentionCall(module, query, key, value, attention_mask, arguments)), None
 
 
@@ -122,7 +122,7 @@ def masks_recorded() -> Iterator[dict[int, tuple[torch.Tensor, MaskFunction]]]:
 def _mask(
     batch_size: int = 1, q_length: int = 0, kv_length: int = 0, *, mask_function: MaskFunction, **_: object
 ) -> torch.Tensor:
-    """A stand-in without memory, of the shape of the mask that was asked for."""
+    """Return a stand-in without memory, of the shape of the mask that was asked for."""
     mask = torch.empty((batch_size, 1, q_length, kv_length), dtype=torch.bool, device="meta")
     _MASKS.get()[id(mask)] = (mask, mask_function)
     return mask

@@ -98,8 +98,8 @@ class TransformersFamily(ModelFamily[NoOptions]):
 
 
 def probe_prompts(spec: ModelSpec) -> list[list[int]]:
-    """Token ids spread over the vocabulary, the same at every start; the first prompt goes beyond a short sliding
-    window.
+    """Return token ids spread over the vocabulary, the same at every start; the first prompt goes beyond a short
+    sliding window.
     """
     draw = torch.Generator().manual_seed(0)
     longest, shorter = _PROBE_LENGTHS

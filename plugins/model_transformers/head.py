@@ -47,7 +47,9 @@ class Head:
         self._stand_in = _StandIn(self.body, output_type)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab] of hidden states [n, hidden], in the model's dtype. Not for two threads at a time."""
+        """Return logits [n, vocab] of hidden states [n, hidden], in the model's dtype. Not for two threads at a
+        time.
+        """
         ids = torch.zeros((1, hidden.shape[0]), dtype=torch.long, device=hidden.device)
         self._stand_in.__dict__["hidden"] = hidden.unsqueeze(0)
         try:

@@ -17,7 +17,7 @@ _CHANGES_WITH_LENGTH = frozenset({"dynamic", "longrope", "su"})
 
 
 def examine(ctx: ModelContext) -> tuple[Trace, int]:
-    """How the model attends, and the longest context it can be served with.
+    """Return how the model attends, and the longest context it can be served with.
 
     Loads no weights. Raises NotServable, whose text completes the sentence "<architecture> ...".
     """
@@ -83,7 +83,7 @@ def _check_rope(config: object, length: int) -> None:
 
 
 def _rope_parameters(value: object) -> Iterator[Mapping[str, object]]:
-    """The rope settings of a config: one, or one per kind of layer."""
+    """Yield the rope settings of a config: one, or one per kind of layer."""
     if isinstance(value, Mapping):
         if "rope_type" in value or "type" in value:
             yield value

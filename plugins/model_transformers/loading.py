@@ -30,7 +30,7 @@ _Files = Mapping[Path, Mapping[str, StoredTensor]]
 
 
 def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
-    """The causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
+    """Return the causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
 
     `parameters` are the numbers in all weights that its config asks for. A checkpoint with less than half of them is
     refused before there is memory for them; one that lacks single tensors is refused by their names, once the others
@@ -107,7 +107,7 @@ def _messages(errors: Any) -> list[str]:
 
 
 def _file_of(name: str, files: _Files) -> Path:
-    """The file that holds a tensor, under its name or, where transformers renamed it, the first one."""
+    """Return the file that holds a tensor, under its name or, where transformers renamed it, the first one."""
     for file, tensors in files.items():
         if any(found == name or name.endswith(f".{found}") or found.endswith(f".{name}") for found in tensors):
             return file

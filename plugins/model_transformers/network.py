@@ -45,7 +45,7 @@ class TransformersNetwork(Network):
 
     @torch.inference_mode()
     def reference_logits(self, prompt: list[int]) -> torch.Tensor:
-        """Logits float32 [len, vocab] of one prompt by the model's own attention, without us."""
+        """Return logits float32 [len, vocab] of one prompt by the model's own attention, without us."""
         device = next(self.model.parameters()).device
         with self._own_attention():
             output = self.model(input_ids=torch.tensor([prompt], device=device), use_cache=False)

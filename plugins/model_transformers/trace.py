@@ -101,7 +101,7 @@ def _trace(config_json: str, max_context_len: int) -> Trace:
 
 @contextmanager
 def _data_needed() -> Iterator[None]:
-    """What code raises that needs values where there are none, as the reason that it is."""
+    """Give what code raises that needs values where there are none as the reason that it is."""
     try:
         yield
     except (
@@ -120,7 +120,7 @@ def _data_needed() -> Iterator[None]:
 
 
 def config_of(hf_config: Mapping[str, object]) -> Any:
-    """transformers' own config object for a parsed config.json. Raises NotServable."""
+    """Return transformers' own config object for a parsed config.json. Raises NotServable."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = hf_config.get("model_type")
@@ -192,7 +192,7 @@ class _Callee:
 
 @contextmanager
 def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Callee]]:
-    """The direct callees of the forward pass inside the block, in order."""
+    """Collect the direct callees of the forward pass inside the block, in order."""
     callees: list[_Callee] = []
     depth = 0
 
@@ -220,11 +220,11 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
 
 
 def _run(model: torch.nn.Module) -> torch.Tensor:
-    """Logits [1, TOKENS, vocab] of a forward pass over nothing."""
+    """Return logits [1, TOKENS, vocab] of a forward pass over nothing."""
     tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
     output = model(
         input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),  # given, so that nobody looks at positions to find packed sequences
+        attention_mask=torch.ones_like(tokens),  # given, so that none looks at positions to find packed sequences
         position_ids=torch.zeros_like(tokens),
         use_cache=False,
     )
@@ -233,14 +233,14 @@ def _run(model: torch.nn.Module) -> torch.Tensor:
 
 
 def hidden_states(output: Any) -> torch.Tensor:
-    """The final hidden states [1, tokens, hidden] in what a body returns."""
+    """Return the final hidden states [1, tokens, hidden] in what a body returns."""
     hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
     assert isinstance(hidden, torch.Tensor)
     return hidden
 
 
 def _body(callees: list[_Callee]) -> _Callee:
-    """The one part of the model that attends."""
+    """Return the one part of the model that attends."""
     attending = [one for one in callees if one.calls]
     if not attending:
         raise NotServable("never calls transformers' attention interface, so its attention cannot be replaced")
@@ -259,7 +259,7 @@ def _layer(
     masks: Mapping[int, tuple[torch.Tensor, bridge.MaskFunction]],
     max_context_len: int,
 ) -> LayerSpec:
-    """The LayerSpec of one recorded call. Raises NotServable for what no LayerSpec can say."""
+    """Return the LayerSpec of one recorded call. Raises NotServable for what no LayerSpec can say."""
     arguments = call.arguments
     for key, value in arguments.items():
         if isinstance(value, torch.Tensor) and key not in _TENSORS_UNDERSTOOD:
@@ -290,7 +290,9 @@ def _window(
     masks: Mapping[int, tuple[torch.Tensor, bridge.MaskFunction]],
     max_context_len: int,
 ) -> int | None:
-    """The sliding window that the mask of a call amounts to; its own eager attention would see nothing but the mask."""
+    """Return the sliding window that the mask of a call amounts to; its own eager attention would see nothing but the
+    mask.
+    """
     if call.mask is None:
         causal = call.arguments.get("is_causal")
         if causal is False or (causal is None and getattr(call.module, "is_causal", True) is False):
@@ -304,7 +306,7 @@ def _window(
 
 
 def window_of(mask: bridge.MaskFunction, max_context_len: int, name: str) -> int | None:
-    """The window of a causal mask function up to `max_context_len`, None where every earlier key is seen.
+    """Return the window of a causal mask function up to `max_context_len`, None where every earlier key is seen.
 
     Raises NotServable where the mask is neither causal nor a sliding window.
     """
@@ -323,7 +325,7 @@ def window_of(mask: bridge.MaskFunction, max_context_len: int, name: str) -> int
 
 
 def _seen(mask: bridge.MaskFunction, position: int, max_context_len: int, name: str) -> torch.Tensor:
-    """Which keys [max_context_len + 1] the query at `position` sees."""
+    """Return which keys [max_context_len + 1] the query at `position` sees."""
     zero = torch.zeros((), dtype=torch.long)
     keys = torch.arange(max_context_len + 1)
     try:
@@ -345,7 +347,7 @@ def _check_modules(model: Any, modules: tuple[str, ...]) -> None:
 
 
 def _check_head(model: torch.nn.Module, found: Trace, hidden: torch.Tensor, recorder: _Recorder) -> None:
-    """The head must work on hidden states alone, without running the body."""
+    """Check that the head works on hidden states alone, without running the body."""
     before = len(recorder.calls)
     with _data_needed():
         logits = Head(model, found.body, found.body_output).logits(hidden[:3])

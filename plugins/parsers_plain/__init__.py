@@ -1,4 +1,4 @@
-"""Parsers that find nothing, for models that neither think aloud nor call tools, or in a way that nobody here knows."""
+"""Parsers that find nothing, for models that neither think aloud nor call tools, or in unknown ways."""
 
 from pegboard.core.interfaces.plugin import Plugin, Provider
 

@@ -12,12 +12,12 @@ from pegboard.core.interfaces.output_parser import ToolFunction
 
 
 def chosen(tools: Sequence[ToolFunction], name: str) -> list[ToolFunction]:
-    """All functions, or the one that is named."""
+    """Return all functions, or the one that is named."""
     return [one for one in tools if not name or one["name"] == name]
 
 
 def parameters_of(function: ToolFunction) -> dict[str, JsonValue]:
-    """The schema of a function's arguments, which are an object whatever it leaves open."""
+    """Return the schema of a function's arguments, which are an object whatever it leaves open."""
     schema = function.get("parameters")
     return {"type": "object", **(schema if isinstance(schema, Mapping) else {})}
 
@@ -48,8 +48,8 @@ class Around:
 def tagged(
     functions: Sequence[ToolFunction], around: Around, *, parallel: bool, required: bool, trigger: str
 ) -> Grammar:
-    """Calls in such a form, and nothing else. Where calls are free to be made, any text may stand around each of them
-    from a `trigger` on, and the schemas of functions that are not strict are left to the model.
+    """Return a grammar of calls in such a form, and nothing else. Where calls are free to be made, any text may stand
+    around each of them from a `trigger` on, and the schemas of functions that are not strict are left to the model.
     """
     begin, end = around.begin, around.end
     if not required:
@@ -72,7 +72,7 @@ def tagged(
 
 
 def any_call(functions: Sequence[ToolFunction], arguments: str) -> Grammar:
-    """One JSON object that is a call of one of these functions."""
+    """Return one JSON object that is a call of one of these functions."""
     calls = []
     definitions = {}
     for index, one in enumerate(functions):

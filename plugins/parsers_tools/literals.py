@@ -67,7 +67,7 @@ def tagged_calls(functions: Sequence[ToolFunction], begin: str, end: str, *, par
 
 
 def _arguments(function: ToolFunction) -> tuple[list[tuple[str, JsonValue]], list[tuple[str, JsonValue]]]:
-    """Names and schemas of the arguments that must be there, and of those that may."""
+    """Return names and schemas of the arguments that must be there, and of those that may."""
     properties, needed = properties_of(function), parameters_of(function).get("required")
     names = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
     required = [(name, properties.get(name, True)) for name in dict.fromkeys(names)]
@@ -75,8 +75,8 @@ def _arguments(function: ToolFunction) -> tuple[list[tuple[str, JsonValue]], lis
 
 
 def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int) -> list[str]:
-    """What each of `pairs` may add, in their order; commas stand between what is there. The first entry belongs into
-    the rule, the others are rules.
+    """Return what each of `pairs` may add, in their order; commas stand between what is there. The first entry belongs
+    into the rule, the others are rules.
     """
     if not pairs:
         return [""]
@@ -106,7 +106,7 @@ def _tag(name: str, schema: JsonValue) -> str:
 
 
 def _kind(schema: JsonValue) -> str | list[JsonValue]:
-    """The rule of a schema's values, or the values themselves."""
+    """Return the rule of a schema's values, or the values themselves."""
     if not isinstance(schema, Mapping):
         return "value"
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -117,6 +117,6 @@ def _kind(schema: JsonValue) -> str | list[JsonValue]:
 
 
 def _text(text: str) -> str:
-    """A literal of GBNF."""
+    """Return a literal of GBNF."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'

@@ -256,7 +256,7 @@ def _quoted(text: str) -> str:
 
 
 def _json_number(text: str) -> str:
-    """A number that both languages know: Python allows zeros in front, and points without digits beside them."""
+    """Read a number that both languages know: Python allows zeros in front, and points without digits beside them."""
     sign, text = ("-" if text.startswith("-") else ""), text.lstrip("+-")
     mantissa, mark, exponent = text.lower().partition("e")
     whole, _, fraction = mantissa.partition(".")

@@ -127,7 +127,7 @@ class _XmlStream(CallStream):
             yield from self._json(schemas.get(key))
 
     def _text(self) -> Reading[None]:
-        """A string's text. The line break before the end belongs to the format, so that one is held back."""
+        """Read a string's text. The line break before the end belongs to the format, so that one is held back."""
         held = ""
 
         def tell(text: str) -> None:
@@ -155,7 +155,7 @@ class _XmlStream(CallStream):
 
 
 def _is_text(schema: JsonValue) -> bool:
-    """Whether a value is a string whatever it looks like."""
+    """Return whether a value is a string whatever it looks like."""
     if not isinstance(schema, Mapping):
         return False
     values = schema.get("enum")

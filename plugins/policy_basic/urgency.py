@@ -1,6 +1,6 @@
 """Schedule policies that rank requests by an urgency of their own, with aging, and may preempt by it.
 
-Aging without a clock: whoever waits gains urgency at one rate for all, so the order of two requests never changes by
+Aging without a clock: all waiting requests gain urgency at one rate, so the order of two of them never changes by
 waiting alone. It is enough to charge each request once for how late it came. So urgency is a number that stays what it
 is, and a request that was pushed out cannot wait itself past the one that took its place.
 """
@@ -20,7 +20,7 @@ class PriorityPolicy(SchedulePolicy[PriorityOptions]):
     the queue.
 
     The bound: a request of priority p that entered the queue at t is overtaken only by requests of a higher priority p'
-    that entered it before ``t + (p' - p) * aging``. With priorities up to P it is overtaken by nobody who comes more
+    that entered it before ``t + (p' - p) * aging``. With priorities up to P it is overtaken by none that comes more
     than ``(P - p) * aging`` seconds after it, whatever else arrives. (It may still wait for those who run.)
 
     A request pushes out running ones that are lower by `preempt_threshold` points both in plain priority and with
@@ -40,7 +40,7 @@ class PriorityPolicy(SchedulePolicy[PriorityOptions]):
         return sorted(waiting, key=self._rank)
 
     def victims(self, running: Sequence[Req]) -> list[Req]:
-        """The least urgent first; of those within a point of each other the least work lost."""
+        """Return the least urgent first; of those within a point of each other the least work lost."""
         # Points are counted from the most urgent request, because the clock may begin anywhere.
         first = min(map(self._rank, running), default=0.0)
         return sorted(super().victims(running), key=lambda req: -math.floor((self._rank(req) - first) / self._point))
@@ -54,13 +54,15 @@ class PriorityPolicy(SchedulePolicy[PriorityOptions]):
         return self.victims(lower)
 
     def _rank(self, req: Req) -> float:
-        """The most urgent lowest: with aging the time at which a request of priority 0 would have to come for it."""
+        """Return the most urgent lowest: with aging the time at which a request of priority 0 would have to come for
+        it.
+        """
         aging = self.options.aging
         return -req.priority if aging is None else req.timing.waiting_since - req.priority * aging
 
 
 class SrtfPolicy(SchedulePolicy[SrtfOptions]):
-    """Shortest remaining time first: the least work left, reckoned in generated tokens.
+    """Shortest remaining time first: the least work left, counted in generated tokens.
 
     What is left is the tokens to be generated, and those to be prefilled at `prefill_weight` each. A request that waits
     has its whole length to prefill: what the cache holds of it is not asked. Waiting counts too, `aging` tokens per
@@ -72,7 +74,7 @@ class SrtfPolicy(SchedulePolicy[SrtfOptions]):
         return sorted(waiting, key=self._waiting_rank)
 
     def victims(self, running: Sequence[Req]) -> list[Req]:
-        """The one with most left first."""
+        """Return the one with most left first."""
         return sorted(super().victims(running), key=lambda req: -self._running_rank(req))
 
     def _waiting_rank(self, req: Req) -> float:
@@ -85,7 +87,7 @@ class SrtfPolicy(SchedulePolicy[SrtfOptions]):
         return self._output_left(req) + late
 
     def _output_left(self, req: Req) -> float:
-        """Tokens it is expected to generate still: one at least, even where it outlives the expectation."""
+        """Return tokens it is expected to generate still: one at least, even where it outlives the expectation."""
         limit, expected = req.sampling.max_new_tokens, self.options.expected_output_tokens
         if expected is None:
             return math.inf if limit is None else max(1, limit - req.output_len)

@@ -36,7 +36,7 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
     changed, and for at most `rematch_limit` requests per step: first for those whose last match was too short to count,
     and with a quarter of them at least for those that were not asked for the longest. So a step costs about the same
     however long the queue is, and a match is at most ``4 * waiting / rematch_limit`` steps behind; it decides the order
-    alone, since whoever is admitted is matched again.
+    alone, since a request is matched again when it is admitted.
     """
 
     def __init__(self, options: CacheAwareT, ctx: SchedulePolicyContext) -> None:
@@ -65,7 +65,9 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
         return {"steps": self._steps, "fallback_steps": self._fallbacks}
 
     def _match(self, waiting: Sequence[Req]) -> tuple[list[_Match], bool]:
-        """The match of each, brought up to date for as many as one step allows, and whether that is all of them."""
+        """Return the match of each, brought up to date for as many as one step allows, and whether that is all of
+        them.
+        """
         cache, version, known = self.ctx.cache, self.ctx.cache.version, self._known
         lengths = [len(req.tokens) for req in waiting]
         found = [known.get(req) for req in waiting]
@@ -88,8 +90,8 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
         return matches, complete
 
     def _chosen(self, stale: list[int], known: Sequence[_Match], limit: int) -> list[int]:
-        """Those of too many that are matched anew in this step."""
-        # A quarter is kept for the rest, so that nobody's turn is put off for ever.
+        """Return those of too many that are matched anew in this step."""
+        # A quarter is kept for the rest, so that no turn is put off for ever.
         first = [index for index in stale if self._may_grow(known[index])][: limit - max(1, limit // 4)]
         taken = set(first)
         others = [index for index in stale if index not in taken]
@@ -97,12 +99,12 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
         return first + others[: limit - len(first)]
 
     def _may_grow(self, match: _Match) -> bool:
-        """Whether a request with this match is worth another look before others."""
+        """Return whether a request with this match is worth another look before others."""
         return match.length == 0
 
     @abc.abstractmethod
     def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
-        """Indices into `waiting`, most urgent first; `known` are the cached tokens of each."""
+        """Return indices into `waiting`, most urgent first; `known` are the cached tokens of each."""
 
 
 class LpmPolicy(_CacheAwarePolicy[LpmOptions]):
@@ -130,7 +132,7 @@ class LpmPolicy(_CacheAwarePolicy[LpmOptions]):
         return order
 
     def _stem(self, req: Req, match: _Match) -> tuple[str, bytes] | None:
-        """What a request shares with others of its group; None where it is too short to share enough."""
+        """Return what a request shares with others of its group; None where it is too short to share enough."""
         shared = self.options.in_batch_deprioritize_threshold
         key = req.matchable_key()
         if len(key) < shared:

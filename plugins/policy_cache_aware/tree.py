@@ -33,7 +33,7 @@ class PrefixTree:
         self._ends: dict[Req, tuple[int, Node | None]] = {}
 
     def __len__(self) -> int:
-        """How many nodes it has."""
+        """Return how many nodes it has."""
         return self._tree.num_nodes
 
     def place(self, waiting: Sequence[Req], lengths: Sequence[int]) -> None:
@@ -54,8 +54,8 @@ class PrefixTree:
                 self._enter(req, length)
 
     def depth_first(self, waiting: Sequence[Req]) -> list[int]:
-        """Indices into `waiting`, which are those that were placed: heaviest branch first, and of equals the one whose
-        first request came first; who ends at a node after those below it, and who matches nothing last.
+        """Return indices into `waiting`, which are those that were placed: heaviest branch first, and of equals the one
+        whose first request came first; who ends at a node after those below it, and who matches nothing last.
         """
         unmatched: list[int] = []
         nodes = list(self._tree.nodes())
@@ -99,7 +99,7 @@ class PrefixTree:
         self._ends[req] = (length, node)
 
     def _leave(self, node: Node | None) -> None:
-        """One request fewer ends here; what nobody needs any more is taken out."""
+        """One request fewer ends here; what is no longer needed is taken out."""
         if node is None:
             return
         node.data.ending -= 1
@@ -109,7 +109,7 @@ class PrefixTree:
 
 
 def _split(data: Branch, at: int) -> tuple[Branch, Branch]:
-    """Requests that end at a node end at its lower half once it is split."""
+    """Return requests that end at a node end at its lower half once it is split."""
     return Branch(), data
 
 

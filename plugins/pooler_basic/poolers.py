@@ -112,7 +112,7 @@ _POOLERS: dict[str, type[Pooler]] = {
 
 
 def _named(directory: Path) -> str | None:
-    """The mode that the model's files name, "" for none or several; None without such a file."""
+    """Return the mode that the model's files name, "" for none or several; None without such a file."""
     try:
         settings = json.loads((directory / _FILE).read_text("utf-8"))
     except FileNotFoundError:

@@ -58,7 +58,7 @@ class LayeredRunner(ModelRunner[NoOptions]):
         return_logits: bool,
         return_hidden_states: bool,
     ) -> ForwardOutput:
-        """What is wanted of last hidden states [tokens, hidden]."""
+        """Return what is wanted of last hidden states [tokens, hidden]."""
         output = ForwardOutput(next_token_ids=self._no_tokens())
         if batch.hidden_rows is not None:
             output.row_states = hidden.index_select(0, batch.hidden_rows)

@@ -56,13 +56,13 @@ class Rows:
         return self.logits.shape[1]
 
     def take(self, rows: torch.Tensor) -> Rows:
-        """These rows, ascending and distinct; without a copy when they are all."""
+        """Return these rows, ascending and distinct; without a copy when they are all."""
         if len(rows) == len(self):
             return self
         return Rows(*(getattr(self, name).index_select(0, rows) for name in self.__slots__))
 
     def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """The rows, a few at a time, with their numbers."""
+        """Yield the rows, a few at a time, with their numbers."""
         step = max(1, (_CPU_TILE if self.logits.is_cpu else _TILE) // self.vocab)
         for start in range(0, len(self), step):
             numbers = torch.arange(start, min(start + step, len(self)), device=self.logits.device)
@@ -82,7 +82,7 @@ class Rows:
 
 
 def block_sums(mass: torch.Tensor) -> torch.Tensor:
-    """Sums float64 [n, blocks] of 256 columns each of float32 [n, vocab]; the last block may be shorter."""
+    """Return sums float64 [n, blocks] of 256 columns each of float32 [n, vocab]; the last block may be shorter."""
     whole = mass.shape[1] // _BLOCK * _BLOCK
     parts = [mass[:, :whole].view(len(mass), -1, _BLOCK).sum(-1)] if whole else []
     if whole < mass.shape[1]:
@@ -91,7 +91,7 @@ def block_sums(mass: torch.Tensor) -> torch.Tensor:
 
 
 def draw_from_all(rows: Rows) -> torch.Tensor:
-    """Token int64 [n] of rows without a top_k or a top_p."""
+    """Return token int64 [n] of rows without a top_k or a top_p."""
     tokens = torch.zeros_like(rows.top_ks)
     ids = torch.arange(rows.vocab, dtype=torch.int32, device=tokens.device)
     for numbers, tile in rows.tiles():
@@ -100,7 +100,7 @@ def draw_from_all(rows: Rows) -> torch.Tensor:
 
 
 def _noised(rows: Rows, ids: torch.Tensor, mass: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits with noise, float64 [n, vocab]; minus infinity for tokens that min_p drops."""
+    """Return logits with noise, float64 [n, vocab]; minus infinity for tokens that min_p drops."""
     noised = rows.ahead(rows.logits).add_(rows.noise(ids))
     if bool((rows.min_ps > 0).any()):
         noised.masked_fill_((rows.mass() if mass is None else mass) < rows.min_ps[:, None], -torch.inf)
@@ -108,7 +108,7 @@ def _noised(rows: Rows, ids: torch.Tensor, mass: torch.Tensor | None = None) -> 
 
 
 def draw_from_top(rows: Rows) -> torch.Tensor:
-    """Token int64 [n] of rows with a top_k or a top_p.
+    """Return token int64 [n] of rows with a top_k or a top_p.
 
     Each row looks at as few candidates as its filters need: 64, 256, 1024, 4096, and only then a sort of the whole row.
     A nucleus of more than 256 is looked for in the whole row first, and only where that fails does the row go on.
@@ -148,7 +148,7 @@ def draw_from_top(rows: Rows) -> torch.Tensor:
 
 
 def _draw_from_wide(rows: Rows, totals: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [n] of wide nuclei, -1 where none is found soon: one sum for each trial, and no sort.
+    """Return tokens int64 [n] of wide nuclei, -1 where none is found soon: one sum for each trial, and no sort.
 
     The best of all tokens is the best of the nucleus if it lies inside: if what stands before it, in the order of
     `draw_from_top`, is less than top_p of the mass. If not, the nucleus ends before it, and so the next best of those
@@ -174,7 +174,7 @@ def _draw_from_wide(rows: Rows, totals: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` largest logits, in descending order and by ascending id among equals, and their ids."""
+    """Return the `width` largest logits, in descending order and by ascending id among equals, and their ids."""
     if width == logits.shape[1]:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return values, ids
@@ -187,8 +187,8 @@ def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tens
 def _filter(
     values: torch.Tensor, mass: torch.Tensor, rows: Rows, totals: torch.Tensor, is_all: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the largest logits, with their mass float64 [n, width], all filters keep, and whether a row saw all the
-    candidates it needs.
+    """Return which of the largest logits, with their mass float64 [n, width], all filters keep, and whether a row saw
+    all the candidates it needs.
 
     top_p keeps the shortest head whose share of the mass (after top_k) reaches it: a token stays if what stands before
     it is less than that.

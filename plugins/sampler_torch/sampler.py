@@ -36,7 +36,7 @@ class TorchSampler(Sampler):
     def _draw(
         self, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens of the rows that are not greedy."""
+        """Return tokens of the rows that are not greedy."""
         sampled = Rows.of(logits, peaks, batch, rows)
         cut = torch.zeros_like(rows, dtype=torch.bool)
         if batch.need_top_k:
@@ -57,7 +57,7 @@ class TorchSampler(Sampler):
 
 
 def _check_rows(logits: torch.Tensor, peaks: torch.Tensor) -> None:
-    """Raises ValueError for the first row that cannot be sampled: one with NaN, or without a finite logit."""
+    """Raise ValueError for the first row that cannot be sampled: one with NaN, or without a finite logit."""
     for row in (~peaks.isfinite()).nonzero().flatten().tolist():
         if bool(peaks[row].isnan()):
             raise ValueError(f"row {row} cannot be sampled: its logits hold NaN")

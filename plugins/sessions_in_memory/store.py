@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_ID_LENGTH = 256
 MAX_TURNS = 4096
-"""Most finished turns of one session; a tree of more than these serves nobody."""
+"""Most finished turns of one session; a tree of more than these serves no one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +48,7 @@ class _Turn:
         return self.kept + len(self.own)
 
     def prefix(self, length: int) -> list[int]:
-        """The first `length` tokens of its history."""
+        """Return the first `length` tokens of its history."""
         parts: list[array[int]] = []
         turn: _Turn | None = self
         while turn is not None and length > 0:
@@ -58,7 +58,7 @@ class _Turn:
         return [token for part in reversed(parts) for token in part]
 
     def below(self) -> Iterator[_Turn]:
-        """All turns that continue it, directly or not."""
+        """Yield all turns that continue it, directly or not."""
         found = list(self.children)
         while found:
             turn = found.pop()
@@ -66,7 +66,7 @@ class _Turn:
             found += turn.children
 
     def follows(self, other: _Turn | None) -> bool:
-        """Whether it is `other`, or continues it, directly or not. None is what everything begins with."""
+        """Return whether it is `other`, or continues it, directly or not. None is what everything begins with."""
         turn: _Turn | None = self
         while turn is not None and turn is not other:
             turn = turn.parent
@@ -85,7 +85,7 @@ class _Running:
     replace: bool
 
     def excludes(self, other: _Running) -> bool:
-        """Whether the end of one of the two would remove what the other one continues, or its place."""
+        """Return whether the end of one of the two would remove what the other one continues, or its place."""
         return (self.replace and _follows(other.parent, self.parent)) or (
             other.replace and _follows(self.parent, other.parent)
         )
@@ -138,7 +138,7 @@ class _Session:
             raise self._full(f"{self.capacity} tokens")
 
     def commit(self, turn: _Running, own: array[int], output_len: int, now: float) -> None:
-        """A turn has ended well: it is history from now on."""
+        """Keep a turn that has ended well: it is history from now on."""
         if self._running.pop(turn.rid, None) is not turn:
             return
         self.used_at = now
@@ -156,13 +156,13 @@ class _Session:
         self.tokens += len(own)
 
     def drop(self, turn: _Running, now: float) -> None:
-        """A turn has ended in another way. May be called again, and after `commit`."""
+        """Drop a turn that has ended in another way. May be called again, and after `commit`."""
         if self._running.get(turn.rid) is turn:
             del self._running[turn.rid]
             self.used_at = now
 
     def _continued(self, rid: str) -> _Turn | None:
-        """The turn of this id; for "" the last one, where there is any."""
+        """Return the turn of this id; for "" the last one, where there is any."""
         if not rid:
             if self._running:
                 raise self._busy("a turn of it is running; wait for its end, or name a finished turn in rid to branch")
@@ -179,7 +179,7 @@ class _Session:
         return self._turns[rid]
 
     def _kept(self, parent: _Turn | None, params: SessionParams) -> int:
-        """How many tokens of the history of `parent` stay."""
+        """Return how many tokens of the history of `parent` stay."""
         length = 0
         if parent is not None:
             length = parent.length - (parent.output_len if params.drop_previous_output else 0)
@@ -192,7 +192,7 @@ class _Session:
         return offset if offset > 0 else length + offset
 
     def _replaced(self, turn: _Running) -> tuple[int, int]:
-        """How many turns and tokens go when a turn has ended."""
+        """Return how many turns and tokens go when a turn has ended."""
         if not turn.replace:
             return 0, 0
         old = list(self._turns.values() if turn.parent is None else turn.parent.below())
@@ -294,7 +294,7 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
         }
 
     async def _new_tokens(self, client: EngineClient, request: GenerateRequest, turn: _Running) -> list[int]:
-        """What a request appends. The token that begins every prompt stays out of the middle."""
+        """Return what a request appends. The token that begins every prompt stays out of the middle."""
         prompt, tokenizer = request.prompt, client.tokenizer
         if isinstance(prompt, str):
             special = request.add_special_tokens and not turn.kept
@@ -362,7 +362,7 @@ class _TurnStream(OutputStream):
 
 
 def _bos_id(tokenizer: Tokenizer) -> int | None:
-    """The token that begins a prompt, where the model has one."""
+    """Return the token that begins a prompt, where the model has one."""
     text = tokenizer.named_tokens.get("bos_token")
     ids = tokenizer.encode(text, add_special_tokens=False) if text else []
     return ids[0] if len(ids) == 1 else None

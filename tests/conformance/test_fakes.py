@@ -36,7 +36,7 @@ def test_allocator_counts() -> None:
     slots = allocator.alloc_slots(3)
     assert slots.tolist() == [2, 3, 4]
     assert (allocator.free_pages, allocator.handed_out, allocator.held) == (2, 2, {1, 2})
-    with pytest.raises(ValueError, match="nobody holds them: pages \\[3\\]"):
+    with pytest.raises(ValueError, match="have no owner: pages \\[3\\]"):
         allocator.free(np.array([1, 3]))
     allocator.free(np.array([2, 1]))
     assert (allocator.free_tokens, allocator.taken_back) == (8, 2)

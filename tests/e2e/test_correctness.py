@@ -33,8 +33,8 @@ from tests.plugins.model_transformers.tiny import SERVED, save
 DEMO = "demo:smollm2-135m-instruct"
 LENGTH = 64
 SMALL_LENGTH = 24
-FEW = ("one_word", "unicode", "turns")
-"""Prompts of the configuration that runs with the normal tests."""
+FEW, FEW_LENGTH = ("unicode", "turns"), 10
+"""Prompts of the configuration that runs with the normal tests, and the tokens of their answers."""
 
 MATRIX = [("radix", 1), ("radix", 16), ("block", 16), ("none", 1), ("none", 16)]
 """Prefix cache and page size."""
@@ -94,11 +94,11 @@ def check_logprobs(found: list[Any], expected: Answer, agreed: int) -> None:
 def test_few_prompts(demo: Engine, reference_dir: Path) -> None:
     reference = Reference(demo.built.directory, reference_dir)
     prompts = prompt_ids(demo.tokenizer, FEW)
-    check_answers(demo, prompts, reference.answers(prompts, SMALL_LENGTH), SMALL_LENGTH)
+    check_answers(demo, prompts, reference.answers(prompts, FEW_LENGTH), FEW_LENGTH)
 
 
 def test_forced_logits_of_few_prompts(demo: Engine, reference_dir: Path) -> None:
-    check_forced(demo, Reference(demo.built.directory, reference_dir), prompt_ids(demo.tokenizer, FEW), SMALL_LENGTH)
+    check_forced(demo, Reference(demo.built.directory, reference_dir), prompt_ids(demo.tokenizer, FEW), FEW_LENGTH)
 
 
 def check_forced(engine: Engine, reference: Reference, prompts: list[list[int]], length: int) -> None:

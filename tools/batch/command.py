@@ -139,7 +139,9 @@ class _Command:
                 return STOPPED
 
     def _check(self, source: PromptFile, results: Output) -> tuple[int, frozenset[int]]:
-        """How many requests there are, and on which lines an id comes again. Raises PegboardError for bad lines."""
+        """Return how many requests there are, and on which lines an id comes again. Raises PegboardError for bad
+        lines.
+        """
         from pegboard.tools.batch.lines import BadLine
 
         seen: dict[str | int, int] = {}

@@ -40,7 +40,7 @@ class LineSampling(SamplingFields):
     json_object: bool = False
 
     def params(self) -> SamplingParams:
-        """Checked as far as that is possible without a model. Raises InvalidRequest."""
+        """Return the parameters, checked as far as that is possible without a model. Raises InvalidRequest."""
         grammar = grammar_of(
             json_schema=self.json_schema,
             json_object=self.json_object,
@@ -56,8 +56,8 @@ class LineSampling(SamplingFields):
 
 
 def sampling_of(values: Mapping[str, Any], where: str = "") -> SamplingParams:
-    """Sampling parameters of plain values. Raises InvalidRequest, naming the field (below `where`), for unknown names
-    and for values that cannot be.
+    """Return the sampling parameters of plain values. Raises InvalidRequest, naming the field (below `where`), for
+    unknown names and for values that cannot be.
     """
     if unknown := sorted(values.keys() - LineSampling.model_fields.keys()):
         prefix = f"{where}: " if where else ""
@@ -119,7 +119,9 @@ class PromptFile:
     """The input, line by line, as often as needed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises PegboardError where there is nothing to read. `-` is standard input, which is read at once."""
+        """Open the file; `-` is standard input, which is read at once. Raises PegboardError where there is nothing to
+        read.
+        """
         self.name = "stdin" if str(path) == "-" else str(path)
         self._stream: IO[bytes]
         if str(path) == "-":
@@ -137,7 +139,7 @@ class PromptFile:
         self._stream.close()
 
     def lines(self, defaults: Defaults, duplicates: frozenset[int] = frozenset()) -> Iterator[Line | BadLine]:
-        """Every line that is not blank. `duplicates` are numbers of lines whose ids are others'."""
+        """Yield every line that is not blank. `duplicates` are numbers of lines whose ids are others'."""
         self._stream.seek(0)
         index = 0
         for number, raw in enumerate(self._stream, 1):
@@ -151,7 +153,7 @@ class PromptFile:
 
 
 def parse_line(raw: bytes, index: int, number: int, defaults: Defaults) -> Line | BadLine:
-    """One line's request, or what is wrong with it."""
+    """Return one line's request, or what is wrong with it."""
     name: str | int = index
     try:
         data = _object(raw)
@@ -236,7 +238,7 @@ def _question(body: Mapping[str, Any], defaults: Defaults) -> tuple[str | list[i
 
 
 def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """A line of OpenAI's batch format: its body, and the sampling parameters in it."""
+    """Return a line of OpenAI's batch format: its body, and the sampling parameters in it."""
     url, body = data.get("url", "/v1/chat/completions"), data.get("body")
     if url not in _URLS:
         raise ValueError(f"url must be one of {', '.join(_URLS)}, got {str(url)[:64]!r}")
@@ -272,6 +274,6 @@ def _response_format(form: Any) -> dict[str, Any]:
 
 
 def _digest(parts: Any) -> str:
-    """The same for equal requests, today and tomorrow."""
+    """Return the same for equal requests, today and tomorrow."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -30,7 +30,7 @@ class Output:
 
     def __init__(self, path: Path, mode: Mode, *, retry_failed: bool = False) -> None:
         """Open and lock it, and read what is there; nothing is changed yet. Raises PegboardError where it holds
-        something that nobody said what to do with, or that is not this command's, or where another run writes to it.
+        something for which no option says what to do, or that is not this command's, or where another run writes to it.
         """
         self.name = "stdout" if str(path) == "-" else str(path)
         self.done: dict[int, str] = {}
@@ -62,7 +62,9 @@ class Output:
             self._stream.seek(0, os.SEEK_END)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line, which has left this process when this returns. Raises PegboardError where it cannot be written."""
+        """Write a line, which has left this process when this returns. Raises PegboardError where it cannot be
+        written.
+        """
         text = json.dumps(record, ensure_ascii=False).translate(_LINE_BREAKS)
         with self._guarded():
             self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")

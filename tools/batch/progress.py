@@ -33,7 +33,7 @@ class _Speed:
 
 @contextlib.contextmanager
 def progress(total: int, done: int) -> Iterator[Watcher]:
-    """Shows a run over `total` requests, of which earlier runs have answered `done`."""
+    """Show a run over `total` requests, of which earlier runs have answered `done`."""
     if not sys.stderr.isatty():
         yield _Lines(total, done)
         return

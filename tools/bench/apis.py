@@ -126,7 +126,7 @@ class StreamReader(abc.ABC):
                 raise RequestFailed(f"an event cannot be read: {error}: {event[:100]!r}") from None
 
     def finish(self) -> None:
-        """The answer is over. Raises RequestFailed where it is none."""
+        """End the answer. Raises RequestFailed where it is none."""
         record = self.record
         if not self._streams:
             what = error_text(bytes(self._plain)) if record.status != 200 else "the answer is not an event stream"
@@ -215,7 +215,7 @@ class Api(abc.ABC):
 
     @abc.abstractmethod
     def body(self, prompt: Prompt, output_len: int, wanted: Wanted) -> dict[str, Any]:
-        """The request's body."""
+        """Return the request's body."""
 
     def encode(self, prompt: Prompt, output_len: int, wanted: Wanted) -> bytes:
         """`body`, with the further fields that are wanted, as JSON."""
@@ -285,7 +285,7 @@ APIS: dict[str, Api] = {one.name: one for one in (Completions(), Chat(), Native(
 
 
 def error_text(data: bytes) -> str:
-    """What an error's body says, in one line."""
+    """Return what an error's body says, in one line."""
     try:
         said = msgspec.json.decode(data)
     except msgspec.MsgspecError:

@@ -213,7 +213,7 @@ class HttpClient:
         )
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         head = f"{method} {self.address.base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         return head.encode() + body
 

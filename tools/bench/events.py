@@ -14,7 +14,7 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that these bytes complete."""
+        """Yield the events that these bytes complete."""
         if not self._rest and data.startswith(_FIELD) and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             # One whole event: what nearly every server sends at a time.
             text = data[len(_FIELD) : -2]
@@ -37,7 +37,7 @@ class EventSplitter:
 
 
 def _plain(data: bytes) -> bytes:
-    """Lines that end with CR LF, or with CR, end with LF. A CR at the end is left: an LF may follow."""
+    """Return lines that end with CR LF, or with CR, end with LF. A CR at the end is left: an LF may follow."""
     last = b"\r" if data.endswith(b"\r") else b""
     data = data[: len(data) - len(last)]
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + last

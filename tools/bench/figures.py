@@ -88,7 +88,7 @@ def _client(outcome: Outcome, output_tokens: int) -> dict[str, Any]:
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """Whether a request was as quick as it should have been; one without further tokens has no TPOT to miss."""
+    """Return whether a request was as quick as it should have been; one without further tokens has no TPOT to miss."""
     return all((getattr(record, name) or 0.0) * 1000 <= most for name, most in slo.items())
 
 
@@ -110,7 +110,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of each figure over the runs; what is not a number is the first run's."""
+    """Return the median of each figure over the runs; what is not a number is the first run's."""
     return {key: _median([run.get(key) for run in runs]) for key in runs[0]}
 
 

@@ -29,7 +29,7 @@ _HUMANS = ("human", "user")
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a file, with their lines' numbers (places, in a list). Raises PegboardError."""
+    """Return the objects of a file, with their lines' numbers (places, in a list). Raises PegboardError."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -58,7 +58,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def has_messages(lines: list[tuple[int, dict[str, Any]]]) -> bool:
-    """Whether these are requests for a chat."""
+    """Return whether these are requests for a chat."""
     said = lines[0][1]
     return "messages" in said.get("body", said)
 
@@ -107,7 +107,7 @@ class FileWorkload(Workload):
         raise PegboardError("there is no prompt, no messages, no conversations and no input_length")
 
     def _fit(self, prompt: Any) -> Prompt:
-        """The prompt as the server is asked."""
+        """Return the prompt as the server is asked."""
         if not prompt:
             raise PegboardError("the prompt is empty")
         if self.kind is Kind.MESSAGES:
@@ -125,7 +125,7 @@ class FileWorkload(Workload):
         return list(prompt)
 
     def _traced(self, said: dict[str, Any], output_len: int, number: int) -> Turn:
-        """Tokens that are equal where the trace's ids are; what no id covers is the line's own."""
+        """Return tokens that are equal where the trace's ids are; what no id covers is the line's own."""
         length, ids = max(1, int(said["input_length"])), [int(one) for one in said.get("hash_ids", ())]
         kind = Kind.TOKENS if self.kind is Kind.TOKENS else Kind.TEXT
         prompt: Any = [] if kind is Kind.TOKENS else ""
@@ -141,7 +141,7 @@ class FileWorkload(Workload):
 def make_workload(
     name: str, shape: Shape, kind: Kind, token_range: tuple[int, int], seed: int, lines: Lines | None = None
 ) -> Workload:
-    """The workload of this name; that of a file's lines where there are any."""
+    """Return the workload of this name; that of a file's lines where there are any."""
     if lines is None:
         return WORKLOADS[name](shape, kind, token_range, seed)
     made = FileWorkload(shape, kind, token_range, seed)
@@ -150,9 +150,9 @@ def make_workload(
 
 
 def _sharegpt(said: list[dict[str, Any]]) -> tuple[str, str]:
-    """The first question, and the answer to it."""
+    """Return the first question, and the answer to it."""
     first = next((index for index, one in enumerate(said) if one["from"] in _HUMANS), None)
     if first is None:
-        raise PegboardError("a conversation in which nobody asks")
+        raise PegboardError("a conversation without a user's message")
     answer = said[first + 1]["value"] if first + 1 < len(said) else ""
     return str(said[first]["value"]), str(answer)

@@ -56,7 +56,7 @@ class Bound:
         return f"{self.statistic} of {self.latency.upper()} below {self.ms:g} ms"
 
     def broken(self, figures: dict[str, Any]) -> str:
-        """What was more than it should be, or was not there to be measured; or ""."""
+        """Return what was more than it should be, or was not there to be measured; or ""."""
         values = figures[f"{self.latency}_ms"]
         if values is None:
             return f"no answer has a {self.latency.upper()}"
@@ -65,7 +65,9 @@ class Bound:
         return f"{self.statistic} of {self.latency.upper()} was {values[self.statistic]:.0f} ms"
 
     def surely_broken(self, records: Sequence[Record], total: int, now: float) -> bool:
-        """Whether it is broken whatever comes of the rest of `total` requests. Those that wait have waited so long."""
+        """Return whether it is broken whatever comes of the rest of `total` requests. Those that wait have waited so
+        long.
+        """
         if self.statistic == "max":
             few = 1
         elif self.statistic.startswith("p"):
@@ -77,7 +79,7 @@ class Bound:
 
 
 def _so_far(record: Record, latency: str, now: float) -> float:
-    """Seconds that it has come to at least."""
+    """Return seconds that it has come to at least."""
     if latency == "ttft":
         return record.ttft if record.times or record.over else now - record.sent
     if latency == "e2e":
@@ -88,7 +90,7 @@ def _so_far(record: Record, latency: str, now: float) -> float:
 
 
 def stop_early(bounds: Sequence[Bound], total: int) -> StopWhen:
-    """Ends a trial as soon as it has failed."""
+    """End a trial as soon as it has failed."""
 
     def look(records: Sequence[Record], now: float) -> str:
         if any(one.error for one in records):
@@ -120,7 +122,7 @@ class Trial:
 
 
 def verdict(outcome: Outcome, figures: dict[str, Any], bounds: Sequence[Bound]) -> str:
-    """Why a trial has failed, or ""."""
+    """Return why a trial has failed, or ""."""
     if outcome.stopped:
         return outcome.stopped
     if figures["failed"]:
@@ -131,8 +133,9 @@ def verdict(outcome: Outcome, figures: dict[str, Any], bounds: Sequence[Bound]) 
 async def search(
     attempt: Callable[[float], Awaitable[Trial]], guess: float, precision: float, most: int = MOST_TRIALS
 ) -> tuple[list[Trial], float | None]:
-    """All trials, and the highest rate that was kept with one above it, within `precision` of it (0.05: 5%), that was
-    not; None where none was kept. Away from `guess` by and by, then halving the distance on a logarithmic scale.
+    """Return all trials, and the highest rate that was kept with one above it, within `precision` of it (0.05: 5%),
+    that was not; None where none was kept. Away from `guess` by and by, then halving the distance on a logarithmic
+    scale.
     """
     trials: list[Trial] = []
     low: float | None = None

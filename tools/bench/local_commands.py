@@ -208,7 +208,7 @@ def _engine(resolved: ResolvedConfig) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _steps(total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal."""
+    """Show a bar on a terminal."""
     import time
 
     from pegboard.tools.bench.load import Progress

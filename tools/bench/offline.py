@@ -71,7 +71,7 @@ class OfflineBench:
         self._failed = 0
 
     def sessions(self, run: int, shape: Shape) -> list[Session]:
-        """What is asked in one run."""
+        """Return what is asked in one run."""
         ids = token_range_of(self._engine.info.vocab_size)
         name, lines = self._settings.workload, self._lines
         if run == WARM_UP_RUN and lines is not None:
@@ -82,7 +82,7 @@ class OfflineBench:
     def run(
         self, sessions: Sequence[Session], watch: Watcher | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> tuple[Outcome, dict[str, Any]]:
-        """One run; what came of it, and of its steps. `stopped` ends it behind the step that is under way."""
+        """Return one run; what came of it, and of its steps. `stopped` ends it behind the step that is under way."""
         queue = deque(sessions)
         most = self._settings.concurrency or len(sessions)
         outcome = self._outcome = Outcome(sum(len(one.turns) for one in sessions))
@@ -111,7 +111,9 @@ class OfflineBench:
         return outcome, step_figures(before, after, runner.stage_times(), outcome.duration)
 
     def _send(self, session: Session, number: int, so_far: Prompt, tokens: int, first: int | None = None) -> None:
-        """The turn of this number; behind `so_far`, of so many `tokens`, in the conversation of the record `first`."""
+        """Send the turn of this number; after `so_far`, of so many `tokens`, in the conversation of the record
+        `first`.
+        """
         turn = session.turns[number]
         known = None if turn.input_len is None else tokens + turn.input_len
         here = len(self._outcome.records)

@@ -244,7 +244,7 @@ class ResultOptions:
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
-    """What an option has as JSON. Raises PegboardError."""
+    """Return what an option has as JSON. Raises PegboardError."""
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:

@@ -37,9 +37,7 @@ def check_results(json_file: Path | None, plot: Path | None) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int], Watcher | None]]:
-    """What makes, of a run's title and its number of requests, what is told how far it is: a bar on a terminal,
-    otherwise nothing.
-    """
+    """Show how far a run is, given its title and its number of requests: a bar on a terminal, otherwise nothing."""
     if not sys.stderr.isatty():
         yield lambda title, total: None
         return
@@ -68,7 +66,7 @@ def progress() -> Iterator[Callable[[str, int], Watcher | None]]:
 
 
 def show_figures(title: str, runs: list[dict[str, Any]], middle: Mapping[str, Any]) -> None:
-    """The two tables of a run, or of several runs' medians."""
+    """Show the two tables of a run, or of several runs' medians."""
     from pegboard.tools.bench.report import latencies, totals
 
     of = f"medians of {len(runs)} runs" if len(runs) > 1 else ""
@@ -105,7 +103,7 @@ def _errors(runs: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def head(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What every JSON file begins with."""
+    """Return what every JSON file begins with."""
     from pegboard.core import __version__
     from pegboard.tools.bench.report import FORMAT, machine
 
@@ -120,7 +118,7 @@ def head(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_results(data: Mapping[str, Any], file: Path) -> None:
-    """The JSON, where it is wanted."""
+    """Write the JSON, where it is wanted."""
     from pegboard.tools.bench.report import plain
 
     if str(file) == "-":
@@ -130,7 +128,7 @@ def write_results(data: Mapping[str, Any], file: Path) -> None:
 
 
 def with_records(runs: list[dict[str, Any]], records: list[tuple[float, list[Record]]]) -> list[dict[str, Any]]:
-    """The runs with each of their requests; `records` have the time of a run's start beside them."""
+    """Return the runs with each of their requests; `records` have the time of a run's start beside them."""
     return [
         {**run, "records": [one.to_dict(start) for one in found]}
         for run, (start, found) in zip(runs, records, strict=True)

@@ -68,15 +68,15 @@ def _shares(ax: Any, seconds: Sequence[float], label: str) -> None:
 
 
 def _under_way(outcome: Outcome) -> tuple[list[float], list[int]]:
-    """How many requests were under way from each moment on at which that changed."""
+    """Return how many requests were under way from each moment on at which that changed."""
     over = [one for one in outcome.records if one.over]
     changes = sorted([*((one.sent, 1) for one in over), *((one.end, -1) for one in over)])
     return [at - outcome.start for at, _ in changes], np.cumsum([by for _, by in changes]).tolist()
 
 
 def _throughput(outcome: Outcome) -> tuple[list[float], list[float]]:
-    """Tokens per second in equal parts of the run. Where a server does not tell how many came in one piece, each piece
-    has an equal share of its answer.
+    """Return tokens per second in equal parts of the run. Where a server does not tell how many came in one piece, each
+    piece has an equal share of its answer.
     """
     at: list[float] = []
     tokens: list[float] = []
@@ -91,7 +91,7 @@ def _throughput(outcome: Outcome) -> tuple[list[float], list[float]]:
 
 
 def draw_search(searches: Sequence[Sequence[Trial]], path: Path, bounds: Sequence[Bound]) -> Path:
-    """The rates that were tried, and what became of the first bound's figure."""
+    """Return the rates that were tried, and what became of the first bound's figure."""
     figure = _figure(8, 5)
     ax = figure.subplots()
     bound = bounds[0]
@@ -116,7 +116,7 @@ def draw_search(searches: Sequence[Sequence[Trial]], path: Path, bounds: Sequenc
 
 
 def draw_stages(stages: Mapping[str, float], path: Path, title: str) -> Path:
-    """Where the time of a step goes, in milliseconds by stage."""
+    """Return where the time of a step goes, in milliseconds by stage."""
     figure = _figure(9, 1 + 0.35 * len(stages))
     ax = figure.subplots()
     names = list(stages)[::-1]

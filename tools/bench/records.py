@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Counted = Literal["usage", "limit", "chunks", ""]
-"""Who counted the answer's tokens: the server; nobody, but it ended for its length; nobody, and these are chunks."""
+"""What counted the answer's tokens: the server; its length, at which it ended; nothing, and these are chunks."""
 
 STOPPED = "stopped"
 """The error of a request that was under way when its run was stopped."""
@@ -76,8 +76,8 @@ class Record:
         return (self.end - self.first) / max(1, self.output_tokens - first)
 
     def intervals(self) -> list[float]:
-        """Seconds between tokens. Tokens that came together share the time before them; where the server does not tell
-        how many these were, it is the time between two arrivals of text.
+        """Return seconds between tokens. Tokens that came together share the time before them; where the server does
+        not tell how many these were, it is the time between two arrivals of text.
         """
         times = self.times
         gaps = [after - before for before, after in itertools.pairwise(times)]

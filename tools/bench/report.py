@@ -21,7 +21,7 @@ _NAMES = {
 
 
 def totals(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows about the run as a whole."""
+    """Yield rows about the run as a whole."""
     done = f"{found['completed']:g} of {found['requests']:g}"
     if found["failed"]:
         done += f", {found['failed']:g} failed"
@@ -66,7 +66,7 @@ def plain(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured."""
+    """Return where this was measured."""
     import os
     import platform
 

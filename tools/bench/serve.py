@@ -32,7 +32,7 @@ LATE_MS = 20.0
 MISCOUNT = 0.1
 """Prompts whose tokens differ by more than this share from what they should have."""
 KNOWN_PROMPTS = 0.5
-"""Prompts that share nothing, and are found in the cache: somebody has asked the same before."""
+"""Prompts that share nothing, and are found in the cache: the same was asked before."""
 MANY_PIECES = 0.9
 
 T = TypeVar("T")
@@ -150,8 +150,8 @@ class Measurement:
         """As far as it has come."""
 
     async def measure(self) -> Measured:
-        """The warm-up and all runs. Raises PegboardError where there is nothing to be measured; cancelled it leaves
-        what there is in `measured`.
+        """Return the warm-up and all runs. Raises PegboardError where there is nothing to be measured; cancelled it
+        leaves what there is in `measured`.
         """
         settings = self._settings
         watcher = asyncio.ensure_future(self._watch_silence())
@@ -172,7 +172,7 @@ class Measurement:
         return measured
 
     async def _watch_silence(self) -> None:
-        """Nobody waits for a silent server for longer than was said."""
+        """End what waits for a silent server for longer than was said."""
         while True:
             await asyncio.sleep(TICK)
             self._client.expire()
@@ -199,7 +199,7 @@ class Measurement:
         return make_workload(settings.workload, shape, target.kind, target.token_range, settings.seed, self._lines)
 
     async def _warm_up(self, target: Target) -> None:
-        """Some requests of the workload whose times nobody looks at."""
+        """Send some requests of the workload whose times do not count."""
         count = self._settings.warmup
         if not count:
             return
@@ -270,7 +270,7 @@ class Measurement:
             self._judge(measured, *best[rate])
 
     async def _guess(self, measured: Measured, number: int) -> float:
-        """Where to begin: with the rate that was given or found before, or a share of what a burst gets done."""
+        """Return where to begin: with the rate that was given or found before, or a share of what a burst gets done."""
         if measured.rates:
             return measured.rates[-1]
         if math.isfinite(self._settings.request_rate):
@@ -310,7 +310,7 @@ class Measurement:
             raise PegboardError(f"behind a trial the server did not recover: {error}")
 
     def _judge(self, measured: Measured, outcome: Outcome, found: dict[str, Any]) -> None:
-        """What the user should know about a run's figures."""
+        """Tell the user what to know about a run's figures."""
         late = found["client"]["lag_ms"]
         if late is not None and late["p99"] > LATE_MS and self._settings.concurrency is None:
             measured.note(
@@ -345,7 +345,7 @@ class Measurement:
 
 
 def _told(before: tuple[float, float], after: tuple[float, float] | None) -> dict[str, Any]:
-    """The hit rate between two looks at the server's counters."""
+    """Return the hit rate between two looks at the server's counters."""
     if after is None or after[1] <= before[1]:
         return {}
     hits = after[0] - before[0]

@@ -94,12 +94,12 @@ class StageClock:
         self._at: list[float] = []
 
     def begin(self) -> None:
-        """A step is about to begin."""
+        """Note that a step is about to begin."""
         self.batch = None
         self._at = [time.perf_counter()]
 
     def end(self) -> list[float]:
-        """Seconds of each stage; empty where no step was run."""
+        """Return seconds of each stage; empty where no step was run."""
         at = [*self._at, time.perf_counter()]
         if len(at) != len(STAGES) + 1:
             return []
@@ -116,7 +116,7 @@ class StageClock:
 
     @hookimpl
     def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        # On an asynchronous device the forward pass ends when somebody waits for it.
+        # On an asynchronous device the forward pass ends when the host waits for it.
         if output.next_token_ids.device.type != "cpu":
             output.next_token_ids.cpu()
         self._at.append(time.perf_counter())
@@ -152,7 +152,7 @@ def _ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def resolve(settings: StepSettings, files: Sequence[Path], overrides: Sequence[str]) -> ResolvedConfig:
-    """The config, with room for the shape, and with the clock. What `overrides` say has the last word."""
+    """Return the config, with room for the shape, and with the clock. What `overrides` say has the last word."""
     room = settings.room * 5 // 4 + 4096
     own = [
         "scheduler.loop=normal",
@@ -180,7 +180,7 @@ class StepBench:
         self._seen = ""
 
     def run(self, watch: Callable[[int], None] | None = None) -> Steps:
-        """All repetitions. Raises PegboardError where no step gets the shape."""
+        """Run all repetitions. Raises PegboardError where no step gets the shape."""
         settings = self._settings
         measured = Steps()
         prompts = [self._tokens(settings.context) for _ in range(settings.batch)] if settings.context else []
@@ -200,7 +200,7 @@ class StepBench:
         return measured
 
     def _start(self, prompts: list[list[int]]) -> None:
-        """Requests that run until the end."""
+        """Start requests that run until the end."""
         for prompt in prompts:
             self._submit(prompt, self._settings.new_tokens)
         for _ in range(len(prompts) * 4 + sum(map(len, prompts)) // 64 + PATIENCE):
@@ -212,7 +212,7 @@ class StepBench:
         raise PegboardError(f"{len(prompts)} requests of {self._settings.context} tokens do not run at once")
 
     def _measure(self, into: Steps) -> None:
-        """Steps until one has the shape; that one's times."""
+        """Run steps until one has the shape; keep that one's times."""
         runner, clock = self._engine.built.runner, self._clock
         for _ in range(PATIENCE):
             runner.stage_times()

@@ -36,7 +36,7 @@ _CACHE_COUNTERS = (
 
 
 def token_range_of(vocab_size: int | None) -> tuple[int, int]:
-    """The ids from which prompts are drawn; fewer where a vocabulary is small."""
+    """Return the ids from which prompts are drawn; fewer where a vocabulary is small."""
     low, high = TOKEN_RANGE
     if vocab_size is None or vocab_size > high:
         return low, high
@@ -63,7 +63,7 @@ class Target:
         return token_range_of(self.vocab_size)
 
     async def ask(self, prompt: Prompt, output_len: int) -> Record:
-        """One request. Raises RequestFailed."""
+        """Return one request. Raises RequestFailed."""
         record = Record(0, output_len=output_len)
         reader = self.api.reader(record)
         body = self.api.encode(prompt, output_len, self.wanted)
@@ -73,8 +73,8 @@ class Target:
         return record
 
     async def cache_counters(self) -> tuple[float, float] | None:
-        """Tokens found in the prefix cache, and tokens of prompts, since the server began; None where it tells no
-        such thing.
+        """Return tokens found in the prefix cache, and tokens of prompts, since the server began; None where it tells
+        no such thing.
         """
         try:
             status, _, data = await self.client.whole("GET", "/metrics")
@@ -144,7 +144,7 @@ def _choose(api: str, models: list[str] | None, messages: bool) -> Api:
 async def _models(
     client: HttpClient, wait: float, waiting: Callable[[], AbstractContextManager[Any]]
 ) -> list[str] | None:
-    """What the server offers; None where it has no OpenAI API. One that is starting is waited for."""
+    """Return what the server offers; None where it has no OpenAI API. One that is starting is waited for."""
     deadline = time.monotonic() + wait
     with contextlib.ExitStack() as stack:
         for attempt in itertools.count():
@@ -173,7 +173,7 @@ async def _models(
 
 
 async def _about(client: HttpClient) -> dict[str, Any]:
-    """What the server says of itself, where it does."""
+    """Return what the server says of itself, where it does."""
     found: dict[str, Any] = {}
     for path in ("/version", "/model_info"):
         try:

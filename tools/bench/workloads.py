@@ -83,7 +83,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def join(self, first: Any, second: Any) -> Prompt:
-        """One prompt of two pieces."""
+        """Return one prompt of two pieces."""
 
 
 class TokenSource(Source):
@@ -122,14 +122,14 @@ class MessageSource(WordSource):
 
 
 def source(kind: Kind, random: Generator, token_range: tuple[int, int]) -> Source:
-    """The source of prompts of this kind."""
+    """Return the source of prompts of this kind."""
     if kind is Kind.TOKENS:
         return TokenSource(random, *token_range)
     return WordSource(random) if kind is Kind.TEXT else MessageSource(random)
 
 
 def follow(so_far: Prompt, answer: Sequence[int] | str, new: Prompt) -> Prompt:
-    """The prompt of the next turn: all before it, its answer, and what is new."""
+    """Return the prompt of the next turn: all before it, its answer, and what is new."""
     if isinstance(so_far, str):
         return f"{so_far}{answer}{new}"
     if so_far and isinstance(so_far[0], dict):
@@ -147,8 +147,8 @@ class Workload(abc.ABC):
     seed: int
 
     def sessions(self, run: int = 0) -> list[Session]:
-        """All of a run's, in order. Runs of different numbers share nothing, so that no cache knows one from another;
-        those of the same number are the same.
+        """Return all of a run's, in order. Runs of different numbers share nothing, so that no cache knows one from
+        another; those of the same number are the same.
         """
         random = np.random.default_rng((self.seed, run))
         return list(self._make(random, source(self.kind, random, self.token_range)))

@@ -62,14 +62,14 @@ class Speaker(Protocol):
     name: str
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
-        """The answer as it comes, a generator; `figures` are kept up to date. `settings` have OpenAI's names.
+        """Return the answer as it comes, a generator; `figures` are kept up to date. `settings` have OpenAI's names.
 
         Raises PegboardError, and KeyboardInterrupt where the user has had enough, at a moment when that does no harm.
         Closing it aborts the answer.
         """
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Note that the user has left."""
 
 
 class EngineSpeaker:
@@ -118,7 +118,7 @@ class EngineSpeaker:
 
 
 def sampling_params(settings: Mapping[str, Any]) -> SamplingParams:
-    """Settings of a chat as sampling parameters, checked. Raises InvalidRequest, with the setting's name."""
+    """Return settings of a chat as sampling parameters, checked. Raises InvalidRequest, with the setting's name."""
     from pegboard.core.interfaces.sampling import SamplingParams
 
     values = {name: value for name, value in settings.items() if name not in ("max_tokens", "reasoning_effort")}
@@ -156,7 +156,7 @@ class ServerSpeaker:
         self.name = model
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any], figures: Figures) -> Iterator[Piece]:
-        """As Speaker's. The connection ends with the answer, which tells the server that nobody reads on."""
+        """As Speaker's. The connection ends with the answer, which tells the server that its reader has gone."""
         body = {
             "model": self.name,
             "messages": list(messages),

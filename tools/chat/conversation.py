@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form, with text for content. Raises ValueError saying what is wrong with which."""
+    """Return messages in OpenAI's form, with text for content. Raises ValueError saying what is wrong with which."""
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages must be a list of objects with role and content, and not empty")
     return [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
@@ -62,8 +62,8 @@ class Interlocutor:
         self._skip_special = skip_special_tokens(None, None, self._parser)
 
     def prompt(self, messages: Sequence[Message], hints: Mapping[str, Any] | None = None) -> str:
-        """The text that asks for the next message; it is complete, without special tokens to be added. `hints` reach a
-        template that reads them. Raises InvalidRequest where the template refuses.
+        """Return the text that asks for the next message; it is complete, without special tokens to be added. `hints`
+        reach a template that reads them. Raises InvalidRequest where the template refuses.
         """
         template = self._templates.select()
         asked = ChatPrompt(
@@ -75,11 +75,11 @@ class Interlocutor:
         return asked.render(template)
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with which thoughts can be told from the rest: their marks may be special tokens."""
+        """Return the parameters with which thoughts can be told from the rest: their marks may be special tokens."""
         return params if self._skip_special else msgspec.structs.replace(params, skip_special_tokens=False)
 
     def reader(self, prompt: str, params: SamplingParams) -> ChatStream:
-        """Reads one answer to a prompt: its text goes in, content and thoughts come out."""
+        """Return a reader of one answer to a prompt: its text goes in, content and thoughts come out."""
         # A grammar of the whole answer leaves no room for thoughts.
         constrained = params.grammar is not None and params.grammar.kind != "structural_tag"
         return ChatStream(reasoning_parser=self._parser, prompt=prompt, constrained=constrained)

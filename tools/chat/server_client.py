@@ -48,7 +48,7 @@ class ServerClient:
             self._headers["authorization"] = f"Bearer {api_key}"
 
     def models(self, *, wait: Callable[[], contextlib.AbstractContextManager[Any]]) -> list[str]:
-        """What the server offers. One that is loading its model is waited for, within `wait`."""
+        """Return what the server offers. One that is loading its model is waited for, within `wait`."""
         with contextlib.ExitStack() as stack:
             waiting = False
             while True:
@@ -66,7 +66,7 @@ class ServerClient:
                 time.sleep(ASK_AGAIN_SECONDS)
 
     def get(self, path: str) -> Any:
-        """The JSON at a path. Raises PegboardError."""
+        """Return the JSON at a path. Raises PegboardError."""
         with self._response("GET", path, None) as response:
             try:
                 return json.loads(response.read())
@@ -74,8 +74,8 @@ class ServerClient:
                 raise PegboardError(f"{self.url}{path} answers, but not with JSON") from None
 
     def events(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
-        """The events that answer a POST, up to ``[DONE]``. Raises PegboardError where they end before. Closing this
-        generator closes the connection.
+        """Yield the events that answer a POST, up to ``[DONE]``. Raises PegboardError where they end before. Closing
+        this generator closes the connection.
         """
         with self._response("POST", path, body) as response:
             try:

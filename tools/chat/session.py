@@ -66,7 +66,7 @@ SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def parse_setting(name: str, text: str) -> Any:
-    """The value of a setting. Raises PegboardError for an unknown name, and for what cannot be."""
+    """Return the value of a setting. Raises PegboardError for an unknown name, and for what cannot be."""
     if name not in SETTINGS:
         hint = did_you_mean(name, list(SETTINGS)) or f"there are: {', '.join(SETTINGS)}"
         raise PegboardError(f"there is no setting {name!r}; {hint}")
@@ -99,7 +99,7 @@ class Session:
         """Files that may be overwritten without asking: this chat has written or read them."""
 
     def handle(self, text: str) -> bool:
-        """A message, or a command. False where it is the command to end."""
+        """Handle a message, or a command. False where it is the command to end."""
         if not text.strip():
             return True
         if not text.startswith("/") or text.startswith("//"):
@@ -312,7 +312,7 @@ class Session:
         self._say_length(f"loaded {path}")
 
     def _take_last(self) -> str:
-        """The last message of the user, out of the history together with all that came after it."""
+        """Return the last message of the user, out of the history together with all that came after it."""
         if self._unanswered is not None:
             question, self._unanswered = self._unanswered, None
             return question

@@ -48,8 +48,8 @@ class Terminal:
     # ---- in -------------------------------------------------------------------------------------------------------
 
     def read(self) -> str:
-        """What the user says next: a line, several with a backslash at their ends, or what stands between two fences
-        (lines of three quotes or backticks). Raises EOFError and KeyboardInterrupt.
+        """Return what the user says next: a line, several with a backslash at their ends, or what stands between two
+        fences (lines of three quotes or backticks). Raises EOFError and KeyboardInterrupt.
         """
         line = self._line("> ")
         fence = line.strip()
@@ -123,7 +123,7 @@ class Terminal:
         readline.set_history_length(HISTORY_LINES)
         with contextlib.suppress(OSError):
             self._history.parent.mkdir(parents=True, exist_ok=True)
-            # Nobody else's business, from the first byte on.
+            # For this user's eyes only, from the first byte on.
             os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
             readline.write_history_file(self._history)
 
@@ -149,14 +149,14 @@ class Terminal:
         self._text(text)
 
     def end_answer(self) -> None:
-        """The answer is over, wherever it stopped."""
+        """End the answer, wherever it stopped."""
         if self._thinking:
             self._thinking = False
             self._show(PLAIN if self._colours else "")
         self._end_line()
 
     def note(self, text: str) -> None:
-        """A line that is not the model's."""
+        """Write a line that is not the model's."""
         if self.interactive:
             self._end_line()
             self._show(f"{DIM}{text}{PLAIN}\n" if self._colours and text else f"{text}\n")

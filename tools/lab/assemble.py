@@ -38,7 +38,7 @@ EOS = 2
 
 
 def resolve(files: Sequence[str | Path], overrides: Sequence[str]) -> ResolvedConfig:
-    """The config of a server, or of a part of one: the model is not read, so none need be named."""
+    """Return the config of a server, or of a part of one: the model is not read, so none need be named."""
     return compose(files, overrides=overrides, data=dict(NO_MODEL))
 
 

@@ -84,7 +84,7 @@ def simulate(
     load: LoadOptions,
     cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2",
     variants: VariantOptions,
-    optimal: Annotated[bool, typer.Option(help="Reckon the best possible hit rate (takes memory).")] = True,
+    optimal: Annotated[bool, typer.Option(help="Compute the best possible hit rate (takes memory).")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file; - prints.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
 ) -> None:
@@ -151,7 +151,7 @@ def _simulations(
 
 
 def _run(simulation: Simulation, requests: int) -> Outcome:
-    """With a progress bar, where somebody watches."""
+    """With a progress bar, where a person watches."""
     if not sys.stderr.isatty():
         return simulation.run()
     from rich.console import Console

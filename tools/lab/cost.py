@@ -42,7 +42,7 @@ class CostModel(BaseModel):
     """Seconds that every step takes beside the pass, scheduling included."""
 
     def seconds(self, work: ModelWorkerBatch) -> float:
-        """What the model says of one batch."""
+        """Return what the model says of one batch."""
         new, context = work.extend_lens, work.seq_lens
         tokens = int(new.sum())
         # Token number i of a request's new ones is compared with the prefix and the i before it.
@@ -57,7 +57,7 @@ class CostModel(BaseModel):
 
 
 def load_cost(name: str) -> CostModel:
-    """A cost model that comes with Pegboard, by name, or one from a YAML or JSON file. Raises ConfigError."""
+    """Return a cost model that comes with Pegboard, by name, or one from a YAML or JSON file. Raises ConfigError."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         try:
@@ -79,6 +79,6 @@ def load_cost(name: str) -> CostModel:
 
 
 def cost_names() -> list[str]:
-    """The cost models that come with Pegboard."""
+    """Return the cost models that come with Pegboard."""
     folder = resources.files("pegboard.tools.lab") / "costs"
     return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))

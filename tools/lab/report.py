@@ -133,7 +133,7 @@ _MILLISECONDS = frozenset({"tpot", "itl"})
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of text, one column per run."""
+    """Return rows of text, one column per run."""
     return [(title, *(_text(key, one[key]) for one in summaries)) for title, key in ROWS]
 
 

@@ -228,8 +228,8 @@ class Simulation:
                     heapq.heappush(self._later, (more.at, next(self._order), more))
 
     def _seen_before(self, whole: NDArray[np.int64], prompt_len: int) -> int:
-        """Tokens of a prompt that an infinite cache has seen. Each new token is new to whoever comes first, so the sum
-        does not depend on the order.
+        """Return tokens of a prompt that an infinite cache has seen. Each new token is new to the one that comes first,
+        so the sum does not depend on the order.
         """
         assert self._ideal is not None
         path = self._ideal.find(whole, "")

@@ -26,7 +26,7 @@ FIRST_TOKEN = 10
 class Ask:
     """One request. `prompt` makes its tokens int64 [n] when it is sent, since a hundred thousand prompts at once would
     fill the memory. `output_len` is where the modelled model ends; `limit` is what the request states as
-    max_new_tokens, all that a scheduler may know. `group` is whom fairness is reckoned between.
+    max_new_tokens, all that a scheduler may know. `group` is what fairness is measured between.
     """
 
     at: float
@@ -197,7 +197,7 @@ class Trace(Workload):
         return Ask(at, lambda: self._blocks(length, ids, number), output, self._limit(output), group, priority)
 
     def _blocks(self, length: int, ids: list[int], number: int) -> NDArray[np.int64]:
-        """Tokens that are equal where the ids are; what no id covers is the line's own."""
+        """Return tokens that are equal where the ids are; what no id covers is the line's own."""
         block = int(self.values["block"])
         parts = [np.random.default_rng((1, one)).integers(FIRST_TOKEN, VOCAB, block) for one in ids]
         rest = max(0, length - block * len(ids))
@@ -252,7 +252,7 @@ class WorkloadChoice:
         return WORKLOADS[self.name]
 
     def build(self, requests: int, rate: float, seed: int) -> Workload:
-        """The workload, drawn anew: the same for the same seed."""
+        """Return the workload, drawn anew: the same for the same seed."""
         workload = self.kind(requests, rate, seed, self.values)
         if isinstance(workload, Trace):
             workload.path = Path(self.name)

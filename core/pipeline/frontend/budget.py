@@ -1,7 +1,7 @@
-"""Budgets: what a request may cost the API process, reckoned from what it asks for before any of it is built.
+"""Budgets: what a request may cost the API process, computed from what it asks for before any of it is built.
 
 Single fields have bounds of their own; what hurts is their products: answers x tokens x log-probabilities, answers x
-stop expressions x states. They are reckoned here in two currencies, bytes of memory and steps of stop automata per
+stop expressions x states. They are counted here in two currencies, bytes of memory and steps of stop automata per
 character of output, and bounded per HTTP request (400: ask for less) and for all in progress (503: try again).
 Every request has a share of both for free. What is within is not charged, so costly requests never keep it waiting.
 """
@@ -223,7 +223,7 @@ class Budget:
 
 
 def stop_steps(stops: Stops, *, first: bool = False) -> int:
-    """What the stops of one answer are charged; `first` for one of the answers that share them."""
+    """Return what the stops of one answer are charged; `first` for one of the answers that share them."""
     compiling = sum(map(len, stops.patterns)) // CHARS_PER_STEP if first else 0
     return max(0, stops.steps + compiling - FREE_STEPS)
 
@@ -233,13 +233,13 @@ def _entries_per_token(request: TokenizedRequest) -> int:
 
 
 def _token_bytes(request: TokenizedRequest, hidden_size: int) -> int:
-    """What another token of this answer costs."""
+    """Return what another token of this answer costs."""
     entries = 0 if request.logprobs is None else _entries_per_token(request)
     return entries * ENTRY_BYTES + (hidden_size * NUMBER_BYTES if request.return_hidden_states else 0)
 
 
 def _cut(request: TokenizedRequest, longest: int) -> TokenizedRequest:
-    """The request with an answer of so many tokens at most."""
+    """Return the request with an answer of so many tokens at most."""
     sampling = request.sampling
     longest = min(longest, sampling.max_new_tokens or 0)
     least = min(sampling.min_new_tokens, longest)

@@ -63,8 +63,8 @@ class Intake:
             check_length(prompt, self._limit)
 
     def pack(self, prompt: Prompt, ids: Sequence[int] | None = None, *, add_special_tokens: bool = True) -> bytes:
-        """A prompt as it travels, for all requests that have it: int32 little-endian. `ids` are those of a text, where
-        it has been tokenised. Raises InvalidRequest for a prompt that cannot be served.
+        """Return a prompt as it travels, for all requests that have it: int32 little-endian. `ids` are those of a text,
+        where it has been tokenised. Raises InvalidRequest for a prompt that cannot be served.
         """
         self.check_text(prompt)
         if not isinstance(prompt, str):
@@ -109,8 +109,8 @@ class Intake:
     def prepare(
         self, request: GenerateRequest, packed: bytes | None = None, *, checked: bool = False
     ) -> TokenizedRequest:
-        """The request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made it;
-        `checked` says that lists and mappings among its parameters have been checked.
+        """Return the request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made
+        it; `checked` says that lists and mappings among its parameters have been checked.
 
         `max_new_tokens` is always set afterwards, and clipped to what the context leaves behind the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
@@ -266,7 +266,7 @@ def _namespace(cache_salt: str) -> str:
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as they travel: int32, little-endian. Reads back with ``numpy.frombuffer(data, "<i4")``."""
+    """Return token ids as they travel: int32, little-endian. Reads back with ``numpy.frombuffer(data, "<i4")``."""
     packed = array("i", ids)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -1,4 +1,4 @@
-"""Outputs: tokens back to text, for whoever asked. The scheduler's TokenOutput becomes an API plugin's OutputChunk."""
+"""Outputs: tokens back to text. The scheduler's TokenOutput becomes an API plugin's OutputChunk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OutputState:
         self._counters = (0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
-        """The chunk for these tokens. After the one with a finish reason there is none."""
+        """Return the chunk for these tokens. After the one with a finish reason there is none."""
         prompt, completion, cached, retractions = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
@@ -101,8 +101,8 @@ class OutputState:
         return text
 
     def _matched_text(self, matcher: StopMatcher, ids: Sequence[int], matched: int | str | None, *, last: bool) -> str:
-        """Where an expression matches nobody can tell by its text, so this repeats what the scheduler's matcher has
-        done, token by token.
+        """Find where an expression matched. Its text does not say, so this repeats what the scheduler's matcher
+        has done, token by token.
         """
         text = ""
         for place, token in enumerate(ids, 1):
@@ -120,7 +120,7 @@ def _rows(data: bytes, rows: int) -> list[list[float]]:
 
 
 def finish_embedding(request: EmbedRequest, output: TokenOutput) -> Embedding:
-    """The embedding that a request's last output brings, as the request wants it."""
+    """Return the embedding that a request's last output brings, as the request wants it."""
     vector = np.frombuffer(output.embedding, "<f4").astype(np.float64)
     if request.dimensions is not None:
         if request.dimensions > vector.shape[0]:
@@ -135,7 +135,7 @@ def finish_embedding(request: EmbedRequest, output: TokenOutput) -> Embedding:
 
 
 def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
-    """Two consecutive outputs of one request as one, for a reader that fell behind. `first` is used up."""
+    """Return two consecutive outputs of one request as one, for a reader that fell behind. `first` is used up."""
     first.token_ids += second.token_ids
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs

@@ -69,7 +69,7 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, grammar: Grammar) -> CompiledGrammar | Verdict | None:
-        """What is known: the grammar, why it failed, or nothing."""
+        """Return what is known: the grammar, why it failed, or nothing."""
         entry = self._entries.get(grammar)
         if entry is None:
             return None
@@ -193,7 +193,7 @@ class GrammarGate(AdmissionGate[GateOptions]):
         self.pool.close()
 
     def stats(self) -> dict[str, int]:
-        """Entries and bytes of the cache, grammars under way, workers that had to be killed or died."""
+        """Return entries and bytes of the cache, grammars under way, workers that had to be killed or died."""
         return {
             "cached": len(self.cache),
             "cached_bytes": self.cache.size_bytes,

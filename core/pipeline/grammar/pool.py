@@ -145,7 +145,7 @@ class GrammarPool:
     # ---- in the pool's threads ------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """What a thread does: one job after the other, with one worker for as long as it lives."""
+        """Do one job after the other in this thread, with one worker for as long as it lives."""
         seat = _Seat()
         while (job := self._queue.take()) is not None:
             try:
@@ -185,7 +185,7 @@ class GrammarPool:
         return compiled if self._prepare is None else self._prepare(compiled)
 
     def _ask_twice(self, job: GrammarJob, seat: _Seat) -> Reply:
-        """The worker's reply; where one is lost by accident, that of a fresh one."""
+        """Return the worker's reply; where one is lost by accident, that of a fresh one."""
         why = ""
         for _ in range(ATTEMPTS):
             try:
@@ -213,7 +213,7 @@ class GrammarPool:
             raise
 
     def _worker_of(self, seat: _Seat) -> GrammarProcess:
-        """The thread's worker, or a new one."""
+        """Return the thread's worker, or a new one."""
         if seat.worker is not None and seat.worker.alive:
             return seat.worker
         self._end(seat)

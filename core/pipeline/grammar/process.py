@@ -60,7 +60,7 @@ class GrammarProcess:
         return 0 if self._process is None else self._process.pid
 
     def start(self, start: Start) -> None:
-        """Raises WorkerFailed where it does not get ready."""
+        """Start it. Raises WorkerFailed where it does not get ready."""
         with self._lock:
             if self._killed:
                 raise _closing()
@@ -86,8 +86,8 @@ class GrammarProcess:
             raise WorkerFailed(f"the grammar worker cannot start: {reply.error}", "grammar_worker_failed", 500)
 
     def compile(self, grammar: Grammar, seconds: float, look: Callable[[float], None]) -> Reply:
-        """Raises WorkerFailed where time is up or the grammar ends the process, and whatever `look` raises: it is
-        called with the seconds so far, now and then.
+        """Compile a grammar. Raises WorkerFailed where time is up or the grammar ends the process, and whatever `look`
+        raises: it is called with the seconds so far, now and then.
         """
         try:
             return self._exchange(Work(grammar, seconds + GRACE_SECONDS), seconds, look)
@@ -113,7 +113,7 @@ class GrammarProcess:
                 pass
 
     def _see_how_it_ended(self) -> None:
-        """Raises where its end was neither the grammar's fault nor its own."""
+        """Raise where its end was neither the grammar's fault nor its own."""
         if self._killed:
             raise _closing()
         assert self._process is not None

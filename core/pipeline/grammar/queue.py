@@ -104,7 +104,7 @@ class GrammarQueue:
             return len(self._new) + self._running
 
     def take(self) -> GrammarJob | None:
-        """The next job, as soon as there is one; None once the queue is closed."""
+        """Return the next job, as soon as there is one; None once the queue is closed."""
         with self._changed:
             while not self._closed:
                 job = self._next()
@@ -117,7 +117,9 @@ class GrammarQueue:
             return None
 
     def gives_way(self, job: GrammarJob) -> bool:
-        """Whether a job whose first slice is over has to leave its worker to a new one. If so, `put_back` follows."""
+        """Return whether a job whose first slice is over has to leave its worker to a new one. If so, `put_back`
+        follows.
+        """
         with self._changed:
             if job.late or len(self._new) <= self._workers - self._running + self._leaving:
                 return False
@@ -134,7 +136,7 @@ class GrammarQueue:
             self._changed.notify_all()
 
     def done(self, job: GrammarJob) -> None:
-        """A job taken from here has an end; not for one that was put back."""
+        """End a job that was taken from here; not one that was put back."""
         with self._changed:
             self._running -= 1
             self._running_late -= job.late

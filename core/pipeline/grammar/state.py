@@ -107,7 +107,7 @@ class Grammars:
         return Prepared(compiled, row, free=free)
 
     def begin(self, req: Req, compiled: CompiledGrammar) -> None:
-        """Raises what the backend's code raises."""
+        """Give a request its matcher. Raises what the backend's code raises."""
         grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
         account = self._accounts.setdefault((req.principal, req.sampling.grammar), Account())
         state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
@@ -124,7 +124,7 @@ class Grammars:
 
 
 def state_of(req: Req) -> GrammarState | None:
-    """Where a request is in its grammar; None for one that has none."""
+    """Return where a request is in its grammar; None for one that has none."""
     place = _PLACE.peek(req)
     return None if place is None else place.state
 
@@ -152,7 +152,7 @@ def look_ahead(req: Req, state: GrammarState) -> FinishReason | None:
 
 
 def forced(req: Req, state: GrammarState) -> list[int]:
-    """Tokens that must come next. A backend that fails here only costs the short cut."""
+    """Return tokens that must come next. A backend that fails here only costs the short cut."""
     if state.free:
         return []
     try:
@@ -164,7 +164,7 @@ def forced(req: Req, state: GrammarState) -> list[int]:
 
 
 def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
-    """What the grammars of `reqs` allow next; None where nobody has any."""
+    """Return what the grammars of `reqs` allow next; None where none has one."""
     found = [(at, state) for at, req in enumerate(reqs) if (state := state_of(req)) is not None and not state.free]
     if not found:
         return None
@@ -173,7 +173,7 @@ def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
 
 
 def failure_of(req: Req, error: BaseException) -> FinishReason:
-    """How a request ends in whose grammar the backend's code has raised. Libraries in Rust panic with what is no
+    """Return how a request ends if the grammar backend's code raised. Libraries in Rust panic with what is no
     Exception.
     """
     _let_through(error)

@@ -72,12 +72,12 @@ class GrammarWork:
         self._closed = False
 
     def begin_step(self) -> None:
-        """The matchers of the next step have all of its time."""
+        """Give the matchers of the next step all of its time."""
         self._left = self._limits.step_seconds
         self._wait_left = self._left * WAIT_SHARE
 
     def has_room(self, req: Req) -> bool:
-        """Whether the request's matcher may go on now, by what it is known to take. Otherwise it sits out."""
+        """Return whether the request's matcher may go on now, by what it is known to take. Otherwise it sits out."""
         state = state_of(req)
         if state is None:
             return True
@@ -87,12 +87,12 @@ class GrammarWork:
         return not (self._debts and self._in_debt(req.principal))
 
     def now(self) -> tuple[float, float]:
-        """The computing time of this thread, and the clock."""
+        """Return the computing time of this thread, and the clock."""
         return time.thread_time(), time.monotonic()
 
     def took(self, req: Req, since: tuple[float, float], tokens: int) -> FinishReason | None:
-        """The request's matcher has gone on by `tokens` since it was `since` (see `now`); why the request ends, if that
-        was too much.
+        """Charge the request's matcher, which has gone on by `tokens` since it was `since` (see `now`); why the request
+        ends, if that was too much.
         """
         state = state_of(req)
         if state is None:
@@ -118,7 +118,9 @@ class GrammarWork:
             self._changed.notify()
 
     def take_done(self) -> list[tuple[Req, FinishReason | None]]:
-        """Requests that need not sit out any more, and why they end, if they do. Some may have ended meanwhile."""
+        """Return requests that need not sit out any more, and why they end, if they do. Some may have ended
+        meanwhile.
+        """
         if not self._done:
             return []
         with self._changed:
@@ -177,7 +179,7 @@ class GrammarWork:
                 self._done.append(turn)
 
     def _next(self) -> _Turn | None:
-        """The request next whose account has taken least: cheap ones do not wait behind expensive ones."""
+        """Return next the request whose account has taken least: cheap ones do not wait for expensive ones."""
         with self._changed:
             while not self._closed:
                 self._waiting = [turn for turn in self._waiting if not turn.req.finished]

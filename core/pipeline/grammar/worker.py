@@ -1,6 +1,6 @@
 """A process that compiles grammars: ``python -m pegboard.core.pipeline.grammar.worker``, started by a GrammarPool.
 
-A grammar comes from whoever may send a request, and compiling one may crash, eat memory or never end. Here that costs a
+A grammar comes from any client, and compiling one may crash, eat memory or never end. Here that costs a
 process that holds nothing. Messages are MessagePack with the length in front, on standard input and output; the process
 ends when its input does, and by itself when one grammar takes far longer than it may.
 """
@@ -47,7 +47,7 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """A grammar, and the seconds after which it is certain that nobody waits for it any more."""
+    """A grammar, and the seconds after which certainly no request waits for it any more."""
 
     grammar: Grammar
     seconds: float
@@ -75,7 +75,7 @@ class Frames:
         self._write(LENGTH.pack(len(data)) + data)
 
     def receive(self) -> bytes:
-        """The next message; b"" at the end."""
+        """Read the next message; b"" at the end."""
         head = self._exactly(LENGTH.size)
         return self._exactly(LENGTH.unpack(head)[0]) if head else b""
 
@@ -90,7 +90,7 @@ class Frames:
 
 
 def make_backend(start: Start) -> GrammarBackend:
-    """The backend, from its lazy names and the prepared model's directory."""
+    """Return the backend, from its lazy names and the prepared model's directory."""
     from pegboard.core.registry.lazy import import_name
     from pegboard.core.toolkit.text.tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ def make_backend(start: Start) -> GrammarBackend:
 
 
 def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
-    """The reply to one grammar, whatever happens short of a crash."""
+    """Return the reply to one grammar, whatever happens short of a crash."""
     try:
         for part in parts_of(grammar):
             if part.kind == "regex":
@@ -127,7 +127,7 @@ def compile_safely(backend: GrammarBackend, grammar: Grammar) -> Reply:
 
 
 def try_out(backend: GrammarBackend, grammar: Grammar, compiled: bytes) -> None:
-    """Some steps into the grammar, as an output would go. What would hang or break the scheduler does so here."""
+    """Take some steps into the grammar, as an output would. What would hang or break the scheduler does so here."""
     matcher = backend.load(grammar, compiled).matcher()
     words = -(-backend.ctx.vocab_size // 32)
     mask = np.zeros((1, words), np.int32)

@@ -61,7 +61,7 @@ class IncrementalDetokenizer:
         """Characters of the window's text that have been returned."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Text that has become certain with these tokens; "" where everything has to wait."""
+        """Return text that has become certain with these tokens; "" where everything has to wait."""
         if self._bytes is not None:
             return self._push_bytes(self._bytes, ids)
         kept = [i for i in ids if i not in self._skip and self._tokenizer.id_to_token(i) is not None]
@@ -77,7 +77,7 @@ class IncrementalDetokenizer:
         return piece
 
     def flush(self) -> str:
-        """What was held back, at the end of the output. The object then starts a new text."""
+        """Return what was held back, at the end of the output. The object then starts a new text."""
         if self._bytes is not None:
             tail, self._tail = self._tail, b""
             return utf_8_decode(tail, "replace", True)[0]
@@ -97,7 +97,7 @@ class IncrementalDetokenizer:
         return text if self._joined.isdisjoint(ids) else self._join(text, ids)
 
     def _join(self, text: str, ids: Sequence[int]) -> str:
-        """The text of `ids` without what the decoder writes between special tokens."""
+        """Return the text of `ids` without what the decoder writes between special tokens."""
         joined, end = "", 0
         for place in range(1, len(ids)):
             if ids[place - 1] in self._joined and ids[place] in self._joined:
@@ -107,8 +107,9 @@ class IncrementalDetokenizer:
         return joined + text[end:]
 
     def _certain(self, text: str) -> tuple[str, int]:
-        """The beginning of the window's text that no later token can change, and how many tokens behind it may still
-        become a character."""
+        """Return the beginning of the window's text that no later token can change, and how many tokens behind it may
+        still become a character.
+        """
         if not text.endswith(REPLACEMENT):
             return text, 0
         for held in range(1, min(_MAX_CHAR_TOKENS, len(self._window) + 1)):

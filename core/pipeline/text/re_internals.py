@@ -22,7 +22,7 @@ Element: TypeAlias = tuple[Name, Any]
 
 
 def parse(pattern: str) -> Any:
-    """Return a pattern as a sequence of (name, arguments), with its flags in `state.flags`.
+    """Parse a pattern as a sequence of (name, arguments), with its flags in `state.flags`.
 
     Raises re.error, OverflowError, RecursionError, or a Warning that is an error, for what `re` would not take.
     """

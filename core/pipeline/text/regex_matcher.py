@@ -62,7 +62,7 @@ class RegexMatcher:
         return None if found is None else (found[0], self._position, found[1])
 
     def _begin(self) -> None:
-        """A new thread per pattern, behind all that have begun."""
+        """Begin a thread per pattern, after all that have begun."""
         for entry in self._program.entries:
             self._follow(entry, self._position, self._previous, None)
 
@@ -79,7 +79,7 @@ class RegexMatcher:
         self._round += 1
 
     def _follow(self, state: int, start: int, previous: str | None, following: str | None) -> None:
-        """A thread from here on, to all states that it reaches without a character. The first to reach one keeps it:
+        """Follow a thread from here to all states that it reaches without a character. The first to reach one keeps it:
         none that comes later began earlier.
         """
         ops, args, seen, number = self._program.ops, self._program.args, self._seen, self._round

@@ -57,9 +57,9 @@ _in_use: WeakValueDictionary[tuple[tuple[str, ...], tuple[str, ...]], Stops] = W
 
 @lru_cache(maxsize=64)
 def compiled(strings: tuple[str, ...], patterns: tuple[str, ...]) -> Stops:
-    """The compiled form of these, made once however many answers have them: it is found as long as one of them is in
-    use, and some that were used last besides. Raises ValueError for an empty stop string and StopRegexError, which is
-    one, for an expression that cannot be used.
+    """Return the compiled form of these, made once however many answers have them: it is found as long as one of them
+    is in use, and some that were used last besides. Raises ValueError for an empty stop string and StopRegexError,
+    which is one, for an expression that cannot be used.
     """
     found = _in_use.get((strings, patterns))
     if found is None:
@@ -86,7 +86,7 @@ class StopPrefixes:
         return max(self._states) if self._busy else 0
 
     def skips(self, piece: str) -> bool:
-        """Whether no string has begun, and none begins in this piece: then it need not be fed."""
+        """Return whether no string has begun, and none begins in this piece: then it need not be fed."""
         return not self._busy and self._stops.firsts.isdisjoint(piece)
 
     def feed(self, piece: str) -> None:
@@ -154,7 +154,7 @@ class StopMatcher:
         """The stop string, or the pattern, that was found; None so far."""
 
     def feed(self, piece: str, *, ignore: bool = False) -> tuple[str, str | None]:
-        """Text that may be shown now, and the stop string or the pattern if one has matched here.
+        """Return text that may be shown now, and the stop string or the pattern if one has matched here.
 
         With a match, the text is what stood before it (and the matched text itself with `include_stop`); what follows
         it in the piece is dropped, and later calls return nothing. With `ignore` a match that is complete within this
@@ -186,7 +186,7 @@ class StopMatcher:
         return buffer[: len(buffer) - keep], None
 
     def flush(self) -> str:
-        """What was held back, when the text ends without a match."""
+        """Return what was held back, when the text ends without a match."""
         held, self._held = self._held, ""
         self._restart()
         return held

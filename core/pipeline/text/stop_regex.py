@@ -193,7 +193,7 @@ class Program:
             self.args[split] = (split + 1, len(self.ops))
 
     def _test(self, op: Name, av: Any, flags: int) -> int:
-        """The number of a test of one character, the same for equal ones."""
+        """Return the number of a test of one character, the same for equal ones."""
         key = (str(op), repr(av), flags)
         number = self._numbers.get(key)
         if number is None:
@@ -208,7 +208,9 @@ class Program:
 
 @lru_cache(maxsize=64)
 def compile_stops(patterns: tuple[str, ...]) -> Program:
-    """The automaton of these patterns. Raises StopRegexError, naming the pattern, for one that cannot be used."""
+    """Return the automaton of these patterns. Raises StopRegexError, naming the pattern, for one that cannot be
+    used.
+    """
     return Program(patterns)
 
 
@@ -217,7 +219,7 @@ def _shown(pattern: str) -> str:
 
 
 def _combined(flags: int, add: int, remove: int) -> int:
-    """The flags within a group such as (?i-s:...)."""
+    """Read the flags within a group such as (?i-s:...)."""
     if add & _TYPES:
         flags &= ~_TYPES
     return (flags | add) & ~remove
@@ -246,7 +248,7 @@ def _size(items: Iterable[Element], depth: int) -> int:
 
 
 def _may_be_empty(items: Iterable[Element]) -> bool:
-    """Whether a match may have no character, wherever its conditions hold."""
+    """Return whether a match may have no character, wherever its conditions hold."""
     for op, av in items:
         if op is constants.SUBPATTERN:
             empty = _may_be_empty(av[3])
@@ -277,7 +279,7 @@ def _condition(av: Name, flags: int) -> _At:
 
 
 def _make_test(op: Name, av: Any, flags: int) -> Callable[[str], bool]:
-    """Whether one character matches one element of a pattern."""
+    """Return whether one character matches one element of a pattern."""
     if op is constants.ANY:
         return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
     if flags & re.IGNORECASE:
@@ -296,7 +298,7 @@ def _category(name: Name, ascii_only: bool) -> Callable[[str], bool]:
 
 
 def _class_test(members: Sequence[Element], ascii_only: bool) -> Callable[[str], bool]:
-    """A class such as [^a-z\\d]."""
+    """Read a class such as [^a-z\\d]."""
     negated = members[0][0] is constants.NEGATE
     literals = frozenset(chr(av) for op, av in members if op is constants.LITERAL)
     ranges = [(chr(av[0]), chr(av[1])) for op, av in members if op is constants.RANGE]

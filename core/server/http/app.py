@@ -127,7 +127,7 @@ def _routes(router: ApiRouter) -> APIRouter:
 
 
 def _only_with(route: object) -> str:
-    """The header without which a request is not for this route, "" where it is for all."""
+    """Return the header without which a request is not for this route, "" where it is for all."""
     return route.only_with.decode() if isinstance(route, GuardedRoute) else ""
 
 

@@ -143,7 +143,7 @@ class BodyShare:
 
 
 def budget_full() -> InvalidRequest:
-    """The refusal of a body for which there is no room."""
+    """Return the refusal of a body for which there is no room."""
     message = "the server holds too many large request bodies, try again later"
     return InvalidRequest(message, status=503, code="bodies_full")
 

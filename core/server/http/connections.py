@@ -49,15 +49,15 @@ class Place:
         self.end: Callable[[bool], bool] = lambda at_once: True
 
     def is_idle(self) -> None:
-        """The connection waits for a request, from now on."""
+        """Note that the connection waits for a request, from now on."""
         self._places.note(self, idle=True)
 
     def is_slow(self) -> None:
-        """It waits, from now on, for a body, or for its client to read the rest of an answer."""
+        """Note that it waits, from now on, for a body, or for its client to read the rest of an answer."""
         self._places.note(self, slow=True)
 
     def is_busy(self) -> None:
-        """It waits for us."""
+        """Note that it waits for us."""
         self._places.note(self)
 
     def leave(self) -> None:
@@ -98,7 +98,7 @@ class Places:
         return len(self._spare)
 
     def take(self) -> Place:
-        """A place for a connection that was accepted just now and waits for its first request."""
+        """Return a place for a connection that was accepted just now and waits for its first request."""
         if len(self._inside) >= self._most:
             self._make_room()
         place = Place(self, spare=len(self._inside) >= self._most)
@@ -112,14 +112,14 @@ class Places:
         return place
 
     def note(self, place: Place, *, idle: bool = False, slow: bool = False) -> None:
-        """What a connection waits for now."""
+        """Note what a connection waits for now."""
         self._idle.pop(place, None)
         self._slow.pop(place, None)
         if place in self._inside and (idle or slow):
             (self._idle if idle else self._slow)[place] = self._clock()
 
     def free(self, place: Place) -> None:
-        """A connection has ended, or will."""
+        """Free the place of a connection that has ended, or will."""
         self._inside.discard(place)
         self._spare.pop(place, None)
         self._idle.pop(place, None)
@@ -147,7 +147,7 @@ class Places:
 
 
 def _first(waiting: dict[Place, float], until: float) -> Place | None:
-    """The one that has waited for the longest time, if that was at `until` already."""
+    """Return the one that has waited for the longest time, if that was at `until` already."""
     first = next(iter(waiting), None)
     return first if first is not None and waiting[first] <= until else None
 

@@ -53,8 +53,8 @@ class Documents:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of all routes that an application has now. What the server itself may answer to a route
-    (missing keys, limits, bugs) is added where the router has not said it; so is who may use it.
+    """Return the OpenAPI document of all routes that an application has now. What the server itself may answer to a
+    route (missing keys, limits, bugs) is added where the router has not said it; so is who may use it.
     """
     if app.openapi_schema is None:
         routes = list(flat(app.routes))

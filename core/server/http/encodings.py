@@ -75,7 +75,9 @@ _KINDS: Mapping[bytes, Callable[[], _Unpacker]] = {b"gzip": _gzip, b"x-gzip": _g
 
 
 def encoding_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """How a body is packed; None for one that is not. Raises InvalidRequest (415) for ways that are not known."""
+    """Return how a body is packed; None for one that is not. Raises InvalidRequest (415) for ways that are not
+    known.
+    """
     said = b",".join(value for name, value in headers if name == b"content-encoding")
     kinds = [kind for one in said.lower().split(b",") if (kind := one.strip()) not in (b"", b"identity")]
     if not kinds:
@@ -113,8 +115,8 @@ class Unpacked:
         return 0 if self._member is None else min(self._given, self._member.max_window)
 
     async def receive(self) -> Message:
-        """The next message, with PIECE bytes of body at most. Raises InvalidRequest (400) for what is not unpacked, and
-        (413) for more than may arrive.
+        """Return the next message, with PIECE bytes of body at most. Raises InvalidRequest (400) for what is not
+        unpacked, and (413) for more than may arrive.
         """
         try:
             message = await self._next()
@@ -171,5 +173,5 @@ class Unpacked:
 
 
 def too_large(most: int) -> InvalidRequest:
-    """The refusal of a body with more bytes than there may be."""
+    """Return the refusal of a body with more bytes than there may be."""
     return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")

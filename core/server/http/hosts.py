@@ -45,7 +45,7 @@ class Hosts:
         return cls(address, tuple(names))
 
     def refusal(self, host: bytes | None) -> InvalidRequest | None:
-        """Why a request with this Host is refused; None where it is not. Browsers never send one without."""
+        """Return why a request with this Host is refused; None where it is not. Browsers never send one without."""
         if host is None or self._all:
             return None
         name = _plain(_PORT.sub("", host.decode("latin-1")))
@@ -66,8 +66,8 @@ class Hosts:
 
 
 def is_own_origin(origin: bytes, host: bytes | None) -> bool:
-    """Whether a page of this origin came from the server that a request with this Host is for. The scheme does not
-    count: something in front of the server may speak TLS.
+    """Return whether a page of this origin came from the server that a request with this Host is for. The scheme does
+    not count: something in front of the server may speak TLS.
     """
     _, found, authority = origin.partition(b"://")
     return bool(found) and host is not None and authority.lower() == host.lower()

@@ -31,7 +31,7 @@ class Keys:
     """API keys and admin keys. An admin key opens everything, an API key what is for users, none what is public.
 
     Without any key everything is open. With one, everything is closed that it does not open: a server that has API
-    keys only lets nobody at what is for admins, and one that has admin keys only nobody else at what is for users.
+    keys only lets no one at what is for admins, and one that has admin keys only lets no one else at what is for users.
     Keys are kept and compared as digests, all of them each time, so that the time taken says nothing about them.
     """
 
@@ -43,7 +43,7 @@ class Keys:
 
     @classmethod
     def of(cls, server: ServerSection) -> Keys:
-        """The keys of a config. Raises ConfigError for a file that cannot be read, or a key that is none."""
+        """Return the keys of a config. Raises ConfigError for a file that cannot be read, or a key that is none."""
         names: dict[str, str] = {}
         user = [*server.api_key, *_read("server.api_key_file", server.api_key_file, names)]
         admin = [*server.admin_key, *_read("server.admin_key_file", server.admin_key_file, names)]
@@ -55,7 +55,7 @@ class Keys:
         return bool(self._user or self._admin)
 
     def granted(self, key: bytes | None) -> Level:
-        """The strictest level that a key opens; without a key, or with a wrong one, what is public."""
+        """Return the strictest level that a key opens; without a key, or with a wrong one, what is public."""
         if key is None:
             return "public"
         digest = _digest(key)
@@ -64,8 +64,8 @@ class Keys:
         return "admin" if admin else "user" if user else "public"
 
     def asker(self, headers: Mapping[bytes, bytes]) -> str:
-        """The name of the key that a request brings, for ASKER: the one that its file gives it, or its number among all
-        keys; "0" where the request brings none of them, "" where there are no keys.
+        """Return the name of the key that a request brings, for ASKER: the one that its file gives it, or its number
+        among all keys; "0" where the request brings none of them, "" where there are no keys.
         """
         key = key_of(headers)
         digest = b"" if key is None else _digest(key)
@@ -76,7 +76,7 @@ class Keys:
         return found
 
     def refusal(self, needed: Level, headers: Mapping[bytes, bytes]) -> InvalidRequest | None:
-        """Why a request may not have what needs this level; None where it may."""
+        """Return why a request may not have what needs this level; None where it may."""
         if needed == "public" or not self:
             return None
         key = key_of(headers)
@@ -90,7 +90,7 @@ class Keys:
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The key that a request brings: ``Authorization: Bearer KEY``, or ``x-api-key: KEY``."""
+    """Return the key that a request brings: ``Authorization: Bearer KEY``, or ``x-api-key: KEY``."""
     scheme, _, key = headers.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() == b"bearer" and key.strip():
         return key.strip()
@@ -108,7 +108,7 @@ def _unknown(key: bytes | None) -> InvalidRequest:
 
 
 def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:
-    """The keys in a file, one per line, as ``KEY`` or ``NAME: KEY``; `names` gets the names by key."""
+    """Return the keys in a file, one per line, as ``KEY`` or ``NAME: KEY``; `names` gets the names by key."""
     if name is None:
         return []
     file = Path(name)

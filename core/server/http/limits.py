@@ -88,7 +88,7 @@ class BodyLimit:
             arriving.end()
 
     def _most(self, scope: Scope) -> int:
-        """Most bytes of a request's body."""
+        """Return the most bytes of a request's body."""
         return self._bounds.each if self._routes.find(scope).large else min(PLAIN_BODY, self._bounds.each)
 
 
@@ -120,7 +120,7 @@ class _Arriving:
         self._memory.soon()
 
     def explained(self, size: int) -> None:
-        """The engine has an account of its own of so many bytes of the values."""
+        """Leave so many bytes of the values out: the engine has an account of its own of them."""
         rest = self.share.held - size
         self._budget.shrink(self.share, rest if rest > SMALL_BODY else 0)
 
@@ -131,7 +131,7 @@ class _Arriving:
             self._memory.soon()
 
     async def receive(self) -> Message:
-        """The next message. Raises InvalidRequest where a bound is passed."""
+        """Return the next message. Raises InvalidRequest where a bound is passed."""
         async with self.share.in_time():
             message = await self._receive()
         body = message.get("body", b"")
@@ -157,6 +157,6 @@ class _Arriving:
                 await self._budget.take(self.share, more)
 
     def _needed(self) -> int:
-        """Bytes of memory for what is there, and for unpacking the rest."""
+        """Return bytes of memory for what is there, and for unpacking the rest."""
         window = 0 if self._unpacked is None else self._unpacked.window
         return self._size * (WIDE if self._weight.wide else 1) + window

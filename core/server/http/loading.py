@@ -34,7 +34,7 @@ _ALIVE_ANSWER = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\
 
 
 class WaitingRoom:
-    """Answers a listening socket's connections inside ``async with``; afterwards they wait for whoever accepts next."""
+    """Answers a listening socket's connections inside ``async with``; afterwards they wait for the next server."""
 
     def __init__(self, listener: socket.socket, tls: ssl.SSLContext | None = None, max_connections: int = 1024) -> None:
         self._listener = listener

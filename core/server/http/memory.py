@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def _glibc(name: str) -> Any:
-    """A function of glibc; None where there is another C library."""
+    """Return a function of glibc; None where there is another C library."""
     return getattr(ctypes.CDLL(None), name, None)
 
 

@@ -126,9 +126,9 @@ class Front:
         return refused
 
     def _is_foreign(self, method: str, headers: dict[bytes, bytes]) -> bool:
-        """Whether a page of another origin sent this: browsers let any page send some requests, and only keep the
-        answer from it. They say so in Sec-Fetch-Site, but not to other machines without TLS, and older browsers never
-        do; there the Origin must tell. With keys it need not: such a page knows none.
+        """Return whether a page of another origin sent this: browsers let any page send some requests, and only keep
+        the answer from it. They say so in Sec-Fetch-Site, but not to other machines without TLS, and older browsers
+        never do; there the Origin must tell. With keys it need not: such a page knows none.
         """
         site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
         if site is not None:
@@ -148,24 +148,24 @@ def _no_place(entry: Entry, scope: Scope) -> InvalidRequest | None:
 
 
 def no_connection_left() -> InvalidRequest:
-    """The refusal of what came in a spare place and is not a health probe, or stays too long."""
+    """Return the refusal of what came in a spare place and is not a health probe, or stays too long."""
     return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
 
 
 def write_error(scope: Scope, error: InvalidRequest) -> Response:
-    """The answer to an error, in the format of the API to which the request's path belongs."""
+    """Return the answer to an error, in the format of the API to which the request's path belongs."""
     formats: ErrorFormats = scope["app"].state.errors
     return answer_error(error, formats.at(scope["path"]))
 
 
 def not_found(scope: Scope) -> InvalidRequest:
-    """The answer to a path that no route has."""
+    """Return the answer to a path that no route has."""
     message = f"there is no {scope['method']} {scope['path']}; /openapi.json lists all routes"
     return InvalidRequest(message, status=404, code="not_found")
 
 
 def internal_error() -> InvalidRequest:
-    """What a client learns of a bug."""
+    """Return what a client learns of a bug."""
     return InvalidRequest("internal error", status=500, code="internal_error")
 
 

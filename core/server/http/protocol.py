@@ -261,7 +261,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- answers of its own ---------------------------------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
-        """Whether no answer is under way."""
+        """Return whether no answer is under way."""
         cycle: Any = self.cycle
         return cycle is None or cycle.response_complete
 

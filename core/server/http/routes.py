@@ -61,7 +61,7 @@ class Routes:
         self._others: list[FlatRoute] = []
 
     def find(self, scope: Scope) -> Entry:
-        """The route that will answer; UNKNOWN where none does."""
+        """Return the route that will answer; UNKNOWN where none does."""
         routes = scope["app"].router.routes
         if len(routes) != self._size:
             self._learn(routes)
@@ -97,7 +97,7 @@ class Routes:
 
 
 def flat(routes: Iterable[BaseRoute]) -> Iterator[FlatRoute]:
-    """Every route with its own path, methods and dependencies, also those of routers inside of routers."""
+    """Yield every route with its own path, methods and dependencies, also those of routers inside of routers."""
     for route in routes:
         inside = getattr(route, "effective_route_contexts", None)
         every: Iterable[Any] = inside() if inside is not None else (route,)
@@ -107,7 +107,7 @@ def flat(routes: Iterable[BaseRoute]) -> Iterator[FlatRoute]:
 
 
 def allowed(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """The methods that a request's path takes."""
+    """Return the methods that a request's path takes."""
     found = {
         method
         for route in flat(routes)
@@ -118,7 +118,7 @@ def allowed(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
 
 
 def levels(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], Level]:
-    """The level of every route by method and path."""
+    """Return the level of every route by method and path."""
     return {
         (method, route.path): level_of(route) or UNDECLARED
         for route in flat(routes)

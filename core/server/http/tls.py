@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def tls_context(tls: TlsSection) -> ssl.SSLContext | None:
-    """A context for the server, TLS 1.2 and later; None where no certificate is set. Raises ConfigError naming the file
-    that is wrong.
+    """Return a context for the server, TLS 1.2 and later; None where no certificate is set. Raises ConfigError naming
+    the file that is wrong.
     """
     if tls.cert_file is None:
         return None

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def slots_of(pages: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
-    """All slots of `pages` int64 [n], in order, as a new array int64 [n * page_size]."""
+    """Return all slots of `pages` int64 [n], in order, as a new array int64 [n * page_size]."""
     if page_size == 1:
         return pages.copy()
     return (pages[:, None] * page_size + np.arange(page_size, dtype=np.int64)).reshape(-1)
 
 
 def pages_of(slots: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
-    """The pages int64 [n] that `slots` int64 [n * page_size] fill one after the other.
+    """Return the pages int64 [n] that `slots` int64 [n * page_size] fill one after the other.
 
     A copy for pages of several slots, a view for pages of one. Raises ValueError where the slots are not whole pages in
     their order.

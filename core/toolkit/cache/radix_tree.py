@@ -34,7 +34,7 @@ class RadixNode(Generic[T]):
         self.children: dict[bytes, RadixNode[T]] = {}
 
     def __len__(self) -> int:
-        """How many tokens the node itself holds."""
+        """Return how many tokens the node itself holds."""
         return int(self.tokens.shape[0])
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ class RadixNode(Generic[T]):
         return self.parent is not None
 
     def ancestry(self) -> Iterator[RadixNode[T]]:
-        """The node, its parent and so on; the root is left out."""
+        """Yield the node, its parent and so on; the root is left out."""
         node = self
         while node.parent is not None:
             yield node
@@ -106,12 +106,14 @@ class RadixPath(Generic[T]):
 
 
 def share(data: T, at: int) -> tuple[T, T]:
-    """The default for splitting a payload: both halves have the same one."""
+    """Return the default for splitting a payload: both halves have the same one."""
     return data, data
 
 
 def shorten(array: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """The first `length` items: as a view, or as a copy once a view would keep more than twice its size alive."""
+    """Return the first `length` items: as a view, or as a copy once a view would keep more than twice its size
+    alive.
+    """
     kept = array[:length]
     owner = kept.base
     wasteful = isinstance(owner, np.ndarray) and owner.size > 2 * length
@@ -122,8 +124,8 @@ class RadixTree(Generic[T]):
     """Sequences of int64 tokens under namespaces that share nothing, in multiples of `page_size`.
 
     `make_root` makes the payload of a namespace's root. `split(data, at)` divides a payload when its node is split
-    after `at` tokens and returns (upper, lower); the existing node object stays the lower half, so whoever refers to a
-    node keeps referring to the same whole sequence. Tokens are copied in. Not thread-safe.
+    after `at` tokens and returns (upper, lower); the existing node object stays the lower half, so a reference to
+    a node keeps meaning the same whole sequence. Tokens are copied in. Not thread-safe.
 
     >>> tree = RadixTree(page_size=2, make_root=str)
     >>> _ = tree.insert(np.array([1, 2, 3, 4, 5]), "first")       # the token 5 fills no page
@@ -248,14 +250,14 @@ class RadixTree(Generic[T]):
             del self._roots[parent.namespace]
 
     def clear(self) -> None:
-        """Forget everything. The nodes are detached, so that whoever still refers to one can tell."""
+        """Forget everything. The nodes are detached, so that what still refers to one can tell."""
         for node in list(self.nodes()):
             node.parent = None
         self._roots.clear()
         self.num_nodes = self.num_tokens = 0
 
     def nodes(self) -> Iterator[RadixNode[T]]:
-        """All nodes but the roots, parents before their children."""
+        """Yield all nodes but the roots, parents before their children."""
         stack: list[RadixNode[T]] = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -264,7 +266,7 @@ class RadixTree(Generic[T]):
             stack.extend(node.children.values())
 
     def roots(self) -> dict[str, RadixRoot[T]]:
-        """The namespaces and their roots, a copy."""
+        """Return the namespaces and their roots, a copy."""
         return dict(self._roots)
 
     def aligned(self, length: int) -> int:

@@ -61,7 +61,7 @@ class CallOrStream(ParserStream):
         return events if alone and any(isinstance(one, ToolCallStart) for one in events) else _content(whole)
 
     def _give(self, text: str) -> list[OutputEvent]:
-        """What was held back, and this, to where it belongs."""
+        """Send what was held back, and this, to where it belongs."""
         assert self._pass is not None
         whole = "".join(self._held) + text
         self._held.clear()

@@ -34,7 +34,9 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
 
     def render(self, template: ChatTemplate) -> str:
-        """The text. Raises InvalidRequest for what the template refuses, and for kwargs that it does not read."""
+        """Return the text. Raises InvalidRequest for what the template refuses, and for kwargs that it does not
+        read.
+        """
         allowed = template.variables - RESERVED - self.tokens.keys()
         self._check_kwargs(allowed)
         hints = {name: value for name, value in self.hints.items() if name in allowed}

@@ -111,7 +111,7 @@ class ChatTemplate:
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree)) - environment.globals.keys()
 
     def reads(self, name: str) -> bool:
-        """Whether a variable of this name has an effect."""
+        """Return whether a variable of this name has an effect."""
         return name in self.variables
 
     def render(
@@ -124,7 +124,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The conversation as prompt text.
+        """Return the conversation as prompt text.
 
         `variables` reach the template beside the special tokens that the caller puts there; reserved names in it are
         refused. `continue_final_message` ends the text with the last message's content instead of closing the turn.
@@ -187,7 +187,9 @@ def _mark_final_message(chat: list[object], mark: str) -> str:
 
 
 def _cut_at_mark(text: str, mark: str, final: str) -> str:
-    """The text before the mark, without white space at its end where the template trims; as transformers does it."""
+    """Return the text before the mark, without white space at its end where the template trims; as transformers does
+    it.
+    """
     at = text.rfind(mark)
     if at < 0 or final.strip() not in text:
         # Some templates leave earlier thoughts out, for example.
@@ -196,7 +198,7 @@ def _cut_at_mark(text: str, mark: str, final: str) -> str:
 
 
 def select_source(sources: Mapping[str, str], *, name: str | None = None, with_tools: bool = False) -> str:
-    """The source called `name`; without one "tool_use" where tools are given and it exists, else "default".
+    """Return the source called `name`; without one "tool_use" where tools are given and it exists, else "default".
 
     Raises ChatTemplateError where there is none, naming those that exist.
     """
@@ -215,7 +217,7 @@ def select_source(sources: Mapping[str, str], *, name: str | None = None, with_t
 class ChatTemplates:
     """The templates of one model by name; the usual one is called "default", one for tool calls "tool_use".
 
-    Templates are compiled on first use: most models carry one, and a broken one nobody asks for harms nobody.
+    Templates are compiled on first use: most models carry one, and a broken one that is not asked for does no harm.
     """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
@@ -233,7 +235,7 @@ class ChatTemplates:
         return tuple(sorted(self._sources, key=lambda name: (name != "default", name)))
 
     def select(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
-        """The template that `select_source` chooses, compiled."""
+        """Return the template that `select_source` chooses, compiled."""
         source = select_source(self.sources, name=name, with_tools=with_tools)
         if source not in self._compiled:
             self._compiled[source] = ChatTemplate(source)

@@ -4,7 +4,7 @@ It is started as ``python -P -m pegboard.core.toolkit.chat.render_process SECOND
 
 A template is code that came with a model, and what it makes of a conversation may take any time and memory. Here it
 may: the kernel ends this process when one conversation took SECONDS of computing time, allocations beyond BYTES fail,
-and nobody but the request that asked is harmed. Frames come and go on the socket that is its standard input: a length,
+and only the request that asked is harmed. Frames come and go on the socket that is its standard input: a length,
 four bytes, and MessagePack.
 """
 
@@ -37,12 +37,12 @@ class Rendered(msgspec.Struct):
 
 
 def frame(data: bytes) -> bytes:
-    """A frame's bytes."""
+    """Return a frame's bytes."""
     return len(data).to_bytes(4, "little") + data
 
 
 def read_frame(receive: Callable[[int], bytes]) -> bytes | None:
-    """The next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
+    """Return the next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
     head = _read(receive, 4)
     return None if head is None else _read(receive, int.from_bytes(head, "little"))
 
@@ -87,7 +87,7 @@ def _render(data: bytes, templates: _Templates) -> Rendered:
 
 @contextlib.contextmanager
 def _timed(seconds: float) -> Iterator[None]:
-    # Computing time, so that a busy machine fails nobody; the signal's default action ends the process.
+    # Computing time, so that no template fails on a busy machine; the signal's default action ends the process.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

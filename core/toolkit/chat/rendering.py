@@ -1,4 +1,4 @@
-"""For chat APIs: prompts of conversations, rendered where no template can hold anybody up.
+"""For chat APIs: prompts of conversations, rendered where no template can hold up other requests.
 
 ``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=ctx.tool_parser, kwargs=...)`` is all that
 a route needs. Templates run in a few helper processes (`pegboard.core.toolkit.chat.render_process`), which end when one
@@ -284,8 +284,8 @@ class _Helper:
                 raise
 
     def ask(self, data: bytes) -> Rendered:
-        """Raises ChatTemplateError where the template takes too long or ends the process, HelperLost where something
-        else ends or stops it.
+        """Render. Raises ChatTemplateError where the template takes too long or ends the process, HelperLost where
+        something else ends or stops it.
         """
         watch = Watch(self._process.pid, 3 * self._seconds + 5)
         try:
@@ -337,7 +337,7 @@ _the_pool_lock = threading.Lock()
 
 
 def _pool() -> RenderPool:
-    """This process's pool, from the first use on."""
+    """Return this process's pool, made at its first use."""
     global _the_pool
     with _the_pool_lock:
         if _the_pool is None:

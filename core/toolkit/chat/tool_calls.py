@@ -61,7 +61,7 @@ class Tools:
         return [{"type": "function", "function": _without_strict(one)} for one in self.functions]
 
     def grammar(self, parser: OutputParser | None, *, features: Sequence[str] | None = None) -> Grammar | None:
-        """The grammar of an answer that has to be a call, or None where it need not be.
+        """Return the grammar of an answer that has to be a call, or None where it need not be.
 
         With the choice `auto` there is one where a function is `strict` and the parser has one for it: calls then fit
         their schemas, and other text is free. It is a courtesy: leave it out where the request brings a grammar of its
@@ -111,7 +111,7 @@ def _without_strict(function: ToolFunction) -> dict[str, object]:
 
 
 def skip_special_tokens(tools: Tools | None, tool_parser: OutputParser | None, reasoning: OutputParser | None) -> bool:
-    """What `SamplingParams.skip_special_tokens` has to be, for the parsers to see their markers."""
+    """Return what `SamplingParams.skip_special_tokens` has to be, for the parsers to see their markers."""
     used = [reasoning, tool_parser if tools is not None and tools.active else None]
     return all(one is None or one.skip_special_tokens for one in used)
 
@@ -184,20 +184,20 @@ class ChatStream:
         """The calls so far, each with its id, by the index that events have."""
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """What the next piece of text brings."""
+        """Return what the next piece of text brings."""
         return self._note(self._parse(text, last=False))
 
     def finish(self) -> list[OutputEvent]:
-        """The rest, when the text has ended."""
+        """Return the rest, when the text has ended."""
         events = self._note(self._parse("", last=True))
         return [*events, self._whole_reasoning()] if self._unsent else events
 
     def answer(self) -> ChatAnswer:
-        """Everything so far."""
+        """Return everything so far."""
         return ChatAnswer("".join(self._content), "".join(self._reasoning), tuple(self.calls))
 
     def collect(self, text: str) -> ChatAnswer:
-        """A whole text's answer."""
+        """Return a whole text's answer."""
         self.feed(text)
         self.finish()
         return self.answer()
@@ -218,7 +218,7 @@ class ChatStream:
         return events + self._calling.finish() if last else events
 
     def _note(self, events: list[OutputEvent]) -> list[OutputEvent]:
-        """Keep what the answer needs, and leave out what nobody should see."""
+        """Keep what the answer needs, and leave out what clients should not see."""
         out: list[OutputEvent] = []
         for event in events:
             if isinstance(event, Reasoning):

@@ -105,8 +105,8 @@ def wrong(where: str, message: str) -> InvalidRequest:
 
 
 def outline(function: ToolFunction) -> ToolFunction:
-    """A function whose arguments have no more than names, simple types, and those that must be there: what any grammar
-    can hold, where the rest is left to the model.
+    """Return a function whose arguments have no more than names, simple types, and those that must be there: what any
+    grammar can hold, where the rest is left to the model.
     """
     schema = function.get("parameters") or {}
     described, required = schema.get("properties"), schema.get("required")

@@ -37,7 +37,7 @@ class Turn:
     """How calls begin, where the answer is either calls or what the request's format says."""
 
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
-        """A reader of one answer."""
+        """Return a reader of one answer."""
         return ChatStream(
             tools=self.tools,
             tool_parser=self.tool_parser,
@@ -161,5 +161,5 @@ def _fits(grammar: Grammar, most: int | None) -> bool:
 
 
 def effort_hints(effort: str | None) -> dict[str, object]:
-    """What `reasoning_effort` is to chat templates that know of such a thing."""
+    """Return what `reasoning_effort` is to chat templates that know of such a thing."""
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}

@@ -1,4 +1,4 @@
-"""EBNF as users write it here: GBNF, the notation of llama.cpp's grammars, read into a tree for whoever compiles it.
+"""EBNF as users write it here: GBNF, the notation of llama.cpp's grammars, read into a tree for compilers.
 
 root   ::= "yes" | "no" ("," ws reason)?     # a rule per name, alternatives, groups; the start rule is `root`
 reason ::= [a-zA-Z ]{1,40} [^"\\n]* .          # character classes, any character but a line break, repetitions
@@ -86,7 +86,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 
 
 def parse(text: str, param: str = "ebnf") -> Rules:
-    """The rules by name, `root` among them, each of which is defined and can come to an end.
+    """Return the rules by name, `root` among them, each of which is defined and can come to an end.
 
     Raises InvalidRequest with the line for what is not a grammar, for rules that are missing or defined twice, for one
     that leads back to itself whatever is chosen, and for one that asks for enormous texts.
@@ -105,7 +105,7 @@ def parse(text: str, param: str = "ebnf") -> Rules:
 
 
 def references(node: Node) -> Iterator[str]:
-    """Names of the rules that a node mentions, as often as it does."""
+    """Yield names of the rules that a node mentions, as often as it does."""
     if isinstance(node, Ref):
         yield node.name
     elif isinstance(node, Repeat):
@@ -116,8 +116,9 @@ def references(node: Node) -> Iterator[str]:
 
 
 def recursive(rules: Rules) -> frozenset[str]:
-    """Names of the rules from which `root` is made and that lead to themselves, at once or through others, or to one
-    that does."""
+    """Return names of the rules from which `root` is made and that lead to themselves, at once or through others, or to
+    one that does.
+    """
     done: dict[str, bool] = {}
     graph = {name: tuple(dict.fromkeys(references(node))) for name, node in rules.items()}
     stack: list[tuple[str, int]] = [(START, 0)]
@@ -137,7 +138,7 @@ def recursive(rules: Rules) -> frozenset[str]:
             continue
         path.discard(name)
         done[name] = True
-    # Whoever mentions such a rule is no more regular than it is.
+    # A rule that mentions such a rule is not regular either.
     changed = bool(found)
     while changed:
         more = {name for name in done if name not in found and any(child in found for child in graph[name])}
@@ -147,7 +148,7 @@ def recursive(rules: Rules) -> frozenset[str]:
 
 
 def unrolled(rules: Rules) -> Rules:
-    """The same grammar with repetitions for rules that end with themselves: ``a ::= x a | y`` is ``a ::= x* y``.
+    """Return the same grammar with repetitions for rules that end with themselves: ``a ::= x a | y`` is ``a ::= x* y``.
 
     A parser like Earley's keeps a place for every turn of such a rule, and none for a repetition.
     """
@@ -164,7 +165,7 @@ def _unrolled(name: str, node: Node) -> Node:
 
 
 def _by_end(name: str, node: Node) -> tuple[list[Node], list[Node]]:
-    """The alternatives that end with the rule `name`, without it, and the others."""
+    """Return the alternatives that end with the rule `name`, without it, and the others."""
     if node == Ref(name):
         return [Sequence(())], []
     if isinstance(node, Choice):
@@ -199,7 +200,7 @@ def _either(nodes: list[Node]) -> Node:
 
 
 def to_gbnf(rules: Rules) -> str:
-    """The rules as text again, in the plainest spelling that every reader of GBNF understands."""
+    """Return the rules as text again, in the plainest spelling that every reader of GBNF understands."""
     return "\n".join(f"{name} ::= {_written(node)}" for name, node in rules.items()) + "\n"
 
 
@@ -289,7 +290,7 @@ def _least(node: Node, shortest: Mapping[str, int]) -> int | None:
 
 
 def _asked(node: Node, shortest: Mapping[str, int]) -> Iterator[int]:
-    """What each part asks for at least, once it has been begun."""
+    """Yield what each part asks for at least, once it has been begun."""
     if isinstance(node, Repeat):
         yield max(1, node.least) * (_least(node.node, shortest) or 0)
         yield from _asked(node.node, shortest)
@@ -302,7 +303,7 @@ def _asked(node: Node, shortest: Mapping[str, int]) -> Iterator[int]:
 
 
 def _circle(rules: Rules, start: str, endless: set[str]) -> str:
-    """A way that comes back, through rules without end only."""
+    """Find a way that comes back, through rules without end only."""
     path = [start]
     while True:
         name = next(other for other in references(rules[path[-1]]) if other in endless)
@@ -432,7 +433,7 @@ class _Parser:
         return Chars(tuple(spans), negated)
 
     def _one(self) -> str:
-        """One character, escaped or not."""
+        """Read one character, escaped or not."""
         char = self._peek()
         self._at += 1
         if char != "\\":

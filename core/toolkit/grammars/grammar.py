@@ -103,14 +103,14 @@ def _read(kind: GrammarKind, value: JsonValue, name: str) -> Grammar:
 
 
 def any_of(*grammars: Grammar) -> Grammar:
-    """What one of these grammars allows."""
+    """Return what one of these grammars allows."""
     parts = [{"kind": one.kind, "source": one.source} for one in grammars]
     return Grammar("any_of", json.dumps(parts, ensure_ascii=False))
 
 
 def parts_of(grammar: Grammar) -> tuple[Grammar, ...]:
-    """The grammars that `any_of` was made of; of any other kind the grammar itself. Raises InvalidRequest for what is
-    none.
+    """Return the grammars that `any_of` was made of; of any other kind the grammar itself. Raises InvalidRequest for
+    what is none.
     """
     if grammar.kind != "any_of":
         return (grammar,)
@@ -124,7 +124,7 @@ def parts_of(grammar: Grammar) -> tuple[Grammar, ...]:
 
 
 def structural_tag_of(value: JsonValue, name: str = "structural_tag", texts: JsonTexts | None = None) -> StructuralTag:
-    """A structural tag in the form of `Grammar`, from that form or from one of those that others use (see
+    """Return a structural tag in the form of `Grammar`, from that form or from one of those that others use (see
     `grammar_of`). Raises InvalidRequest, naming the place below `name`. `texts` are those of the request so far.
     """
     texts = texts or JsonTexts()
@@ -192,7 +192,9 @@ def _structure(name: str, value: JsonValue, texts: JsonTexts) -> Structure:
 
 
 def _tags(value: JsonValue, name: str) -> dict[str, JsonValue]:
-    """The form with `format`, of which tags around JSON schemas are understood: triggered ones, or separated ones."""
+    """Return the form with `format`, of which tags around JSON schemas are understood: triggered ones, or separated
+    ones.
+    """
     value = value if isinstance(value, dict) else {}
     kind = value.get("type")
     if kind not in ("triggered_tags", "tags_with_separator"):
@@ -225,7 +227,7 @@ def _list(value: JsonObject, key: str, name: str) -> list[JsonValue]:
 
 
 def _parsed(value: JsonValue, name: str, texts: JsonTexts) -> JsonValue:
-    """What JSON text says; anything else is that already."""
+    """Return what JSON text says; anything else is that already."""
     if not isinstance(value, str):
         return value
     try:

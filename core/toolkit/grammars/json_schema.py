@@ -45,8 +45,8 @@ _SINGLE = (
 
 
 def schema_of(text: str, param: str = "json_schema") -> JsonValue:
-    """The schema (an object or true) of a JSON text, without formats that are none of the standard's, and with dates
-    and times as patterns that know the calendar.
+    """Return the schema (an object or true) of a JSON text, without formats that are none of the standard's, and with
+    dates and times as patterns that know the calendar.
 
     Raises InvalidRequest for what is not a schema, is nested too deeply, refers to something outside itself, or asks
     for a value that contains itself without end.
@@ -105,7 +105,7 @@ def _refused(param: str, why: str, code: str = "invalid_grammar") -> InvalidRequ
 
 
 def _depth(value: JsonValue) -> int:
-    """How deep it is nested, by a stack of its own."""
+    """Return how deep it is nested, by a stack of its own."""
     deepest, stack = 0, [(value, 1)]
     while stack:
         one, depth = stack.pop()
@@ -120,7 +120,7 @@ def _depth(value: JsonValue) -> int:
 
 
 def _schemas(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
-    """The schema and all that stand in it, where schemas stand: what looks like one in an `enum` is a value."""
+    """Yield the schema and all that stand in it, where schemas stand: what looks like one in an `enum` is a value."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -163,7 +163,7 @@ class _Finite:
         self._more = False
 
     def holds(self) -> bool:
-        """For the schema, and for all that is referred to: whoever enters an endless branch does not come back."""
+        """For the schema, and for all that is referred to: an endless branch has no way back."""
         return self._settled(self._root) and all(self._settled({"$ref": ref}) for ref in _refs(self._root))
 
     def _settled(self, schema: JsonValue) -> bool:
@@ -286,7 +286,7 @@ def _size(value: JsonValue) -> int:
 
 
 def _target_of(root: JsonObject, ref: str) -> JsonValue:
-    """What a reference within the schema points at; true where that is not clear, which is others' to refuse."""
+    """Return what a reference within the schema points at; true where that is not clear, which is others' to refuse."""
     if ref == "#":
         return root
     if not ref.startswith("#/"):

@@ -7,7 +7,7 @@ import re
 from pegboard.core.interfaces.errors import InvalidRequest
 
 MAX_FORCED = 20_000
-"""Characters that a grammar may leave no choice about, one after the other: whoever looks for what is forced, looks as
+"""Characters that a grammar may leave no choice about, one after the other: code that looks for what is forced looks as
 far ahead."""
 
 MAX_COUNT = 100_000
@@ -25,8 +25,8 @@ def check_length(pattern: str, param: str) -> None:
 
 
 def forced_length(pattern: str, param: str = "regex") -> int:
-    """The most characters that any part of an expression asks for at least: the sum over a sequence, the largest of
-    several alternatives, times the least count of a repetition, which counts as one where it may be none.
+    """Return the most characters that any part of an expression asks for at least: the sum over a sequence, the largest
+    of several alternatives, times the least count of a repetition, which counts as one where it may be none.
     """
     outer: list[tuple[int, int]] = []  # of each open group: the longest alternative so far, and the sequence before it
     longest = total = last = 0

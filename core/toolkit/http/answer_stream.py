@@ -51,8 +51,8 @@ class BodyWriter(Protocol):
 
 
 def body_writer(scope: Scope) -> BodyWriter | None:
-    """The server's BodyWriter, for routes that write in many small pieces; None where there is none, or where somebody
-    stands between who wants to see the body.
+    """Return the server's BodyWriter, for routes that write in many small pieces; None where there is none, or where
+    a middleware stands between that wants to see the body.
     """
     app: Any = scope.get("app")
     own = getattr(getattr(app, "state", None), "own_middleware", None)
@@ -66,15 +66,15 @@ class AnswerWriter(abc.ABC):
     """Writes the events of one stream. Each method gives complete events, or b"" for none."""
 
     def begin(self) -> bytes:
-        """What comes before any output."""
+        """Return what comes before any output."""
         return b""
 
     @abc.abstractmethod
     def more(self, index: int, chunk: OutputChunk) -> bytes:
-        """What a chunk of the answer of this index brings; ``answers.answers[index]`` has it already."""
+        """Return what a chunk of the answer of this index brings; ``answers.answers[index]`` has it already."""
 
     def end(self) -> bytes:
-        """What comes when all answers have ended well."""
+        """Return what comes when all answers have ended well."""
         return b""
 
 
@@ -163,7 +163,7 @@ class _Direct:
             elif data and not self._body.write(data):
                 self._draining = asyncio.ensure_future(self._drain())
         except Exception as error:
-            # Nobody but the request's own task may see it.
+            # Only the request's own task may see it.
             self.last.set_exception(error)
 
     def _add_news(self, frames: list[bytes]) -> bool:

@@ -29,7 +29,7 @@ class _LargeResponse(Response):
 
 
 def json_response(data: Any, status: int = 200) -> Response:
-    """`data` as JSON. Numbers that JSON does not know (a log-probability of minus infinity) become null."""
+    """Answer with `data` as JSON. Numbers that JSON does not know (a log-probability of minus infinity) become null."""
     body = msgspec.json.encode(data)
     kind = _LargeResponse if len(body) > LARGE_ANSWER else Response
     return kind(body, status_code=status, media_type="application/json")

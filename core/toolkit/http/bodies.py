@@ -44,7 +44,7 @@ MAX_ENTRIES = 10_000
 
 
 def _bounded(node: Any) -> Any:
-    """A core schema in which neither lists nor objects collect errors without end."""
+    """Return a core schema in which neither lists nor objects collect errors without end."""
     if isinstance(node, list):
         return [_bounded(one) for one in node]
     if isinstance(node, tuple):
@@ -91,8 +91,8 @@ class RequestModel(BaseModel):
 
 
 async def parse_body(request: Request, model: type[M]) -> M:
-    """The request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is wrong, and
-    ClientDisconnected where the client leaves before it has sent all of it.
+    """Return the request's JSON body. Raises InvalidRequest (400) for anything else, naming the first field that is
+    wrong, and ClientDisconnected where the client leaves before it has sent all of it.
 
     The bytes are gone afterwards: ``request.body()`` would keep them for as long as the request runs.
     """
@@ -128,7 +128,7 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
 
 
 def validate_part(data: Mapping[str, object], model: type[M], field: str) -> M:
-    """A nested object of a body that has been parsed already; errors name it as ``<field>.<name>``."""
+    """Return a nested object of a body that has been parsed already; errors name it as ``<field>.<name>``."""
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
@@ -149,7 +149,7 @@ def _is_whole(error: Any) -> bool:
 
 
 def _with_integers(value: object) -> object:
-    """A JSON value in which whole numbers are integers, as far as floats are exact."""
+    """Return a JSON value in which whole numbers are integers, as far as floats are exact."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, dict):

@@ -60,13 +60,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: Any, name: str = "") -> bytes:
-    """One server-sent event with JSON data, and a name where the API gives its events names."""
+    """Return one server-sent event with JSON data, and a name where the API gives its events names."""
     head = f"event: {name}\ndata: " if name else "data: "
     return head.encode() + msgspec.json.encode(data) + b"\n\n"
 
 
 def error_event(error: InvalidRequest) -> bytes:
-    """An error in the middle of a stream, in the format that most share."""
+    """Return an error in the middle of a stream, in the format that most share."""
     return event(error_body(error.message, status=error.status, param=error.param, code=error.code))
 
 
@@ -120,7 +120,7 @@ class EventStream(Response):
             yield self._failed(error)
 
     def _failed(self, error: Exception) -> bytes:
-        """The event of an exception on the way."""
+        """Return the event of an exception on the way."""
         if isinstance(error, InvalidRequest):
             return self._error(error)
         logger.error("a stream failed", exc_info=error)

@@ -65,9 +65,9 @@ class SamplingFields(RequestModel):
         processor: Any = "",
         **more: Any,
     ) -> SamplingParams:
-        """The engine's parameters; `for_answer` makes those of several answers of them. `more` are further fields (a
-        grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in for
-        `custom_logit_processor` where a body has it elsewhere.
+        """Return the engine's parameters; `for_answer` makes those of several answers of them. `more` are further
+        fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in
+        for `custom_logit_processor` where a body has it elsewhere.
         """
         fields = {
             **{name: getattr(self, name) for name in _SHARED},
@@ -96,11 +96,11 @@ def for_answer(params: SamplingParams, answer: int) -> SamplingParams:
 
 
 def processors_of(chosen: Any, params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The parameters of each logits processor that a body asks for, by processor name.
+    """Return the parameters of each logits processor that a body asks for, by processor name.
 
     `chosen` is its `custom_logit_processor`: a name, ``{"name": ..., "params": {...}}``, or a list of these; `params`
     its `custom_params`, for the one that is named, or by name for several. Raises InvalidRequest where it is neither,
-    or where parameters stand in two places or are for nobody.
+    or where parameters stand in two places or are for no processor.
     """
     field = f"{prefix}custom_logit_processor"
     if not chosen:
@@ -151,7 +151,7 @@ def check_model(info: ModelInfo, name: str) -> None:
 
 
 def salt_of(cache_salt: str, extra_key: str) -> str:
-    """One salt of the two names that the field knows for it."""
+    """Return one salt of the two names that the field knows for it."""
     return f"{cache_salt}\0{extra_key}" if extra_key else cache_salt
 
 
@@ -198,7 +198,7 @@ LARGE_ANSWERS = 4096
 
 
 def are_large(answers: Iterable[Answer]) -> bool:
-    """Whether writing these answers takes so long that the event loop should not do it."""
+    """Return whether writing these answers takes so long that the event loop should not do it."""
     entries = 0
     for one in answers:
         for found in (one.logprobs, one.input_logprobs):
@@ -336,7 +336,7 @@ class Answers:
             await self._stop_pumps()
 
     async def collect(self) -> list[Answer]:
-        """All answers, when all have finished. On any error, cancellation included, the rest is aborted."""
+        """Return all answers, when all have finished. On any error, cancellation included, the rest is aborted."""
         try:
             async for _ in self.chunks():
                 pass

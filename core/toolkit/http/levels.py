@@ -11,8 +11,8 @@ ASKED_BY = "asked_by"
 
 
 def principal_of(request: Request) -> str:
-    """The name of the API key that a request brings, which tells nothing of the key itself: for routes that keep what
-    no other key may read or change. "" on a server without keys.
+    """Return the name of the API key that a request brings, which tells nothing of the key itself: for routes that keep
+    what no other key may read or change. "" on a server without keys.
     """
     return str(request.scope.get("state", {}).get(ASKED_BY, ""))
 
@@ -24,15 +24,15 @@ Level = Literal["public", "user", "admin"]
 
 
 async def _public() -> None:
-    """Marks a route that needs no key."""
+    """Mark a route that needs no key."""
 
 
 async def _user() -> None:
-    """Marks a route that needs the API key, or the admin key, where one is set."""
+    """Mark a route that needs the API key, or the admin key, where one is set."""
 
 
 async def _admin() -> None:
-    """Marks a route that needs the admin key, where a key is set."""
+    """Mark a route that needs the admin key, where a key is set."""
 
 
 PUBLIC, USER, ADMIN = Depends(_public), Depends(_user), Depends(_admin)
@@ -42,7 +42,7 @@ _LEVELS: dict[object, Level] = {_public: "public", _user: "user", _admin: "admin
 
 
 async def _large() -> None:
-    """Marks a route that takes large bodies."""
+    """Mark a route that takes large bodies."""
 
 
 LARGE = Depends(_large)
@@ -50,19 +50,19 @@ LARGE = Depends(_large)
 
 
 def is_admin(request: Request) -> bool:
-    """Whether a request may have what is for admins: it brings the admin key, or the server has no keys. For routes
-    that tell users less.
+    """Return whether a request may have what is for admins: it brings the admin key, or the server has no keys. For
+    routes that tell users less.
     """
     keys = getattr(request.app.state, "keys", None)
     return keys is None or keys.refusal("admin", dict(request.scope["headers"])) is None
 
 
 def level_of(route: object) -> Level | None:
-    """The level that a route declares; None where it declares none."""
+    """Return the level that a route declares; None where it declares none."""
     found = [_LEVELS.get(one.dependency) for one in getattr(route, "dependencies", None) or ()]
     return next((level for level in reversed(found) if level is not None), None)
 
 
 def takes_large(route: object) -> bool:
-    """Whether a route declares LARGE."""
+    """Return whether a route declares LARGE."""
     return any(one.dependency is _large for one in getattr(route, "dependencies", None) or ())

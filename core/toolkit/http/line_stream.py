@@ -39,12 +39,12 @@ COMMENT = b":\n\n"
 
 
 def line(data: object) -> bytes:
-    """One line with JSON data. What would end a line stands escaped in JSON's strings."""
+    """Return one line with JSON data. What would end a line stands escaped in JSON's strings."""
     return msgspec.json.encode(data) + b"\n"
 
 
 def error_line(error: InvalidRequest) -> bytes:
-    """An error in the middle of a stream, in the format that most share."""
+    """Return an error in the middle of a stream, in the format that most share."""
     return line(error_body(error.message, status=error.status, param=error.param, code=error.code))
 
 

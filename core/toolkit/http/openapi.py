@@ -87,7 +87,7 @@ def json_answer(
 
 
 def example_of(route: object) -> dict[str, object] | None:
-    """The example that `body_docs` gave a route, if any."""
+    """Return the example that `body_docs` gave a route, if any."""
     extra = getattr(route, "openapi_extra", None) or {}
     content = extra.get("requestBody", {}).get("content", {})
     example = content.get("application/json", {}).get("example")
@@ -96,7 +96,7 @@ def example_of(route: object) -> dict[str, object] | None:
 
 @functools.cache
 def _schema_of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
-    """A model's schema without references; to be read only."""
+    """Return a model's schema without references; to be read only."""
     return dict(_inlined(model.model_json_schema(mode=mode)))
 
 

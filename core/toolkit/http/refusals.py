@@ -23,7 +23,7 @@ class Refusal:
     false_asks: bool = False
 
     def concerns(self, value: object) -> bool:
-        """Whether this value asks for something."""
+        """Return whether this value asks for something."""
         if value is None or not (value or self.false_asks):
             return False
         return value not in self.neutral

@@ -47,7 +47,7 @@ class GuardedRoute(APIRoute):
 
 
 def api_router(*, errors: ErrorWriter = error_response, only_with: str = "", **kwargs: Any) -> APIRouter:
-    """An APIRouter whose routes are guarded; `kwargs` are APIRouter's.
+    """Return an APIRouter whose routes are guarded; `kwargs` are APIRouter's.
 
     With `only_with` they are for requests with this header, and go before what others have at the same paths: two APIs
     may share a path where one of them has its clients name themselves so.
@@ -76,7 +76,7 @@ class ErrorFormats:
                 self._writers[route.path.rstrip("/")] = route.write_error
 
     def at(self, path: str) -> ErrorWriter:
-        """What writes an error at a path."""
+        """Return what writes an error at a path."""
         path = path.rstrip("/")
         while path:
             if path in self._writers:

@@ -11,8 +11,8 @@ _NUMBERS = {int, float, bool}
 
 
 def memory_of(value: object) -> int:
-    """Bytes of a value with all that is in it; about, because equal parts may be one. Lists of numbers, which are the
-    longest, take no step per number.
+    """Return bytes of a value with all that is in it; about, because equal parts may be one. Lists of numbers, which
+    are the longest, take no step per number.
     """
     total, left = 0, [value]
     while left:

@@ -117,7 +117,9 @@ class DecoderSpec:
         )
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """The attention of every layer, all in KV group 0. A window is a mask only: the KV of all tokens is kept."""
+        """Return the attention of every layer, all in KV group 0. A window is a mask only: the KV of all tokens is
+        kept.
+        """
         return tuple(
             LayerSpec(
                 layer_id=i,
@@ -134,7 +136,7 @@ class DecoderSpec:
     def model_spec(
         self, *, context_length: int | None = None, eos_token_ids: frozenset[int] = frozenset()
     ) -> ModelSpec:
-        """The same as the pipeline sees it. `context_length` lowers the limit on prompt and output together.
+        """Return the same as the pipeline sees it. `context_length` lowers the limit on prompt and output together.
 
         Raises ModelError where it is above what the model's positions allow.
         """

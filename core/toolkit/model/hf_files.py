@@ -15,7 +15,9 @@ MAX_DEPTH = 100
 
 
 def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in `file`; empty where there is no such file. Raises ModelError for anything else, naming it."""
+    """Return the JSON object in `file`; empty where there is no such file. Raises ModelError for anything else, naming
+    it.
+    """
     path = Path(file)
     if not path.exists():
         return {}
@@ -35,7 +37,7 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _deeper(value: object, levels: int) -> bool:
-    """Whether there are values more than `levels` below this one."""
+    """Return whether there are values more than `levels` below this one."""
     row = [value]
     for _ in range(levels + 1):
         below = [one.values() if isinstance(one, dict) else one for one in row if isinstance(one, dict | list)]
@@ -46,8 +48,8 @@ def _deeper(value: object, levels: int) -> bool:
 
 
 def eos_token_ids(directory: str | os.PathLike[str]) -> frozenset[int]:
-    """Every id that ends an answer according to generation_config.json and config.json. Raises ModelError for ids that
-    are no integers.
+    """Return every id that ends an answer according to generation_config.json and config.json. Raises ModelError for
+    ids that are no integers.
     """
     path = Path(directory)
     config = read_json_object(path / "config.json")

@@ -24,12 +24,12 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function that a config's `hidden_act` names. Raises KeyError for an unknown one."""
+    """Return the function that a config's `hidden_act` names. Raises KeyError for an unknown one."""
     return _ACTIVATIONS[name]
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """An uninitialised weight that takes no gradient."""
+    """Return an uninitialised weight that takes no gradient."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
 
@@ -127,11 +127,11 @@ class Embedding(nn.Module):
         self._packed: Tensor | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows of int64 `ids` [tokens]: [tokens, hidden]."""
+        """Return rows of int64 `ids` [tokens]: [tokens, hidden]."""
         return F.embedding(ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor."""
+        """Return logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor."""
         if self._packed is not None:
             return packed_linear(hidden, self._packed).float()
         return F.linear(hidden, self.weight).float()

@@ -85,8 +85,8 @@ def check_model_config(config: Mapping[str, Any], file: str = "config.json") -> 
 
 
 def size(config: Mapping[str, Any], key: str, default: int | None = None, *, file: str = "config.json") -> int:
-    """The positive integer of a key, `default` where it is absent or null. Raises ModelError for anything else, and
-    above the key's `LARGEST`.
+    """Return the positive integer of a key, `default` where it is absent or null. Raises ModelError for anything else,
+    and above the key's `LARGEST`.
     """
     value = config.get(key)
     if value is None:
@@ -99,7 +99,9 @@ def size(config: Mapping[str, Any], key: str, default: int | None = None, *, fil
 
 
 def number(config: Mapping[str, Any], key: str, default: float | None = None, *, file: str = "config.json") -> float:
-    """The positive, finite number of a key, `default` where it is absent or null. Raises ModelError otherwise."""
+    """Return the positive, finite number of a key, `default` where it is absent or null. Raises ModelError
+    otherwise.
+    """
     value = config.get(key)
     if value is None:
         value = default
@@ -109,7 +111,7 @@ def number(config: Mapping[str, Any], key: str, default: float | None = None, *,
 
 
 def flag(config: Mapping[str, Any], key: str, default: bool = False, *, file: str = "config.json") -> bool:
-    """The true or false of a key, `default` where it is absent or null. Raises ModelError for anything else."""
+    """Return the true or false of a key, `default` where it is absent or null. Raises ModelError for anything else."""
     value = config.get(key)
     if value is None:
         return default

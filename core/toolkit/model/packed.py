@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16,)
 
 @functools.cache
 def why_not_packed(dtype: torch.dtype, device: torch.device) -> str | None:
-    """None where weights of this type can be packed on this device, or the reason why not.
+    """Return None where weights of this type can be packed on this device, or the reason why not.
 
     It is tried out: what a CPU has products for is oneDNN's affair, and its operators are internal ones of torch, which
     another version may lack.
@@ -40,7 +40,7 @@ def why_not_packed(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A copy of `weight` [out, in] in a layout of oneDNN's choice, which only `packed_linear` can read."""
+    """Return a copy of `weight` [out, in] in a layout of oneDNN's choice, which only `packed_linear` can read."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
     return packed
 

@@ -59,7 +59,8 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 
 def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeSpec:
-    """The rope of a config.json, from transformers 5's `rope_parameters` or the older `rope_scaling` and `rope_theta`.
+    """Return the rope of a config.json, from transformers 5's `rope_parameters` or the older `rope_scaling` and
+    `rope_theta`.
 
     Raises ModelError for a type that is not supported and for parameters that a type needs and the config lacks.
     """

@@ -39,7 +39,7 @@ _DTYPES = {
 
 
 def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]:
-    """The safetensors files of a model directory, each with the tensor names that its index promises.
+    """Return the safetensors files of a model directory, each with the tensor names that its index promises.
 
     Raises ModelError where there are none, or one that the index names is missing.
     """
@@ -109,7 +109,9 @@ def check_weights(
 def _matched(
     directory: str | os.PathLike[str], targets: Mapping[str, Tensor], ignore: Callable[[str], bool]
 ) -> dict[Path, dict[str, StoredTensor]]:
-    """The tensors that `targets` wants by file and name, every one of which is there, in its shape, and wanted."""
+    """Return the tensors that `targets` wants by file and name, every one of which is there, in its shape, and
+    wanted.
+    """
     found: dict[Path, dict[str, StoredTensor]] = {}
     problems: list[str] = []
     for file, promised in checkpoint_files(directory).items():
@@ -142,7 +144,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name, in the order of the file. Raises ModelError for a damaged file.
+    """Return the tensors of a safetensors file by name, in the order of the file. Raises ModelError for a damaged file.
 
     The safetensors library checks the header; the bytes are then read without it, because its memory map costs a page
     fault per 4 KiB, several times the price of reading.

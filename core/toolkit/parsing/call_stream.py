@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.output_parser import ToolFunction
-from pegboard.core.toolkit.parsing.json_stream import as_object, nobody, read_string, read_value
+from pegboard.core.toolkit.parsing.json_stream import as_object, ignore, read_string, read_value
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading, TextStream
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -32,7 +32,7 @@ class CallStream(TextStream):
         self.names = frozenset(one["name"] for one in tools)
 
     def start(self, name: str) -> None:
-        """A call begins, and what was read of it so far is told. Raises Broken where there is no such function."""
+        """Begin a call, and tell what was read of it so far. Raises Broken where there is no such function."""
         self.check(name)
         self.source.stop_record()
         self.sink.start(name)
@@ -43,7 +43,7 @@ class CallStream(TextStream):
             raise Broken
 
     def leave_out_marker(self) -> None:
-        """The marker that was just read stands for nothing, and neither does the white space before it."""
+        """Leave out the marker that was just read, and the white space before it."""
         self.source.stop_record()
         self.sink.drop_space()
 
@@ -68,7 +68,7 @@ class CallStream(TextStream):
         return self.sink.calls > before
 
     def read_object(self, name: str) -> Reading[None]:
-        """A call's arguments, which are a JSON object that is told as it comes."""
+        """Read a call's arguments, which are a JSON object that is told as it comes."""
         if (yield from self.source.peek()) != "{":
             raise Broken
         self.start(name)
@@ -76,7 +76,7 @@ class CallStream(TextStream):
         self.sink.end()
 
     def tell_whole(self, name: str, arguments: str) -> None:
-        """A call that is there all at once."""
+        """Tell a call that is there all at once."""
         self.start(name)
         self.sink.arguments(arguments)
         self.sink.end()
@@ -119,13 +119,13 @@ class CallStream(TextStream):
         elif strict and key not in _ASIDES:
             raise Broken
         else:
-            yield from read_value(self.source, nobody)
+            yield from read_value(self.source, ignore)
         if call.name and call.arguments and not call.told:
             self.tell_whole(call.name, call.arguments)
             call.told = True
 
     def _read_arguments(self) -> Reading[str]:
-        """Arguments that cannot be told yet, or stand there in a form of their own: as a string, or as null."""
+        """Read arguments that cannot be told yet, or stand there in a form of their own: as a string, or as null."""
         pieces: list[str] = []
         char = yield from self.source.peek()
         if char == '"':
@@ -137,7 +137,7 @@ class CallStream(TextStream):
         return text if char == "{" else "{}"
 
     def read_calls(self) -> Reading[None]:
-        """A list of calls, ``[{...}, {...}]``."""
+        """Read a list of calls, ``[{...}, {...}]``."""
         source = self.source
         yield from source.expect("[")
         while True:

@@ -2,7 +2,7 @@
 
 What is told is valid JSON, whatever the model does: its usual slips (line breaks in strings, unknown escapes, True for
 true) are mended on the way. What cannot be mended raises Broken, and whatever was read before has been told. The work
-per character is constant, and nesting is bounded, so that whoever gets the JSON can read it.
+per character is constant, and nesting is bounded, so that any reader of the JSON can read it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ESCAPES = frozenset('"\\/bfnrt')
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def nobody(text: str) -> None:
-    """Told of what nobody wants to know."""
+def ignore(text: str) -> None:
+    """Take text that is not wanted."""
 
 
 def read_value(source: Source, tell: Tell) -> Reading[None]:
-    """One value of any kind; `tell` gets it as JSON text, as it comes."""
+    """Read one value of any kind; `tell` gets it as JSON text, as it comes."""
     stack: list[str] = []
     while True:
         char = yield from source.peek()
@@ -60,7 +60,7 @@ def read_value(source: Source, tell: Tell) -> Reading[None]:
 
 
 def _read_to_next(source: Source, tell: Tell, stack: list[str]) -> Reading[bool]:
-    """What stands between one value and the next. False where the outermost one is complete."""
+    """Read what stands between one value and the next. False where the outermost one is complete."""
     while stack:
         tell((yield from source.read_run(_SPACE)))
         char = yield from source.peek()
@@ -101,7 +101,7 @@ def _read_scalar(source: Source, tell: Tell, char: str) -> Reading[None]:
 
 
 def read_raw_string(source: Source, tell: Tell) -> Reading[None]:
-    """A string, told with its quotes and escapes."""
+    """Read a string, told with its quotes and escapes."""
     yield from source.expect('"')
     tell('"')
     while True:
@@ -139,14 +139,14 @@ def _read_escape(source: Source) -> Reading[str]:
 
 
 def read_string(source: Source) -> Reading[str]:
-    """A string's text."""
+    """Read a string's text."""
     pieces: list[str] = []
     yield from read_raw_string(source, pieces.append)
     return str(json.loads("".join(pieces)))
 
 
 def as_object(text: str) -> str:
-    """JSON text of an object that somebody wrote as a string. Raises Broken where it is none."""
+    """JSON text of an object that a model wrote as a string. Raises Broken where it is none."""
     source = Source()
     source.push(text)
     source.ended = True

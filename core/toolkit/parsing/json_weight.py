@@ -69,8 +69,8 @@ class JsonTexts:
         self._left = MAX_TEXTS
 
     def parse(self, text: str, param: str, *, parse_constant: Callable[[str], JsonValue] | None = None) -> JsonValue:
-        """What `json.loads` makes of a text, with `parse_constant`, and raises. Raises InvalidRequest, naming `param`,
-        where all texts together weigh more than MAX_TEXTS.
+        """Return what `json.loads` makes of a text, with `parse_constant`, and raises. Raises InvalidRequest, naming
+        `param`, where all texts together weigh more than MAX_TEXTS.
         """
         weight = JsonWeight()
         weight.add(text.encode("utf-8", "surrogatepass"))

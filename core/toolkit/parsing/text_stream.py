@@ -54,7 +54,7 @@ class Source:
         self.at = 0
 
     def take(self, count: int) -> str:
-        """The next characters, which must be there."""
+        """Read the next characters, which must be there."""
         piece = self.text[self.at : self.at + count]
         self.at += count
         if self._record is not None:
@@ -70,12 +70,12 @@ class Source:
         self._record = list(read)
 
     def stop_record(self) -> str:
-        """What was recorded, "" for nothing."""
+        """Return what was recorded, "" for nothing."""
         record, self._record = self._record, None
         return "".join(record or ())
 
     def peek(self) -> Reading[str]:
-        """The next character, "" at the end of the text."""
+        """Read the next character, "" at the end of the text."""
         while self.at >= len(self.text):
             if self.ended:
                 return ""
@@ -89,7 +89,7 @@ class Source:
         self.take(1)
 
     def starts_with(self, marker: str) -> Reading[bool]:
-        """Whether the text goes on with `marker`; nothing is read."""
+        """Return whether the text goes on with `marker`; nothing is read."""
         while len(self.text) - self.at < len(marker):
             if self.ended or not marker.startswith(self.text[self.at :]):
                 return False
@@ -104,12 +104,12 @@ class Source:
         return True
 
     def run_of(self, pattern: re.Pattern[str]) -> str:
-        """The characters, of those that are there, that match a pattern for runs of single characters."""
+        """Return the characters, of those that are there, that match a pattern for runs of single characters."""
         found = pattern.match(self.text, self.at)
         return self.take(found.end() - self.at) if found is not None else ""
 
     def read_run(self, pattern: re.Pattern[str], most: int | None = None) -> Reading[str]:
-        """All characters that match; about `most` of them where there are more, and more than `most`."""
+        """Return all characters that match; about `most` of them where there are more, and more than `most`."""
         pieces: list[str] = []
         length = 0
         while (yield from self.peek()):
@@ -182,7 +182,7 @@ class Sink:
         self._add(Reasoning, 0, text)
 
     def start(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         self._space.clear()
         self._events.append((ToolCallStart, self.calls, [name]))
         self.calls += 1
@@ -194,11 +194,11 @@ class Sink:
         self._add(ToolCallArguments, self.calls - 1, text)
 
     def end(self) -> None:
-        """The call is complete."""
+        """End the call, which is complete."""
         self.in_call = False
 
     def take(self, *, last: bool = False) -> list[OutputEvent]:
-        """What was told since the last time."""
+        """Return what was told since the last time."""
         if last and not self._after_call:
             self._add(Content, 0, "".join(self._space))
             self._space.clear()
@@ -260,7 +260,7 @@ class TextStream(ParserStream):
             pass
 
     def give_back(self) -> None:
-        """What was recorded becomes content."""
+        """Make content of what was recorded."""
         self.sink.content(self.source.stop_record())
 
     def content(self, *markers: str) -> Reading[str]:

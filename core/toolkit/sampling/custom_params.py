@@ -15,7 +15,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_params(params: SamplingParams, name: str, model: type[T]) -> T | None:
-    """What a request says to the processor that is called `name`, as a msgspec struct; None where it says nothing.
+    """Return what a request says to the processor that is called `name`, as a msgspec struct; None where it says
+    nothing.
 
     Constraints stand in the struct (``Annotated[float, msgspec.Meta(ge=0, le=10)]``); with ``forbid_unknown_fields`` a
     misspelt name is an error too. Raises InvalidRequest naming the parameter as ``custom_params.<name>.<parameter>``.

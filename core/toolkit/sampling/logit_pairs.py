@@ -32,13 +32,13 @@ class PairsBuilder:
         self._numbers: list[NDArray[np.float32]] = []
 
     def add(self, row: int, ids: NDArray[np.int64], numbers: NDArray[np.floating[Any]] | float) -> None:
-        """The same number for all ids of a row, or one for each."""
+        """Add the same number to all ids of a row, or one to each."""
         self._rows.append(row)
         self._ids.append(ids)
         self._numbers.append(np.broadcast_to(np.asarray(numbers, dtype=np.float32), ids.shape))
 
     def finish(self, device: torch.device) -> Pairs | None:
-        """All pairs on `device`; None where there are none."""
+        """Return all pairs on `device`; None where there are none."""
         if not any(map(len, self._ids)):
             return None
         rows = np.repeat(np.array(self._rows, dtype=np.int64), [len(ids) for ids in self._ids])

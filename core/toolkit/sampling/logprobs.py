@@ -16,8 +16,8 @@ BLOCK = 256
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[LogprobRequest | None]
 ) -> LogprobOutput:
-    """Logprobs of `tokens` int64 [n] by `logits` float32 [n, vocab], and what each row's request adds: the largest ones
-    (as many columns as the largest wish), and chosen ids. The logits stay as they are.
+    """Return logprobs of `tokens` int64 [n] by `logits` float32 [n, vocab], and what each row's request adds: the
+    largest ones (as many columns as the largest wish), and chosen ids. The logits stay as they are.
     """
     table = logits.log_softmax(-1)
     output = LogprobOutput(table.gather(1, tokens[:, None]).squeeze(1))
@@ -56,7 +56,7 @@ def _joined(blocks: Sequence[LogprobOutput]) -> LogprobOutput:
     width = max((0 if one is None else one.shape[1] for one in values), default=0)
     output = LogprobOutput(torch.cat([one.token_logprobs for one in blocks]))
     if width:
-        # A block whose requests want fewer is filled up with what nobody looks at.
+        # A block whose requests want fewer is filled up with what is not read.
         output.top_values = torch.cat([_widened(one, width, block) for one, block in zip(values, blocks, strict=True)])
         output.top_ids = torch.cat([_widened(one, width, block) for one, block in zip(ids, blocks, strict=True)]).long()
     offset = 0

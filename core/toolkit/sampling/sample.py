@@ -35,7 +35,7 @@ def sample(
             if state is not None:
                 processor.apply(logits, state)
     apply_token_mask(logits, sampling)
-    # The sampler may overwrite what it reads, so whoever reads the logits after it needs a copy.
+    # The sampler may overwrite what it reads, so what reads the logits after it needs a copy.
     kept = logits.clone() if sampling.want_logprobs or return_logits else logits
     try:
         output.next_token_ids = ctx.sampler.sample(logits, sampling)
@@ -53,14 +53,14 @@ def sample(
 
 
 def _unfit(logits: torch.Tensor) -> torch.Tensor:
-    """Which rows [n] no sampler can take: they hold NaN, or nothing finite."""
+    """Return which rows [n] no sampler can take: they hold NaN, or nothing finite."""
     return logits.isnan().any(-1) | ~logits.isfinite().any(-1)
 
 
 def _left_nothing(
     logits: torch.Tensor, bad: torch.Tensor, sampling: SamplingBatch, ctx: ModelRunnerContext
 ) -> LogitsProcessor | None:
-    """The processor that leaves nothing of good logits either, in one of the rows that are bad."""
+    """Return the processor that leaves nothing of good logits either, in one of the rows that are bad."""
     import torch
 
     for processor in ctx.processors if sampling.rows else ():

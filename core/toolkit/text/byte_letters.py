@@ -15,8 +15,8 @@ BYTE_LETTERS = _byte_letters()
 
 
 def bytes_of(spelling: str) -> bytes:
-    """The bytes of a token, as the library's ByteLevel decoder reads its spelling: one that has other letters (a token
-    that was added) stands for itself.
+    """Return the bytes of a token, as the library's ByteLevel decoder reads its spelling: one that has other letters (a
+    token that was added) stands for itself.
     """
     try:
         return bytes([BYTE_LETTERS[letter] for letter in spelling])

@@ -104,8 +104,9 @@ _long = LongLane()
 
 
 def overflow(tokens: str | int, most: int, context: int) -> str:
-    """What is said of a prompt that does not fit, with code `context_length_exceeded`: in the words by which clients
-    (litellm, LangChain, coding agents) tell that they have to shorten a conversation. `most` tokens would have fitted.
+    """Return what is said of a prompt that does not fit, with code `context_length_exceeded`: in the words by which
+    clients (litellm, LangChain, coding agents) tell that they have to shorten a conversation. `most` tokens would have
+    fitted.
     """
     return (
         f"prompt is too long: {tokens} tokens > {most} maximum; this model's maximum context length is {context} tokens"
@@ -135,7 +136,7 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
 
 
 async def encode_each(tokenizer: Tokenizer, texts: Iterable[Text]) -> AsyncIterator[tuple[Text, list[int]]]:
-    """Each text with its tokens, as soon as it has them; equal ones once. Other work goes on between any two."""
+    """Yield each text with its tokens, as soon as it has them; equal ones once. Other work goes on between any two."""
     inline = 0
     for text, special in dict.fromkeys(texts):
         if len(text) <= INLINE_CHARS:
@@ -147,5 +148,5 @@ async def encode_each(tokenizer: Tokenizer, texts: Iterable[Text]) -> AsyncItera
 
 
 async def encode_all(tokenizer: Tokenizer, texts: Iterable[Text]) -> Mapping[Text, list[int]]:
-    """The tokens of each text, as `encode_each` brings them."""
+    """Return the tokens of each text, as `encode_each` brings them."""
     return {text: ids async for text, ids in encode_each(tokenizer, texts)}

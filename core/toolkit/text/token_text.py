@@ -40,7 +40,7 @@ class TokenTexts:
         self._known: dict[int, bytes] = {}
 
     def raw(self, token_id: int) -> bytes:
-        """The token's bytes, UTF-8 or part of it; none for an id that the vocabulary does not know."""
+        """Return the token's bytes, UTF-8 or part of it; none for an id that the vocabulary does not know."""
         known = self._known.get(token_id)
         if known is None:
             if len(self._known) >= _MOST:
@@ -49,7 +49,7 @@ class TokenTexts:
         return known
 
     def text(self, token_id: int) -> str:
-        r"""The token as text. As OpenAI's: where it is part of a character, ``bytes:\xe2\x80``."""
+        r"""Return the token as text. As OpenAI's: where it is part of a character, ``bytes:\xe2\x80``."""
         raw = self.raw(token_id)
         try:
             return raw.decode()
@@ -57,7 +57,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it leaves no trace in a text from which special tokens are skipped."""
+        """Return whether it leaves no trace in a text from which special tokens are skipped."""
         return token_id in self._tokenizer.special_ids
 
     def _spelled(self, token_id: int) -> bytes:
@@ -89,7 +89,7 @@ class Offsets:
         self._at = 0
 
     def next(self, token_id: int) -> int:
-        """The offset at which this token begins."""
+        """Return the offset at which this token begins."""
         at = self._at
         if not (self._skip and self._texts.is_special(token_id)):
             self._at += len(self._decoder.decode(self._texts.raw(token_id)))

@@ -106,7 +106,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written in the text are recognised, as transformers does.
+        """Return token ids of `text`; special tokens written in the text are recognised, as transformers does.
 
         `add_special_tokens` adds what the model wants around a plain prompt (a bos token, say). Raises InvalidRequest
         for text that is not valid Unicode (lone surrogates). Other threads run meanwhile: `encode_batch_fast` gives
@@ -121,7 +121,7 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Ids that the tokenizer does not know are left out; invalid UTF-8 becomes U+FFFD."""
+        """Return text of `ids`. Ids that the tokenizer does not know are left out; invalid UTF-8 becomes U+FFFD."""
         if len(ids) > _LONG_IDS:
             # As in `encode`: other threads run meanwhile.
             return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
@@ -132,15 +132,15 @@ class Tokenizer:
         return list(self._backend.decode_batch([list(ids) for ids in sequences], skip_special_tokens))
 
     def to_json(self) -> str:
-        """The whole tokenizer as tokenizer.json spells one, tokens included that only other files declare."""
+        """Return the whole tokenizer as tokenizer.json spells one, tokens included that only other files declare."""
         return str(self._backend.to_str())
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it (byte-level spelling, not text); None for an unknown id."""
+        """Return the token as the vocabulary spells it (byte-level spelling, not text); None for an unknown id."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it; None where there is none."""
+        """Return the id of a token as the vocabulary spells it; None where there is none."""
         return self._backend.token_to_id(token)
 
     @property
@@ -174,7 +174,7 @@ class Tokenizer:
         return self._named
 
     def chat_template(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
-        """The template that a chat would use. Raises ChatTemplateError where there is none."""
+        """Return the template that a chat would use. Raises ChatTemplateError where there is none."""
         return self._templates.select(name=name, with_tools=with_tools)
 
     def apply_chat_template(
@@ -187,7 +187,8 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: object,
     ) -> str:
-        """The conversation as the prompt text that the model was trained on; encode it without adding special tokens.
+        """Return the conversation as the prompt text that the model was trained on; encode it without adding special
+        tokens.
 
         `messages` are OpenAI-style dicts, `tools` JSON schemas, `template` names one of several templates, `kwargs` are
         further names that the template reads (``enable_thinking=False``). `continue_final_message` leaves the last
@@ -236,7 +237,7 @@ def _read_backend(file: Path) -> _Backend:
 
 
 def _is_byte_level(backend: _Backend) -> bool:
-    """Whether the decoder does nothing but read bytes spelled in letters, as far as its own tokens show it."""
+    """Return whether the decoder does nothing but read bytes spelled in letters, as far as its own tokens show it."""
     if not isinstance(backend.decoder, decoders.ByteLevel):
         return False
     return all(
@@ -246,7 +247,7 @@ def _is_byte_level(backend: _Backend) -> bool:
 
 
 def _token_text(value: object) -> str | None:
-    """A token as configs write it: a string, or a serialised AddedToken."""
+    """Return a token as configs write it: a string, or a serialised AddedToken."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -102,7 +102,7 @@ class ResponseBody(RequestFields, SamplingFields, RefusingModel):
         return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None
 
     def grammar(self) -> Grammar | None:
-        """What the answer must look like, by `text.format`."""
+        """Return what the answer must look like, by `text.format`."""
         form = self.text.format
         kind = form.get("type", "text")
         if kind not in _FORMATS:

@@ -25,7 +25,7 @@ _LOOK_AHEAD = 64
 
 
 def names_of(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
-    """The names of custom tools."""
+    """Return the names of custom tools."""
     return frozenset(str(one.get("name")) for one in tools if one.get("type") == "custom")
 
 
@@ -46,7 +46,7 @@ def as_choice(choice: object) -> object:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of the function's call that stands for a custom tool's, as JSON."""
+    """Return the arguments of the function's call that stands for a custom tool's, as JSON."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
@@ -77,7 +77,7 @@ class InputReader:
         self._state = "head"
 
     def feed(self, text: str) -> str:
-        """What the next piece of JSON adds to the input."""
+        """Return what the next piece of JSON adds to the input."""
         if self._state == "over":
             return ""
         self._held += text
@@ -90,7 +90,7 @@ class InputReader:
         return self._read() if self._state == "input" else ""
 
     def finish(self) -> str:
-        """The rest."""
+        """Return the rest."""
         if self._state in ("head", "other"):
             return self._whole()
         return ""
@@ -118,7 +118,7 @@ class InputReader:
 
     @staticmethod
     def _may_grow(text: str, escape: re.Match[str]) -> bool:
-        """Whether it is the first half of a pair, and the other half may be on its way."""
+        """Return whether it is the first half of a pair, and the other half may be on its way."""
         return bool(_LONE.fullmatch(escape[0]) and _CUT.fullmatch(text, escape.end()))
 
     def _whole(self) -> str:

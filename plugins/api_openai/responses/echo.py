@@ -20,7 +20,7 @@ _CUSTOM = {"type": "custom", "description": "", "format": {"type": "text"}}
 
 
 def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> dict[str, object]:
-    """A response that has just begun."""
+    """Return a response that has just begun."""
     return {
         "id": identity,
         "object": "response",

@@ -17,7 +17,7 @@ _STRINGS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def text_of_item(item: dict[str, Any]) -> str:
-    """What its deltas are pieces of."""
+    """Return what its deltas are pieces of."""
     name = _STRINGS.get(item["type"])
     return str(item[name] if name else item["content"][0]["text"])
 
@@ -32,7 +32,7 @@ def set_text(item: dict[str, Any], text: str) -> None:
 
 
 def began(index: int, item: dict[str, Any]) -> list[Event]:
-    """An item is there, with nothing in it yet."""
+    """Say that an item is there, with nothing in it yet."""
     shown = {**item, "status": "in_progress"}
     name = _STRINGS.get(item["type"])
     shown[name or "content"] = "" if name else []
@@ -46,7 +46,7 @@ def began(index: int, item: dict[str, Any]) -> list[Event]:
 
 
 def grew(index: int, item: dict[str, Any], text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Event:
-    """A piece has been added."""
+    """Say that a piece has been added."""
     more: dict[str, Any] = {"delta": text}
     if item["type"] not in _STRINGS:
         more["content_index"] = 0
@@ -56,7 +56,7 @@ def grew(index: int, item: dict[str, Any], text: str, logprobs: Sequence[dict[st
 
 
 def ended(index: int, item: dict[str, Any]) -> list[Event]:
-    """An item is as it will stay."""
+    """Say that an item is as it will stay."""
     kind = item["type"]
     done = f"{_DELTAS[kind]}.done"
     if kind == "function_call":

@@ -26,7 +26,8 @@ def input_items(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def messages_of(items: Sequence[Mapping[str, object]], instructions: str, *, given: int = 0) -> list[dict[str, object]]:
-    """The messages of a conversation. The last `given` items are the request's own, which errors name ``input.<n>``.
+    """Return the messages of a conversation. The last `given` items are the request's own, which errors name
+    ``input.<n>``.
 
     An answer's thinking, text and calls, which are items of their own, become one message.
     """
@@ -104,7 +105,7 @@ class _Conversation:
         self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text})
 
     def _answer(self) -> dict[str, Any] | None:
-        """The assistant's message that is still going on, if any."""
+        """Return the assistant's message that is still going on, if any."""
         last = self.messages[-1] if self.messages else None
         return last if last is not None and last["role"] == "assistant" else None
 

@@ -32,11 +32,11 @@ class Output:
         self._reader: InputReader | None = None
 
     def feed(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The next piece of the answer's text, with the logprobs of its tokens."""
+        """Return the next piece of the answer's text, with the logprobs of its tokens."""
         return self._take(self._stream.feed(text) if text else [], logprobs)
 
     def finish(self, *, complete: bool, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The rest, at the end. An answer has at least one item; the last one is as complete as the answer."""
+        """Return the rest, at the end. An answer has at least one item; the last one is as complete as the answer."""
         told = self._take(self._stream.finish(), logprobs)
         if not self.items:
             told += self._begin(_message())
@@ -53,7 +53,7 @@ class Output:
         return self._stream.answer().reasoning
 
     def _take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, object]]) -> list[Event]:
-        # Tokens of a text may come before the text, which is held back; those of anything else are nobody's.
+        # Tokens of a text may come before the text, which is held back; those of anything else belong to no text.
         self._logprobs += logprobs
         told: list[Event] = []
         for event in events:

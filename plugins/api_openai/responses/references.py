@@ -12,8 +12,8 @@ MAX_LISTED = 100
 
 
 def resolved(store: Shelf, given: Sequence[dict[str, object]], before: Sequence[Item], most_bytes: int) -> list[Item]:
-    """The input's items, with what is kept in the place of references to it. `before` are those of the responses that
-    it follows on.
+    """Return the input's items, with what is kept in the place of references to it. `before` are those of the responses
+    that it follows on.
 
     Raises InvalidRequest (404) for what is not kept, (400) for a reference to what is there already, and (413) for more
     than a body with the items themselves could say.
@@ -44,7 +44,7 @@ def resolved(store: Shelf, given: Sequence[dict[str, object]], before: Sequence[
 
 
 def _is_reference(value: Mapping[str, object]) -> bool:
-    """Whether it is a reference; its type may be null or left out."""
+    """Return whether it is a reference; its type may be null or left out."""
     kind = value.get("type")
     return kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
 
@@ -65,7 +65,7 @@ def _find(store: Shelf, identity: object, where: str) -> Item:
 
 
 def listed(items: Sequence[Item], *, after: str, limit: int, order: str) -> dict[str, object]:
-    """One page of an input's items. Raises InvalidRequest where none has the id `after`."""
+    """Return one page of an input's items. Raises InvalidRequest where none has the id `after`."""
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, got {order[:64]!r}", param="order")
     if not 1 <= limit <= MAX_LISTED:
@@ -87,7 +87,7 @@ def listed(items: Sequence[Item], *, after: str, limit: int, order: str) -> dict
 
 
 def _shown(value: Mapping[str, Any]) -> dict[str, Any]:
-    """An item in full, as OpenAI's lists have it."""
+    """Return an item in full, as OpenAI's lists have it."""
     kind = value.get("type") or "message"
     shown = {**value, "type": kind}
     if kind == "message":

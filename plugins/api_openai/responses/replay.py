@@ -41,18 +41,18 @@ class Tape:
     pieces: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
-        """An item begins."""
+        """Begin an item."""
         self.chars.append(array("I"))
         self.logprobs.append(array("I"))
 
     def cut(self, text: str, logprobs: int) -> None:
-        """The item that is open gets a piece."""
+        """Add a piece to the item that is open."""
         self.chars[-1].append(len(text))
         self.logprobs[-1].append(logprobs)
         self.pieces.append(text)
 
     def text(self) -> str:
-        """All pieces of the item that is open, which has them from now on."""
+        """Return all pieces of the item that is open, which has them from now on."""
         text = "".join(self.pieces)
         self.pieces.clear()
         return text
@@ -64,21 +64,21 @@ class Tape:
 
 
 def beginning(response: dict[str, object]) -> list[Event]:
-    """The first events of a response's stream."""
+    """Return the first events of a response's stream."""
     first = {**response, **_AT_FIRST}
     return [{"type": kind, "response": first} for kind in ("response.created", "response.in_progress")]
 
 
 def ending(response: dict[str, Any]) -> Event:
-    """The last event."""
+    """Return the last event."""
     return {"type": _ENDS.get(response["status"], "response.incomplete"), "response": response}
 
 
 def replay(
     response: dict[str, object], items: Sequence[dict[str, object]], tape: Tape, waits: Callable[[], bool]
 ) -> Iterator[Event | None]:
-    """The events of a response's stream; None where there are no more for now, which may be while `waits` says that it
-    is still being generated.
+    """Yield the events of a response's stream; None where there are no more for now, which may be while `waits` says
+    that it is still being generated.
     """
     yield from beginning(response)
     index = 0
@@ -114,7 +114,7 @@ def _pieces(index: int, item: dict[str, Any], tape: Tape, waits: Callable[[], bo
 async def frames(
     events: Iterator[Event | None], after: int, news: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes, None]:
-    """The events behind the one of number `after`, as they are sent; `news` waits for more."""
+    """Yield the events behind the one of number `after`, as they are sent; `news` waits for more."""
     number, ready = 0, []
     for one in events:
         if one is not None:

@@ -169,7 +169,9 @@ class Responses:
         return json_response({**response, "status": "cancelled"})
 
     def _known(self, request: Request, response_id: str) -> Run | Stored:
-        """A response that is under way or kept, and the asker's own. Raises InvalidRequest (404) for any other."""
+        """Return a response that is under way or kept, and the asker's own. Raises InvalidRequest (404) for any
+        other.
+        """
         owner = principal_of(request)
         run = self._running.get(response_id)
         if run is not None and run.owner == owner:
@@ -185,7 +187,7 @@ class Responses:
         return stored
 
     def _conversation(self, shelf: Shelf, body: ResponseBody) -> tuple[Items, Items]:
-        """The items of the conversation so far, and those of the request."""
+        """Return the items of the conversation so far, and those of the request."""
         before = self._before(shelf, body)
         most = self._surface.ctx.max_body_bytes
         return before, resolved(shelf, input_items(body.input), before, most)

@@ -63,8 +63,8 @@ class Run(AnswerWriter):
         return self._output.tape
 
     def replay(self) -> Iterator[Event | None]:
-        """Its events from the start, as `replay` gives them. A whole answer's are there when it is over, since it may
-        be read in a thread.
+        """Yield its events from the start, as `replay` gives them. A whole answer's are there when it is over, since it
+        may be read in a thread.
         """
         if not self._body.stream:
             while not self._left:
@@ -89,7 +89,7 @@ class Run(AnswerWriter):
         self._waiting.clear()
 
     def collect(self, answer: Answer) -> dict[str, object]:
-        """The response of a whole answer."""
+        """Return the response of a whole answer."""
         self._output.feed(answer.text, self._logprobs(answer.logprobs))
         self._close(answer)
         return self.response
@@ -104,12 +104,12 @@ class Run(AnswerWriter):
         return told
 
     def end(self) -> bytes:
-        """The event that says how it ended."""
+        """Return the event that says how it ended."""
         self._keep()
         return self._event(ending(self.response))
 
     def failed(self, error: InvalidRequest) -> bytes:
-        """The event of a failure on the way."""
+        """Return the event of a failure on the way."""
         self._output.settle()
         self.response |= {
             "status": "failed",

@@ -78,7 +78,7 @@ class ResponseStore:
         return sum(one.bytes for one in self._shelves.values())
 
     def of(self, owner: str) -> Shelf:
-        """The shelf of a key, by its name."""
+        """Return the shelf of a key, by its name."""
         return self._shelves.setdefault(owner, Shelf(self))
 
     def trim(self) -> None:
@@ -121,14 +121,14 @@ class Shelf:
         self._store.trim()
 
     def get(self, identity: str) -> Stored | None:
-        """What is kept under this id, if anything."""
+        """Return what is kept under this id, if anything."""
         found = self._kept.get(identity)
         if found is not None:
             self._kept.move_to_end(identity)
         return found
 
     def item(self, identity: str) -> Item | None:
-        """The item of this id in a conversation that is kept, if any. Its response was used with it."""
+        """Return the item of this id in a conversation that is kept, if any. Its response was used with it."""
         found = next(iter(self._items.get(identity, ())), None)
         if found is not None and found.origin in self._kept:
             self._kept.move_to_end(found.origin)
@@ -181,7 +181,7 @@ class Shelf:
 
 
 def _size_and_room(value: object) -> tuple[int, int]:
-    """Bytes of a JSON value as text, and in memory: about, but far faster than looking at each of its parts."""
+    """Return bytes of a JSON value as text, and in memory: about, but far faster than looking at each of its parts."""
     text = msgspec.json.encode(value)
     weight = JsonWeight()
     weight.add(text)

@@ -10,7 +10,7 @@
 // - NIBBLES: 4 bits, with a scale and a least number for every 32 columns of a row: the same numbers, where they lie on
 //   such a grid.
 // - BYTES: 8 bits, with a scale for every 32 columns of a row: the same numbers, or the nearest ones where
-//   somebody asked for it.
+//   the config asked for it.
 //
 // The few numbers that do not fit are kept in a list and put back. Nothing is lost, except in that last case.
 //
@@ -30,7 +30,7 @@ namespace {
 
 enum Format { BF16 = 0, BF12 = 1, BYTES = 2, NIBBLES = 3, FORMATS };
 
-// What somebody asked for: 16 bits; the same numbers in as few as will do; at most 8 bits, the nearest numbers where
+// What the config asks for: 16 bits; the same numbers in as few as will do; at most 8 bits, the nearest numbers where
 // they do not fit exactly; the same numbers in 12, whether or not they lie on a grid.
 enum Wanted { PLAIN = 0, EXACT = 1, EIGHT = 2, TWELVE = 3 };
 

@@ -70,7 +70,7 @@ class Forward {
 
   // ---- sharing work ----
 
-  // Work that whoever is free takes from one queue.
+  // Work that any free thread takes from one queue.
   Shared share(int total, int piece) { return Shared::queue(model.taken(counter++), total, piece, id); }
 
   // Tokens, to each thread those that products give it where they give tokens to threads.
@@ -91,7 +91,7 @@ class Forward {
   }
 
   // a * w^T, and the beginning of what is read after it. Most blocks of a thread are consecutive, for memory is read
-  // best in long runs; the last ones go to whoever is free, which evens out what others on the machine take from a
+  // best in long runs; the last ones go to free threads, which evens out what others on the machine take from a
   // thread.
   template <class F>
   void multiply(const Left& a, int rows, const Matrix& w, const Matrix* next, F&& done) {
@@ -250,7 +250,7 @@ inline void Forward::project_down(const Layer& layer, const Matrix& next) {
   meet(DOWN);
 }
 
-// Nobody waits for hidden states: threads meet before something else is written to the residual.
+// No one waits for hidden states: threads meet before something else is written to the residual.
 inline void Forward::give_hidden() {
   Shared work = share(batch.hidden_count, 4);
   int from, to;
@@ -261,7 +261,7 @@ inline void Forward::give_hidden() {
     }
 }
 
-// Sampled rows move to the front of `normed`, which nobody reads any more.
+// Sampled rows move to the front of `normed`, which is not read any more.
 inline void Forward::norm_sampled() {
   const Left out(model.normed.data, hidden, batch.sampled);
   Shared work = share(batch.sampled, 4);

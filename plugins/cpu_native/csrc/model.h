@@ -82,7 +82,7 @@ struct Model {
   Buffer<float> residual, qkv, parts, own_logits;
   Buffer<bf16> normed, attended, act;
   std::vector<std::atomic<int>> counters;  // see `taken`
-  double seconds[STAGES] = {};             // of all passes since somebody asked
+  double seconds[STAGES] = {};             // of all passes since the last question
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)

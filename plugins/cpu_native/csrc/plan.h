@@ -3,7 +3,7 @@
 // A task lets some queries look at a range of positions of one request. Requests whose tables begin with the same slots
 // (the prefix cache has let them share) look at that beginning together, in one task with the queries of all of them:
 // its keys and values are read once. Long ranges are cut where there would be too few tasks for the threads. Either way
-// a query may get its answer in parts, each with its own largest score and sum of weights, which whoever comes last
+// a query may get its answer in parts, each with its own largest score and sum of weights, which the last to finish
 // puts together.
 #pragma once
 
@@ -33,7 +33,7 @@ class Plan {
   std::vector<int32_t> position;  // of each packed token
   std::vector<int32_t> parts;     // of each packed token
   std::vector<int64_t> base;      // its first part, counted through
-  bool split = false;             // somebody gets more than one part
+  bool split = false;             // a query gets more than one part
   int64_t total_parts = 0;
 
   struct Input {
@@ -168,7 +168,7 @@ class Plan {
   // A position for a task of `count` queries, per KV head.
   double packed(int count) const { return PACK + BLOCK * ((count * in_->group + 31) / 32); }
 
-  // What nobody shares with request r, in pieces of its new tokens.
+  // What no request shares with r, in pieces of its new tokens.
   void add_own(int r) {
     if (!count(r)) return;
     const int most = most_queries();

@@ -23,7 +23,7 @@ inline void ask_ahead(const uint8_t* p, int row) {
 }
 
 // Asks memory for the keys and values of the next bite while this one is worked on, line by line in the order in which
-// they lie, a line of both in turn. A core waits for a dozen lines or so at a time, whoever asked for them; lines that
+// they lie, a line of both in turn. A core waits for a dozen lines or so at a time, whatever asked for them; lines that
 // follow each other make the second level's own prefetcher join in, and that one waits for more.
 class Ahead {
  public:

@@ -1,4 +1,4 @@
-// Samples and takes logprobs of logits that somebody else has computed, rows shared among threads.
+// Samples and takes logprobs of logits that others have computed, rows shared among threads.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace {
 struct Sampler {
   int threads;
   std::mutex busy;
-  std::unique_ptr<Team> team;  // once somebody has more than one row
+  std::unique_ptr<Team> team;  // once a batch has more than one row
   std::vector<SampleSpace> space;
 
   // f(row, memory) for all rows, by as many threads as there is work for.

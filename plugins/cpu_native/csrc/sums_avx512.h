@@ -46,7 +46,7 @@ inline void rows_times_tiles(const Rows& a, const Tiles& b, int steps, float* c,
   sum_products<R, C>(a.data, a.row, a.step, b.data, b.apart, b.step, steps, c, ld, add);
 }
 
-// The same for up to 8 rows. An odd number of them takes one more along, whose sums nobody reads: there is room for it
+// The same for up to 8 rows. An odd number of them takes one more along, whose sums are not read: there is room for it
 // both in a Left and in c.
 inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float* c, size_t ld, bool add) {
   switch ((rows + 1) / 2) {

@@ -107,14 +107,14 @@ using Taken = std::atomic<int>*;
 
 // One run of work that threads share.
 struct Shared {
-  // `total` items that whoever is free takes from the front, `piece` at a time.
+  // `total` items that free threads take from the front, `piece` at a time.
   static Shared queue(Taken taken, int total, int piece, int id) {
     return Shared{taken, total, std::max(1, total), 0, std::max(1, piece), 1, id};
   }
   // `part` items for each thread, `threads * part` or fewer in all. A thread begins with the first `own` of its part,
-  // which nobody takes from it, so that it can ask memory for them before the others are done with what comes before;
-  // the rest of all parts goes to whoever is free, its own before others': a thread whose core is wanted elsewhere does
-  // less.
+  // which no other takes from it, so that it can ask memory for them before the others are done with what comes before;
+  // the rest of all parts goes to threads that are free, its own before others': a thread whose core is wanted
+  // elsewhere does less.
   static Shared parts(Taken taken, int total, int part, int own, int piece, int threads, int id) {
     return Shared{taken, total, std::max(1, part), own, std::max(1, piece), threads, id};
   }

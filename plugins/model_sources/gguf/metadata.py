@@ -71,12 +71,12 @@ class GGUFFile:
             )
 
     def get(self, key: str) -> Any:
-        """The value of a key, arrays as lists; None where the file does not have it."""
+        """Return the value of a key, arrays as lists; None where the file does not have it."""
         field = self._reader.get_field(key)
         return None if field is None else field.contents()
 
     def need(self, key: str, kind: type[T]) -> T:
-        """The value of a key that must be there and of this type. An int is taken for a float."""
+        """Return the value of a key that must be there and of this type. An int is taken for a float."""
         value = self.get(key)
         if kind is float and isinstance(value, int):
             value = float(value)
@@ -85,7 +85,7 @@ class GGUFFile:
         return value
 
     def arch(self, key: str) -> Any:
-        """The value of ``<architecture>.<key>``, or None."""
+        """Return the value of ``<architecture>.<key>``, or None."""
         return self.get(f"{self.architecture}.{key}")
 
     def need_int(self, key: str) -> int:
@@ -101,7 +101,9 @@ class GGUFFile:
         return value
 
     def dequantized(self, name: str) -> NDArray[np.float32]:
-        """A tensor as float32 in row-major [out, in] order; a new array. Raises ModelError for an unknown format."""
+        """Return a tensor as float32 in row-major [out, in] order; a new array. Raises ModelError for an unknown
+        format.
+        """
         tensor = self.tensors[name]
         try:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -163,7 +165,7 @@ def _special_token_ids(file: GGUFFile) -> dict[str, int]:
 
 
 def _precision(file: GGUFFile) -> str:
-    """What the model was published in, not what its weights are stored as here, which is float32: bfloat16 for
+    """Return what the model was published in, not what its weights are stored as here, which is float32: bfloat16 for
     quantised ones, whose weights have far fewer digits than that.
     """
     # Norms and biases are float32 in every file.
@@ -174,7 +176,7 @@ def _precision(file: GGUFFile) -> str:
 
 
 def _shortest(value: float) -> float:
-    """A float32 number as the shortest decimal that means it: 1e-05 rather than 9.999999747378752e-06."""
+    """Return a float32 number as the shortest decimal that means it: 1e-05 rather than 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

@@ -15,7 +15,7 @@ class GGUFSource(DirectorySource[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: ModelSourceContext) -> str | None:
-        """None for a reference that ends in .gguf, whether the file exists or not."""
+        """Return None for a reference that ends in .gguf, whether the file exists or not."""
         return None if ctx.reference.lower().endswith(".gguf") else f"{ctx.reference!r} does not end in .gguf"
 
     def locate(self) -> Path:

@@ -31,7 +31,7 @@ _QWEN = ("qwen2", "deepseek-r1-qwen", "megrez")
 
 
 def write_tokenizer(file: GGUFFile, directory: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json. Raises ModelError for a tokenizer that is not supported."""
+    """Write tokenizer.json and tokenizer_config.json. Raises ModelError for a tokenizer that is not supported."""
     kind = file.need("tokenizer.ggml.model", str)
     tokens = file.need("tokenizer.ggml.tokens", list)
     if kind == "gpt2":
@@ -105,7 +105,7 @@ def _sentencepiece(file: GGUFFile, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _merges_of(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that a SentencePiece vocabulary implies.
+    """Return the merges that a SentencePiece vocabulary implies.
 
     SentencePiece merges the adjacent pair whose union has the best score, so every way to cut a piece into two pieces
     is a merge, ranked by the score of the whole (the algorithm of transformers' converter, `generate_merges`).

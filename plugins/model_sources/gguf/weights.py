@@ -37,7 +37,7 @@ _NAME = re.compile(r"(?:blk\.(?P<block>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bi
 
 
 def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) -> None:
-    """Writes model-*.safetensors and model.safetensors.index.json, dequantising tensor by tensor.
+    """Write model-*.safetensors and model.safetensors.index.json, dequantising tensor by tensor.
 
     Raises ModelError for a tensor without a counterpart, and for a file that lacks tensors its metadata promises.
     """
@@ -77,7 +77,7 @@ def _write_index(directory: Path, shards: list[list[str]], total: int) -> None:
 
 
 def hf_name(gguf_name: str) -> str | None:
-    """The Hugging Face name of a dense decoder's tensor, None where there is none."""
+    """Return the Hugging Face name of a dense decoder's tensor, None where there is none."""
     match = _NAME.fullmatch(gguf_name)
     if match is None:
         return None
@@ -105,7 +105,7 @@ def _converted(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Rows of a q or k projection (or its bias) back in rotate-half order, [heads * head_dim, ...].
+    """Return rows of a q or k projection (or its bias) back in rotate-half order, [heads * head_dim, ...].
 
     llama.cpp pairs neighbouring dimensions in its rotary embedding, so its converter interleaves the two halves of
     every head; this is the inverse of `LlamaModel.permute` there.

@@ -84,7 +84,7 @@ def test_a_sampler_gets_parameters_of_requests(engine: Engine) -> None:
         with pytest.raises(InvalidRequest) as caught:
             engine.run([ask(fixed=extra)])
         assert caught.value.param == f"custom_params.fixed{param}"
-    with pytest.raises(InvalidRequest, match=r"no logits processor or sampler .* are: .*fixed"):
+    with pytest.raises(InvalidRequest, match=r"not a logits processor or sampler .* are: .*fixed"):
         engine.run([ask(other={})])
 
 

@@ -194,7 +194,7 @@ def test_refusals_say_what_is_wrong() -> None:
     books = books_of()
     handle = books.insert([1, 2]).handle
     slots = books.match([1, 2]).slots
-    with pytest.raises(TypeError, match="no handle of a block cache"):
+    with pytest.raises(TypeError, match="not a handle of a block cache"):
         books.cache.lock(object())
     with pytest.raises(ValueError, match="other tokens"):
         books.cache.insert(key_of([3, 4]), slots)

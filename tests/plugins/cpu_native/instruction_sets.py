@@ -16,3 +16,6 @@ except NativeError as error:
     pytest.skip(str(error), allow_module_level=True)
 if not SETS:
     pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
+
+EACH = (SETS[0], *(pytest.param(name, marks=pytest.mark.full) for name in SETS[1:]))
+"""The sets as parameters: `make setup` compiles the best one, and a compiler needs 15 s for each of the others."""

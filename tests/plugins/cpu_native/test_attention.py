@@ -20,7 +20,7 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.plugins.cpu_native.library import load
 from pegboard.plugins.cpu_native.model import NativeModel
-from tests.plugins.cpu_native.instruction_sets import SETS
+from tests.plugins.cpu_native.instruction_sets import EACH, SETS
 
 SLOTS = 9000
 HEADS = {"3x64": (3, 3, 64), "1x64": (2, 1, 64), "2x128": (2, 2, 128), "4x16": (2, 4, 16), "8x80": (1, 8, 80)}
@@ -180,7 +180,7 @@ CASES = {one.__name__: one for one in (singles, groups, mixed, long, sixteen)}
 
 @pytest.mark.parametrize("arrangement", CASES)
 @pytest.mark.parametrize("window", [0, 40, 250])
-@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("instructions", EACH)
 def test_it_is_attention(directory: Path, instructions: str, window: int, arrangement: str) -> None:
     case = Case(3, 64)
     CASES[arrangement](case)
@@ -189,7 +189,7 @@ def test_it_is_attention(directory: Path, instructions: str, window: int, arrang
 
 @pytest.mark.parametrize("arrangement", ["groups", "mixed"])
 @pytest.mark.parametrize("heads", [name for name in HEADS if name != "3x64"])
-@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("instructions", EACH)
 def test_heads_of_other_sizes(directory: Path, instructions: str, heads: str, arrangement: str) -> None:
     case = Case(HEADS[heads][0], HEADS[heads][2])
     CASES[arrangement](case)

@@ -24,7 +24,7 @@ from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
-from tests.plugins.cpu_native.instruction_sets import SETS
+from tests.plugins.cpu_native.instruction_sets import EACH
 
 
 class Native(ModelRunnerContract):
@@ -85,7 +85,7 @@ def rows_of(kind: str, count: int = len(SAMPLED), step: int = 0) -> list[dict[st
     return [{**cases[(index + 2 * step) % len(cases)], "seed": index, "step": step} for index in range(count)]
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=EACH)
 def suite(request: pytest.FixtureRequest) -> Native:
     class OfSet(Native):
         __test__ = False

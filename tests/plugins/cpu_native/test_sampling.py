@@ -20,7 +20,7 @@ from pegboard.plugins.cpu_native.library import NativeError
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
-from tests.plugins.cpu_native.instruction_sets import SETS
+from tests.plugins.cpu_native.instruction_sets import EACH
 from tests.plugins.cpu_native.sampling_reference import choices
 from tests.plugins.sampler_torch.noise_reference import bits, noise
 
@@ -101,16 +101,13 @@ def parameters(count: int, vocab: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("vocab", [1, 17, 256, 257, 1000, 5003])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_is_the_right_one(kind: str, vocab: int) -> None:
+@pytest.mark.parametrize("name", EACH)
+def test_every_token_is_the_right_one(kind: str, vocab: int, name: str) -> None:
     logits = table(kind, 30, vocab)
     rows = parameters(30, vocab, seed=vocab + len(kind))
-    found = {name: draw(logits, rows, instructions=name) for name in SETS}
-    for name, tokens in found.items():
-        for index, (token, row) in enumerate(zip(tokens, rows, strict=True)):
-            right = choices(logits[index].numpy(), row)
-            assert token in right, (
-                f"{name}, row {index} of {kind} logits, {row}: {token}, not one of {sorted(right)[:9]}"
-            )
+    for index, (token, row) in enumerate(zip(draw(logits, rows, instructions=name), rows, strict=True)):
+        right = choices(logits[index].numpy(), row)
+        assert token in right, f"row {index} of {kind} logits, {row}: {token}, not one of {sorted(right)[:9]}"
 
 
 @pytest.mark.full
@@ -124,8 +121,9 @@ def test_every_token_of_a_large_vocabulary_is_the_right_one(kind: str, vocab: in
         assert token in right, f"row {index} of {kind} logits, {row}: {token}, not one of {sorted(right)[:9]}"
 
 
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", ["wide", "bf16", "steep", "few left"])
-def test_another_sampler_another_set_and_other_threads_draw_the_same(kind: str) -> None:
+def test_another_sampler_another_set_and_other_threads_draw_the_same(kind: str, name: str) -> None:
     """But for a token upon the border of a filter, which rounding may put on either side: sums in float32 differ by
     machine and by build of torch.
     """
@@ -133,12 +131,11 @@ def test_another_sampler_another_set_and_other_threads_draw_the_same(kind: str) 
     logits = table(kind, count, vocab, seed=8)
     rows = parameters(count, vocab, seed=9)
     torchs = TorchSampler(NoOptions(), SamplerContext(vocab, CPU)).sample(logits.clone(), make_sampling(rows, vocab))
-    for name in SETS:
-        for threads in (1, 3):
-            tokens = draw(logits, rows, instructions=name, threads=threads)
-            for index in (torch.tensor(tokens) != torchs).nonzero().flatten().tolist():
-                both = {tokens[index], int(torchs[index])}
-                assert both <= choices(logits[index].numpy(), rows[index]), f"{name}, {threads} threads, row {index}"
+    for threads in (1, 3):
+        tokens = draw(logits, rows, instructions=name, threads=threads)
+        for index in (torch.tensor(tokens) != torchs).nonzero().flatten().tolist():
+            both = {tokens[index], int(torchs[index])}
+            assert both <= choices(logits[index].numpy(), rows[index]), f"{name}, {threads} threads, row {index}"
 
 
 def test_any_part_of_a_batch_in_any_order_draws_the_same() -> None:
@@ -168,16 +165,16 @@ def test_distribution_of_long_heads(row: dict[str, Any]) -> None:
     assert chi_square(found, expected) > P_VALUE  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("top_k", [100, 2000])
-def test_a_head_ends_where_the_share_is_reached(top_k: int) -> None:
+def test_a_head_ends_where_the_share_is_reached(top_k: int, name: str) -> None:
     """Not behind it: of equal tokens the first half stays, in short heads and in long ones."""
     rows = [{"temperature": 1.0, "top_k": top_k, "top_p": 0.5, "seed": seed} for seed in range(50)]
     expected = [int(noise(seed, 0, np.arange(top_k // 2)).argmax()) for seed in range(50)]
-    for name in SETS:
-        assert draw(torch.zeros(50, 4000), rows, instructions=name) == expected
+    assert draw(torch.zeros(50, 4000), rows, instructions=name) == expected
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", EACH)
 def test_rows_that_cannot_be_sampled(name: str) -> None:
     """NaN anywhere, in greedy rows as well, and rows without a finite logit; the first such row is named."""
     vocab = 1003
@@ -210,8 +207,9 @@ def test_nothing_and_odd_tensors() -> None:
     assert sampler.sample(part.double(), batch).tolist() == expected
 
 
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("end", [-1, 1])
-def test_the_rarest_noise_wins_and_loses_by_what_it_is(end: int) -> None:
+def test_the_rarest_noise_wins_and_loses_by_what_it_is(end: int, name: str) -> None:
     """A token that stands behind the peak by a little less, or a little more, than its noise is ahead: none is passed
     over that would have won.
     """
@@ -227,35 +225,34 @@ def test_the_rarest_noise_wins_and_loses_by_what_it_is(end: int) -> None:
             own, peak = noise(seed, 0, np.array([place, 0]))
             logits[row, 0], logits[row, place] = 0.0, peak - own + ahead_by
         rows = [{"temperature": 1.0, "seed": seed} for seed in seeds]
-        for name in SETS:
-            assert draw(logits, rows, instructions=name) == expected
+        assert draw(logits, rows, instructions=name) == expected
 
 
 class TestLogprobs:
-    def check(self, logits: torch.Tensor, wants: list[LogprobRequest | None]) -> None:
+    def check(self, name: str, logits: torch.Tensor, wants: list[LogprobRequest | None]) -> None:
         vocab = logits.shape[1]
         exact = logits.double().log_softmax(-1)
         tokens = torch.arange(len(logits)) * 7 % vocab
         batch = make_sampling([{}] * len(logits), vocab, logprobs=wants)
-        for name in SETS:
-            output = make(vocab, name).logprobs(logits, tokens, batch)
-            expected = exact.gather(1, tokens[:, None]).squeeze(1).float()
-            torch.testing.assert_close(output.token_logprobs, expected, rtol=1e-6, atol=1e-5)
-            for row, want in enumerate(wants):
-                if want is not None and want.top:
-                    assert output.top_values is not None
-                    assert output.top_ids is not None
-                    top = exact[row].sort(descending=True, stable=True)
-                    torch.testing.assert_close(
-                        output.top_values[row, : want.top], top.values[: want.top].float(), rtol=1e-6, atol=1e-5
-                    )
-                    assert output.top_ids[row, : want.top].tolist() == top.indices[: want.top].tolist()
+        output = make(vocab, name).logprobs(logits, tokens, batch)
+        expected = exact.gather(1, tokens[:, None]).squeeze(1).float()
+        torch.testing.assert_close(output.token_logprobs, expected, rtol=1e-6, atol=1e-5)
+        for row, want in enumerate(wants):
+            if want is not None and want.top:
+                assert output.top_values is not None
+                assert output.top_ids is not None
+                top = exact[row].sort(descending=True, stable=True)
+                torch.testing.assert_close(
+                    output.top_values[row, : want.top], top.values[: want.top].float(), rtol=1e-6, atol=1e-5
+                )
+                assert output.top_ids[row, : want.top].tolist() == top.indices[: want.top].tolist()
 
+    @pytest.mark.parametrize("name", EACH)
     @pytest.mark.parametrize("kind", ["wide", "bf16", "flat", "few left", "one left", "huge"])
-    def test_against_float64(self, kind: str) -> None:
+    def test_against_float64(self, name: str, kind: str) -> None:
         """Of equal ones the smaller ids stand first."""
         logits = table(kind, 5, 3003)
-        self.check(logits, [LogprobRequest(top=20), None, LogprobRequest(top=1), LogprobRequest(top=3003), None])
+        self.check(name, logits, [LogprobRequest(top=20), None, LogprobRequest(top=1), LogprobRequest(top=3003), None])
 
     def test_more_than_there_are(self) -> None:
         output = make(3).logprobs(

@@ -164,7 +164,7 @@ def bare(**changes: Any) -> ModelContext:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "not a causal language model"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "neither causal nor a sliding window"),
         ({"architectures": ["MixtralForCausalLM"]}, "does not go with model_type 'llama'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),

@@ -328,7 +328,7 @@ class TestRun:
         assert records[1]["text"]
         assert records[2]["error"]["code"] == "bad_line"
         assert "regex" in records[3]["error"]["message"]
-        assert "no token id" in records[4]["error"]["message"]
+        assert "not a token id" in records[4]["error"]["message"]
         assert all(one["digest"] for one in records.values())
         assert run.totals.errors == 4
 

@@ -156,7 +156,7 @@ class TestFaults:
         assert "closed the connection without an answer" in self.failing(answering())
 
     def test_it_speaks_something_else(self) -> None:
-        assert "no HTTP/1.1" in self.failing(answering(b"SSH-2.0-OpenSSH_9.2\r\n"))
+        assert "not HTTP/1.1" in self.failing(answering(b"SSH-2.0-OpenSSH_9.2\r\n"))
 
     def test_it_is_silent(self) -> None:
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -232,7 +232,7 @@ class TestFiles:
             ('{"prompt": "a", "output_len": -1}', Kind.TEXT, "line 1: an answer of -1 tokens"),
             ('{"prompt": [1]}', Kind.MESSAGES, "line 1: token ids are no messages"),
             ('{"messages": [{"role": "user"}]}', Kind.TEXT, "line 1: these are messages"),
-            ('{"conversations": [{"from": "gpt", "value": "a"}]}', Kind.TEXT, "line 1: a conversation in which nobody"),
+            ('{"conversations": [{"from": "gpt", "value": "a"}]}', Kind.TEXT, "line 1: a conversation without a"),
         ],
     )
     def test_what_is_wrong_is_told(self, tmp_path: Path, text: str, kind: Kind, problem: str) -> None:

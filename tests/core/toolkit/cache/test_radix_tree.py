@@ -118,11 +118,11 @@ def test_removing_leaves_forgets_an_empty_namespace() -> None:
     assert second is not None
     parent = first.parent
     assert parent is not None
-    with pytest.raises(ValueError, match="no leaf"):
+    with pytest.raises(ValueError, match="not a leaf"):
         tree.remove(parent)
     tree.remove(first)
     assert not first.attached
-    with pytest.raises(ValueError, match="no leaf"):
+    with pytest.raises(ValueError, match="not a leaf"):
         tree.remove(first)
     tree.check()
     tree.remove(second)

@@ -210,7 +210,7 @@ class ApiRouterContract(AnswerTests):
 
     @pytest.mark.parametrize("fail_at", [0, 2])
     def test_failure_ends_a_stream_cleanly(self, fail_at: int) -> None:
-        """With an error that can be read like all that came before it, and nothing of the text behind it."""
+        """With an error that can be read like all that came before it, and nothing of the text after it."""
         said = f'{FAILURE}: "a \\ quote"\nand a line'
         for sample in self.generating(streams=True):
             done = asyncio.run(self.ask(sample, sample.stream or {}, fail_at=fail_at, failure=said))

@@ -31,7 +31,7 @@ that.
 """
 
 RAGGED: Lens = ((0, 5), (9, 3), (0, 1), (17, 11), (6, 1))
-"""Prompts and chunks behind a prefix, long and short, and two requests that only decode."""
+"""Prompts and chunks after a prefix, long and short, and two requests that only decode."""
 
 DECODES: Lens = ((0, 1), (3, 1), (16, 1), (40, 1), (21, 1))
 

@@ -307,7 +307,7 @@ class GrammarContract(ContractSuite):
             assert self.spelled(compiled, text) is None, f"{case}: {text!r} does not follow it, but is taken"
 
     def spelled(self, compiled: CompiledGrammar, text: str) -> list[int] | None:
-        """Return tokens that spell a text, each in the mask behind those before it, and the end behind them all. None
+        """Return tokens that spell a text, each in the mask after those before it, and the end after them all. None
         where there are none, however the text is cut.
         """
         return _spelling(compiled, text.encode(), [])
@@ -375,7 +375,7 @@ class GrammarContract(ContractSuite):
                     backend.compile(ALL[kind][0].grammar)
 
     def test_fill_and_accept_agree(self, backend: GrammarBackend) -> None:
-        """At the beginning, and behind each fourth token of a text: each token that is named is accepted, the end is
+        """At the beginning, and after each fourth token of a text: each token that is named is accepted, the end is
         where it may be, and no other is accepted but tokens whose text others spell.
         """
         tokenizer = backend.ctx.tokenizer
@@ -385,7 +385,7 @@ class GrammarContract(ContractSuite):
                 path = self.path(compiled, case, text)
                 for at in sorted({0, *range(1, len(path), 4), len(path)}):
                     allowed = bits(compiled, path[:at])
-                    where = f"{case} behind {path[:at]} on the way to {text!r}"
+                    where = f"{case} after {path[:at]} on the way to {text!r}"
                     asked = {*np.flatnonzero(allowed)[:24].tolist(), *range(at % 5, WIDTH, 5), EOS, *SPECIAL, WIDTH - 1}
                     for token in sorted(asked):
                         accepted = walked(compiled, path[:at]).accept(token)
@@ -440,10 +440,10 @@ class GrammarContract(ContractSuite):
                     assert matcher.accept(token)
                 allowed = np.flatnonzero(row_of(matcher)).tolist()
                 assert EOS in allowed, f"{case}: {text!r} may end here"
-                assert matcher.terminated == (allowed == [EOS]), f"{case}: behind {text!r} come {allowed[:9]}"
+                assert matcher.terminated == (allowed == [EOS]), f"{case}: after {text!r} come {allowed[:9]}"
                 assert matcher.accept(EOS)
                 assert matcher.terminated, f"{case}: it has ended"
-                assert not row_of(matcher).any(), f"{case}: something comes behind the end"
+                assert not row_of(matcher).any(), f"{case}: something comes after the end"
                 assert not matcher.accept(EOS)
                 assert not matcher.accept(LETTER)
 
@@ -496,8 +496,8 @@ class GrammarContract(ContractSuite):
             for other in np.flatnonzero(row_of(matcher)).tolist():
                 spelled = b"" if other == EOS else bytes_of(other)
                 same = spelled and (rest.startswith(spelled) or spelled.startswith(rest))
-                assert same, f"{case}: {rest!r} is said to be forced behind {path}, but {spelled!r} may come as well"
-            assert matcher.accept(token), f"{case}: {token} is said to be forced behind {path}"
+                assert same, f"{case}: {rest!r} is said to be forced after {path}, but {spelled!r} may come as well"
+            assert matcher.accept(token), f"{case}: {token} is said to be forced after {path}"
             rest = rest[len(bytes_of(token)) :]
 
     def test_matchers_of_one_grammar_are_independent(self, backend: GrammarBackend) -> None:
@@ -578,7 +578,7 @@ def row_of(matcher: GrammarMatcher) -> NDArray[np.bool_]:
 
 
 def walked(compiled: CompiledGrammar, path: Sequence[int]) -> GrammarMatcher:
-    """Return a new matcher behind these tokens."""
+    """Return a new matcher after these tokens."""
     matcher = compiled.matcher()
     for token in path:
         assert matcher.accept(token), f"token {token} is not accepted on the way {list(path)}"
@@ -601,7 +601,7 @@ def random_walk(compiled: CompiledGrammar, rng: random.Random) -> tuple[list[int
         closing = [one for one in allowed if bytes_of(one) in _CLOSING]
         if closing and rng.random() < 0.3:
             token = rng.choice(closing)
-        assert matcher.accept(token), f"token {token} is in the mask behind {tokens}, but not accepted"
+        assert matcher.accept(token), f"token {token} is in the mask after {tokens}, but not accepted"
         if token == EOS:
             return tokens, True
         tokens.append(token)

@@ -257,7 +257,7 @@ class ModelFamilyContract(ContractSuite):
             _assert_close(logits, expected[request])
 
     def test_mixed_batch(self, architecture: str, checkpoint: Path) -> None:
-        """One request extends behind a prefix, one decodes, one begins."""
+        """One request extends after a prefix, one decodes, one begins."""
         run, (long, middle, short), expected = self._run(checkpoint), prompts(checkpoint), reference_logits(checkpoint)
         run.step({0: long[:20], 1: middle[:-1]})
         found = run.step({0: long[20:], 1: middle[-1:], 2: short})

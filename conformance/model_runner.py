@@ -209,7 +209,7 @@ class ModelRunnerContract(ContractSuite):
                 done[one] += 1
 
     def test_mixed_batch(self, prompts: list[list[int]]) -> None:
-        """One request extends behind a prefix, one begins, one decodes."""
+        """One request extends after a prefix, one begins, one decodes."""
         rig = self.rig()
         rig.step({0: prompts[0][:10], 1: prompts[1][:-1]}, None)
         output = rig.step({0: prompts[0][10:], 2: prompts[2], 1: prompts[1][-1:]}, return_logits=True)

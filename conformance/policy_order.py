@@ -144,7 +144,7 @@ class OrderTests(PolicySuite):
         check_permutation(running, policy.victims(running), "victims()")
 
     def test_prompts_of_any_length(self) -> None:
-        """A limit on prompts is the pipeline's affair: what a policy leaves out waits behind all others."""
+        """A limit on prompts is the pipeline's affair: what a policy leaves out waits after all others."""
         lengths = (1, 100, 4000, 40_000, 400_000)
         policy = self.policy()
         waiting = [queued([7] * length, max_new_tokens=length) for length in lengths]

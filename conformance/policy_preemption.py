@@ -69,7 +69,7 @@ class PreemptionTests(PolicySuite):
     @properties(max_examples=80)
     @given(waiting=waiting_req(), running=st.lists(running_req(), min_size=1, max_size=8))
     def test_only_the_less_urgent_make_way(self, waiting: Req, running: list[Req]) -> None:
-        """A request that was pushed out stands behind the other in the queue, or it would be next again at once."""
+        """A request that was pushed out stands after the other in the queue, or it would be next again at once."""
         policy = self.policy()
         for victim in policy.preempt(waiting, running):
             victim.move_to(ReqStatus.RETRACTED)

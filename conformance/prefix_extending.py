@@ -17,7 +17,7 @@ class ExtendingTests(PrefixSuite):
     @capability("reuse")
     @pages
     def test_a_locked_path_is_extended(self, page_size: int) -> None:
-        """The way of a chunked prompt: each chunk goes behind the path of those before it."""
+        """The way of a chunked prompt: each chunk goes after the path of those before it."""
         books = self.books(page_size)
         chunk, whole = run_of(1, 2, page_size=page_size), run_of(1, 2, 3, 4, page_size=page_size)
         first = books.lock(chunk)

@@ -105,7 +105,7 @@ class FindingTests(PrefixSuite):
     @capability("reuse")
     @pages
     def test_the_same_pages_are_not_freed(self, page_size: int) -> None:
-        """The way of a chunked prompt: what was inserted before comes again, with the next chunk behind it."""
+        """The way of a chunked prompt: what was inserted before comes again, with the next chunk after it."""
         books = self.books(page_size)
         chunk = books.insert(run_of(1, 2, page_size=page_size))
         slots = np.concatenate((chunk.slots, books.alloc(page_size)))

@@ -111,7 +111,7 @@ class RefusalTests(PrefixSuite):
         start = np.concatenate((new, taken[page_size:]))
         for tokens, slots, what in (
             (run_of(5, 6, page_size=page_size), taken, "new tokens"),
-            (run_of(5, 2, page_size=page_size), start, "the same tokens behind others"),
+            (run_of(5, 2, page_size=page_size), start, "the same tokens after others"),
             (one, others, "tokens that the cache has elsewhere, which would free them as duplicates"),
         ):
             why = f"to insert pages that are cached for other tokens, with {what},"

@@ -100,7 +100,7 @@ class Rig:
         allowed: Mapping[int, Sequence[int]] | None = None,
         **wants: bool,
     ) -> ForwardOutput:
-        """Run `new` tokens of requests and sample behind the last token of each, or of the requests `sampled`.
+        """Run `new` tokens of requests and sample after the last token of each, or of the requests `sampled`.
 
         `rows` are the sampled rows' parameters as `make_sampling` takes them, greedy by default; None samples nothing.
         `processed` lets the rows take part in logits processors. `allowed` has the tokens that a sampled row may get.
@@ -133,7 +133,7 @@ class Rig:
         return self.runner.execute(batch, sampling)
 
     def in_parts(self, new: Mapping[int, Sequence[int]]) -> Generator[None, None, ForwardOutput]:
-        """As `step`, with the runner's pauses; greedy, and sampled behind every request's last token."""
+        """As `step`, with the runner's pauses; greedy, and sampled after every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)
         return self.runner.execute_in_parts(batch, sampling)
 

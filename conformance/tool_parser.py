@@ -280,7 +280,7 @@ class ToolParserContract(ContractSuite):
 
     @capability("forces")
     def test_forced_calls_are_read(self, parser: OutputParser) -> None:
-        """And there is nothing beside them: no text before, between or behind."""
+        """And there is nothing beside them: no text before, between or after."""
         for seed in range(30):
             grammar = parser.constraint(copy.deepcopy(TOOLS))
             assert grammar is not None

@@ -83,7 +83,7 @@ class TlsSection(Section):
     """HTTPS instead of HTTP."""
 
     cert_file: str | None = None
-    """The certificate, with the chain behind it, in PEM format; set, the server speaks HTTPS only."""
+    """The certificate, with the chain after it, in PEM format; set, the server speaks HTTPS only."""
     key_file: str | None = None
     """Its private key, in PEM format; unset: it lies in `cert_file` as well."""
     key_password_file: str | None = None
@@ -249,7 +249,7 @@ class GrammarSection(UseSection):
     """Seconds that one grammar may take to compile; its request fails with 400 then."""
     first_slice: Annotated[float, Field(gt=0)] = 1.0
     """Seconds after which a grammar that is not compiled yet gives way to new ones that wait for a helper. It
-    starts again behind them, and then has all of `compile_timeout`."""
+    starts again after them, and then has all of `compile_timeout`."""
     queue_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that a grammar may wait for a helper, the time before it gave way included; its request fails with 503
     then."""

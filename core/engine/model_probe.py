@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class PoolProbe(ProbeRun):
     """Computes prompts in three ragged batches, as a server would: a first part of each, the rest but one token
-    behind it, and the last tokens as a decode step. So what a family gets wrong with a cached prefix shows as well.
+    after it, and the last tokens as a decode step. So what a family gets wrong with a cached prefix shows as well.
 
     `make_pool` builds a pool of that many usable pages; what is in them is set to NaN. Pages are laid out backwards and
     interleaved between requests, so that nothing works by neighbourhood.

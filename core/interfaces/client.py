@@ -22,7 +22,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
     sampled token's; k the k largest too, and with `logprob_start` the same of the prompt's tokens from there on.
-    `return_hidden_states` asks for the last hidden state behind each output token. `add_special_tokens` False for text
+    `return_hidden_states` asks for the last hidden state after each output token. `add_special_tokens` False for text
     that a chat template already completed.
     `params` are plain values for plugins that act on requests (admission gates), by the name of the provider meant.
     """

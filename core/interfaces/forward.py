@@ -20,7 +20,7 @@ class ForwardMode(enum.Enum):
     """What a batch computes."""
 
     EXTEND = "extend"
-    """Several new tokens per request behind a cached or earlier computed prefix (prefill, whole or in chunks)."""
+    """Several new tokens per request after a cached or earlier computed prefix (prefill, whole or in chunks)."""
     DECODE = "decode"
     """One new token per request."""
     MIXED = "mixed"

@@ -30,9 +30,9 @@ class Grammar(msgspec.Struct, frozen=True):
     ``{"structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str], "at_least_one": bool,
     "stop_after_first": bool}``: free text in which, from a trigger on, one of the structures has to follow. Both flags
     are false by default. With `at_least_one` the output begins with a structure, without a trigger; with
-    `stop_after_first` it ends behind one. With a `separator` (str) in place of triggers there is no free text: the
-    structures follow each other with the separator between them, all of it behind `begin` and before `end` ("" each
-    unless given), and then the output ends; with `trailing_separator` (bool) one may stand behind the last one, too, so
+    `stop_after_first` it ends after one. With a `separator` (str) in place of triggers there is no free text: the
+    structures follow each other with the separator between them, all of it after `begin` and before `end` ("" each
+    unless given), and then the output ends; with `trailing_separator` (bool) one may stand after the last one, too, so
     that a model that has begun to go on may still end. EBNF is GBNF as `pegboard.core.toolkit.grammars.gbnf` reads it.
 
     `any_of` is what one of several grammars allows; `source` is JSON, ``[{"kind": str, "source": str}, ...]``, of the

@@ -121,7 +121,7 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
         self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
         """Return a grammar that makes the answer consist of at least one call (of the function `name`, where given; of
-        one only, unless `parallel`) and of nothing else, in the format that `stream` reads: behind the last call it
+        one only, unless `parallel`) and of nothing else, in the format that `stream` reads: after the last call it
         ends. Without `required` other text is as good, and only calls have to fit. None where the parser has none.
         """
         return None

@@ -5,7 +5,7 @@ free + cached + held = all, with no page counted twice. A cache's pages are *loc
 locked, and *evictable* otherwise. A cache speaks of slots (numpy int64, ``page * page_size + offset``) and deals in
 whole pages. Page 0 belongs to none of them.
 
-Keys. A page is found behind exactly the tokens that it was computed behind, in their namespace, and behind no others:
+Keys. A page is found after exactly the tokens that it was computed after, in their namespace, and after no others:
 a request that got another prompt's KV would read what another client wrote. A cache compares the tokens themselves, or
 a digest of 128 bits or more that covers all of them and the namespace; sums, `hash()`, CRCs and shortened digests
 collide.
@@ -50,7 +50,7 @@ class PrefixCacheContext:
 class PrefixMatch:
     """`slots` int64 [matched] in token order, a copy that the caller may keep; valid only while `handle` is locked.
 
-    `host_len` more tokens are on a host tier behind the device's part (capability `host_tier`; 0 without it).
+    `host_len` more tokens are on a host tier after the device's part (capability `host_tier`; 0 without it).
     """
 
     slots: NDArray[np.int64]

@@ -88,7 +88,7 @@ class SessionStore(abc.ABC, Generic[OptionsT]):
     ) -> list[OutputStream]:
         """Submit requests; where `params` name a session, the one request as a turn of it.
 
-        The turn's prompt is the history and behind it the request's own, without the special tokens that begin a
+        The turn's prompt is the history and after it the request's own, without the special tokens that begin a
         prompt unless there is no history. Its tokens and those of its answer become history once its last output has
         been read from the stream. One that fails, is aborted or whose stream is closed before leaves the session as it
         was, and so does one that is refused.

@@ -67,7 +67,7 @@ class NewTokenRatio:
 
 @dataclass(slots=True, frozen=True)
 class PrefillItem:
-    """One request's share of a prefill: `extend_len` new tokens behind `prefix_len`; `partial` when its prompt goes
+    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
     on after it.
     """
 

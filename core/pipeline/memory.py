@@ -1,7 +1,7 @@
 """MemoryManager: the only stage that moves pages between allocator, cache and requests.
 
 At any time free + cached + held = all: free pages are the allocator's, cached ones the prefix cache's, and each
-request holds those of its row behind `kv.cache_len`. A request's row always lists whole pages, so `kv.allocated_len`
+request holds those of its row after `kv.cache_len`. A request's row always lists whole pages, so `kv.allocated_len`
 is a multiple of the page size, and a decode step needs a page only when its length reaches `allocated_len`.
 
 Requests that decode together would get pages in turn, and each one's would lie scattered. So while less than half of

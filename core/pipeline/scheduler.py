@@ -253,7 +253,7 @@ class Scheduler:
             step = step.whole
             self.planner.end_split(step)
         self._try_in_parts(step, error)
-        # Only now: a request whose chunk failed may have its next one in the step behind, and has to be tried first.
+        # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
         if behind is not None and behind.batch is not step.batch:
             if behind.final:
                 self.planner.rewind(behind)

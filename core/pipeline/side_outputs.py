@@ -48,7 +48,7 @@ def find(
     batch: ScheduleBatch, sampled: Sequence[Req], sample_rows: NDArray[np.int64] | None, pooler: Pooler | None
 ) -> tuple[WantedRows, Wanted] | None:
     """Return what the requests of a batch ask for; None where none asks for anything. `sample_rows` are the packed
-    tokens behind which the tokens of `sampled` are drawn, None for one each.
+    tokens after which the tokens of `sampled` are drawn, None for one each.
     """
     seeker = _Seeker(pooler)
     prefilled = len(batch.reqs) - batch.decoding
@@ -86,13 +86,13 @@ class _Seeker:
         self._spans: list[PoolSpan] = []
 
     def prompt(self, req: Req, at: int, prefix: int, extend: int) -> None:
-        """Logprobs of prompt tokens that stand behind tokens [prefix, prefix + extend)."""
+        """Logprobs of prompt tokens that stand after tokens [prefix, prefix + extend)."""
         kept = req.logprobs
         assert kept is not None
         missing = kept.next_prompt
         if missing is None:
             return
-        # A chunk behind one that is still under way goes on where that one ends.
+        # A chunk after one that is still under way goes on where that one ends.
         start, stop = max(prefix, missing - 1), min(prefix + extend, req.input_len - 1)
         if start >= stop:
             return
@@ -177,7 +177,7 @@ def _keep_prompts(wanted: Wanted, found: LogprobOutput) -> None:
 
 
 def tops_of(found: LogprobOutput, row: int, top: int, token_ids: tuple[int, ...]) -> list[tuple[float, int]]:
-    """Return the `top` largest logprobs of one row, and behind them those of `token_ids`, each with its token."""
+    """Return the `top` largest logprobs of one row, and after them those of `token_ids`, each with its token."""
     tops: list[tuple[float, int]] = []
     if top and found.top_values is not None and found.top_ids is not None:
         tops = list(zip(found.top_values[row, :top].tolist(), found.top_ids[row, :top].tolist(), strict=True))

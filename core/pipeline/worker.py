@@ -111,7 +111,7 @@ class Worker:
 
     @torch.inference_mode()
     def launch(self, work: ModelWorkerBatch, *, hooks: bool = True) -> PendingResult:
-        """Start one step; on an asynchronous device it may go on behind this call. Batches run in launch order."""
+        """Start one step; on an asynchronous device it may go on after this call. Batches run in launch order."""
         if work.table is not None:
             places, slots = self._tensor(work.table.places), self._tensor(work.table.slots)
             self._table.view(-1).index_copy_(0, places, slots)

@@ -81,7 +81,7 @@ class AsyncEngineClient(EngineClient):
     # ---- life cycle -----------------------------------------------------------------------------------------------
 
     def attach(self, wire: ApiWire, info: ModelInfo) -> None:
-        """Use this wire, which a scheduler is ready behind."""
+        """Use this wire, at whose other end a scheduler is ready."""
         self._info = info
         self._intake = Intake(info, self._tokenizer)
         self._outbox.wire = wire

@@ -137,7 +137,7 @@ class Silence:
 
     While nothing comes from it, it is asked for a sign of life; `limit` seconds without an answer are too many. One
     step may legitimately take `watchdog_timeout`, and its own watchdog, which leaves tracebacks, allows a quarter more;
-    so the limit lies behind that. What counts is time in which this process runs: if it was stopped itself, as part of
+    so the limit lies after that. What counts is time in which this process runs: if it was stopped itself, as part of
     a job of a terminal perhaps, the scheduler gets its time anew.
     """
 

@@ -123,7 +123,7 @@ class PromptBody(RefusingModel):
         if self.prefilled and converted[-1].get("tool_calls"):
             where = f"messages.{len(self.messages) - 1}"
             raise InvalidRequest(
-                f"{where}: a tool_use block needs a tool_result block in the message behind it", param=where
+                f"{where}: a tool_use block needs a tool_result block in the message after it", param=where
             )
         return converted
 

@@ -94,7 +94,7 @@ class GenerateBody(RequestFields, PromptBody):
     return_text_in_logprobs: bool = False
     """Whether the text of each token stands beside its id; null otherwise."""
     return_hidden_states: bool | list[bool] = False
-    """Whether to return the last hidden state behind each generated token; the server's config must allow it."""
+    """Whether to return the last hidden state after each generated token; the server's config must allow it."""
     session_params: SessionParams | None = None
     """The session, and its turn, that the prompt continues."""
     custom_logit_processor: str | dict[str, Any] | list[str | dict[str, Any]] = ""

@@ -75,7 +75,7 @@ class MetaInfo(Described):
     input_token_ids_logprobs: list[list[_Shown] | None] | None = None
     output_token_ids_logprobs: list[list[_Shown] | None] | None = None
     hidden_states: list[list[float | None]] | None = None
-    """The last hidden state behind each generated token."""
+    """The last hidden state after each generated token."""
 
 
 class Generated(Described):

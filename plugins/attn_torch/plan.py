@@ -42,7 +42,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendSpan:
-    """One request of several new tokens: packed tokens [start, start + new), behind `prefix` tokens of KV.
+    """One request of several new tokens: packed tokens [start, start + new), after `prefix` tokens of KV.
 
     `slots` name the KV of positions [first, prefix + new), where `first` is the first that a new token sees.
     """

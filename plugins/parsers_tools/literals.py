@@ -53,7 +53,7 @@ def python_calls(functions: Sequence[ToolFunction], *, parallel: bool) -> str:
 
 def tagged_calls(functions: Sequence[ToolFunction], begin: str, end: str, *, parallel: bool) -> str:
     """``<function=f>`` and parameters in tags of their own, one to a line, between `begin` and `end`."""
-    # A line break behind the last one, as in `Around.trailing`.
+    # A line break after the last one, as in `Around.trailing`.
     more = " ({0} call)* {0}?".format(_text("\n")) if parallel else ""
     lines = [f"root ::= call{more}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")

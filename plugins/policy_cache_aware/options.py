@@ -29,7 +29,7 @@ class LpmOptions(CacheAwareOptions):
     """A request with at most this many cached tokens is compared with the others that wait; -1 compares none."""
 
     in_batch_deprioritize_threshold: int = Field(default=32, ge=1)
-    """A request that shares at least this many tokens with an earlier one of those waits behind all others, so that
+    """A request that shares at least this many tokens with an earlier one of those waits after all others, so that
     the earlier one can fill the cache first."""
 
 

@@ -110,7 +110,7 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
 class LpmPolicy(_CacheAwarePolicy[LpmOptions]):
     """Longest cached prefix first (SGLang's `lpm`).
 
-    Of waiting requests that share a prefix which is not cached yet, all but the first go behind the others: once the
+    Of waiting requests that share a prefix which is not cached yet, all but the first go after the others: once the
     first has run, they find it in the cache.
     """
 

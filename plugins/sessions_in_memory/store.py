@@ -32,7 +32,7 @@ MAX_TURNS = 4096
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A finished turn. Its history is the first `kept` tokens of its parent's, and behind them `own`, of which the last
+    """A finished turn. Its history is the first `kept` tokens of its parent's, and after them `own`, of which the last
     `output_len` are its answer.
     """
 

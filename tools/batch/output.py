@@ -150,7 +150,7 @@ class Output:
         except OSError as error:
             raise PegboardError(
                 f"--output: {self.name} cannot be written: {error.strerror}; what is complete in it stays, and "
-                "--resume goes on behind it"
+                "--resume goes on after it"
             ) from None
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRIES = 5
 """How often a request is sent that the engine has no room for (503) while others are under way."""
 AHEAD = 4
-"""With answers in order: how many windows of requests may be taken from the file behind the first unwritten one."""
+"""With answers in order: how many windows of requests may be taken from the file after the first unwritten one."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """From ``http://127.0.0.1:30000``, with or without ``/v1`` behind it. Raises PegboardError."""
+        """From ``http://127.0.0.1:30000``, with or without ``/v1`` after it. Raises PegboardError."""
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         try:
             host, port = parts.hostname or "", parts.port

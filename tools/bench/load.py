@@ -153,7 +153,7 @@ class Load:
             )
             answer = await self._ask(prompt, turn, record, keep=number < last)
             if record.error:
-                # The turns behind it are never sent.
+                # The turns after it are never sent.
                 return
             known = None if known is None else known + record.output_tokens
             due = time.perf_counter()

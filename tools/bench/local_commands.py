@@ -147,7 +147,7 @@ def step(
     overrides: Overrides = None,
     mode: Annotated[options.StepMode, typer.Option(help="What the step computes.")] = options.StepMode.DECODE,
     batch: Annotated[int, typer.Option(min=1, help="How many requests.")] = 1,
-    context: Annotated[int, typer.Option(min=0, help="Tokens that each of them has behind it.")] = 128,
+    context: Annotated[int, typer.Option(min=0, help="Tokens that each of them has already.")] = 128,
     extend: Annotated[int, typer.Option(min=1, help="prefill, mixed: new tokens of a prompt.")] = 512,
     repetitions: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 30,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 5,

@@ -82,7 +82,7 @@ class OfflineBench:
     def run(
         self, sessions: Sequence[Session], watch: Watcher | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> tuple[Outcome, dict[str, Any]]:
-        """Return one run; what came of it, and of its steps. `stopped` ends it behind the step that is under way."""
+        """Return one run; what came of it, and of its steps. `stopped` ends it after the step that is under way."""
         queue = deque(sessions)
         most = self._settings.concurrency or len(sessions)
         outcome = self._outcome = Outcome(sum(len(one.turns) for one in sessions))

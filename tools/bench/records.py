@@ -69,7 +69,7 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token behind the first; None where there is no other, or all came at once."""
+        """Seconds per token after the first; None where there is no other, or all came at once."""
         if self.output_tokens < 2 or len(self.times) < 2:
             return None
         first = 1 if self.counts is None else self.counts[0]

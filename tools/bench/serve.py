@@ -302,12 +302,12 @@ class Measurement:
         return outcome, trial
 
     async def _settle(self, target: Target) -> None:
-        """Wait until the server has got over a trial that was too much: behind all that waits there."""
+        """Wait until the server has got over a trial that was too much: after all that waits there."""
         self._number += 1
         session = self._workload(target, 1).sessions(self._number)
         outcome = await Load(self._client, target.api, target.wanted).closed(session, 1)
         if error := outcome.records[0].error:
-            raise PegboardError(f"behind a trial the server did not recover: {error}")
+            raise PegboardError(f"after a trial the server did not recover: {error}")
 
     def _judge(self, measured: Measured, outcome: Outcome, found: dict[str, Any]) -> None:
         """Tell the user what to know about a run's figures."""

@@ -39,7 +39,7 @@ StepMode = Literal["decode", "prefill", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The shape: `batch` requests that have `context` tokens behind them. In a prefill each of them computes `extend`
+    """The shape: `batch` requests with `context` tokens before these. In a prefill each of them computes `extend`
     more, in a decode step one; in a mixed one they decode, and one request more computes a prompt of `extend` tokens.
     """
 
@@ -239,7 +239,7 @@ class StepBench:
         prefills = len(batch) - decoding
         lens = batch.extend_lens[:prefills].tolist()
         known = batch.prefix_lens[:prefills].tolist()
-        self._seen = f"{decoding} decodes and prefills of {lens[:3]} tokens behind {known[:3]}"
+        self._seen = f"{decoding} decodes and prefills of {lens[:3]} tokens after {known[:3]}"
         if settings.mode == "decode":
             return decoding == settings.batch and not prefills
         if settings.mode == "mixed":

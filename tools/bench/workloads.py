@@ -177,7 +177,7 @@ class Random(Workload):
 
 
 class SharedPrefix(Workload):
-    """Groups that share a prefix, with something of each request's own behind it; in random order."""
+    """Groups that share a prefix, with something of each request's own after it; in random order."""
 
     def _make(self, random: Generator, source: Source) -> Iterator[Session]:
         shape = self.shape

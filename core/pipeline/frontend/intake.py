@@ -112,7 +112,7 @@ class Intake:
         """Return the request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made
         it; `checked` says that lists and mappings among its parameters have been checked.
 
-        `max_new_tokens` is always set afterwards, and clipped to what the context leaves behind the prompt. Raises
+        `max_new_tokens` is always set afterwards, and clipped to what the context leaves after the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
         """
         _check_text("rid", request.rid, MAX_RID_LENGTH)

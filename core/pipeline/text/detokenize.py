@@ -43,7 +43,7 @@ class IncrementalDetokenizer:
     context they need. The idea of decoding an overlapping window is that of vLLM's and TGI's offset pairs.
 
     Some decoders (WordPiece, or none at all) write a space between tokens. Without `spaces_between_special_tokens`
-    there is none between a special token and one behind it, as in vLLM; transformers no longer takes any notice.
+    there is none between a special token and one after it, as in vLLM; transformers no longer takes any notice.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class IncrementalDetokenizer:
         return joined + text[end:]
 
     def _certain(self, text: str) -> tuple[str, int]:
-        """Return the beginning of the window's text that no later token can change, and how many tokens behind it may
+        """Return the beginning of the window's text that no later token can change, and how many tokens after it may
         still become a character.
         """
         if not text.endswith(REPLACEMENT):

@@ -72,7 +72,7 @@ _OPPOSITES: dict[Name, Name] = {
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A condition on the characters before and behind a place, None where the text begins."""
+    """A condition on the characters before and after a place, None where the text begins."""
 
     holds: Callable[[str | None, str], bool]
     looks_ahead: bool

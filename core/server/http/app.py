@@ -175,5 +175,5 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    # The traceback goes to the log with the exception, which is raised again behind this answer.
+    # The traceback goes to the log with the exception, which is raised again after this answer.
     return write_error(request.scope, internal_error())

@@ -149,7 +149,7 @@ def budget_full() -> InvalidRequest:
 
 
 class ParseTurns:
-    """Lets large bodies be parsed one by one. Parsers hold the interpreter's lock, so behind each comes a pause as long
+    """Lets large bodies be parsed one by one. Parsers hold the interpreter's lock, so after each comes a pause as long
     as its turn, which belongs to everything else.
     """
 

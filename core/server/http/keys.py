@@ -142,7 +142,7 @@ def _read(path: str, name: str | None, names: dict[str, str]) -> list[str]:
 
 
 def _named(line: str) -> tuple[str | None, str]:
-    """Name and key. Only a colon with a space behind it ends a name: nothing that was meant otherwise becomes one."""
+    """Name and key. Only a colon with a space after it ends a name: nothing that was meant otherwise becomes one."""
     name, colon, key = line.partition(": ")
     return (name, key.strip()) if colon else (None, line)
 

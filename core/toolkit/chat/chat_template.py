@@ -168,13 +168,13 @@ class ChatTemplate:
 
 
 def _mark_final_message(chat: list[object], mark: str) -> str:
-    """Put `mark` behind the last message's text, which is returned."""
+    """Put `mark` after the last message's text, which is returned."""
     if not chat or not isinstance(chat[-1], dict):
         raise ChatTemplateError("continue_final_message needs a message to continue")
     message = chat[-1]
     content = message.get("content")
     if isinstance(content, str):
-        # With a space behind: one that is gone afterwards tells that the template trims.
+        # With a space after it: one that is gone afterwards tells that the template trims.
         message["content"] = content + mark + " "
         return content
     parts = content if isinstance(content, list) else []

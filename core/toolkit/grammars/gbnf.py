@@ -237,7 +237,7 @@ def _char(code: int) -> str:
     char = chr(code)
     if char.isascii() and (char.isalnum() or char in " _.,;:!?(){}<>=+*/%&$#@~|'"):
         return char
-    # Not \\xHH: some readers take every hexadecimal digit behind it.
+    # Not \\xHH: some readers take every hexadecimal digit after it.
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

@@ -24,7 +24,7 @@ class JsonWeight:
     """The weight of a JSON text that arrives in pieces, as far as `add` has seen it.
 
     Counts strings, and what separates values outside of them. A parser stops at a syntax error, so the weight up to
-    there bounds what it makes; behind one the weight means nothing.
+    there bounds what it makes; after one the weight means nothing.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class JsonWeight:
         data = data[self._escaped :]
         self._escaped = False
         if b"\\" in data:
-            # Pairs first: the backslash that an odd run leaves escapes the character behind it.
+            # Pairs first: the backslash that an odd run leaves escapes the character after it.
             data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
             self._escaped = data.endswith(b"\\")
         parts = data.split(b'"')

@@ -147,7 +147,7 @@ def held_length(text: str, at: int, markers: Sequence[str]) -> int:
 class Sink:
     """Events of one answer, put together as far as they belong together.
 
-    White space around calls is left out: before one always, behind one where nothing else follows or nothing was said
+    White space around calls is left out: before one always, after one where nothing else follows or nothing was said
     before.
     """
 

@@ -114,7 +114,7 @@ def _pieces(index: int, item: dict[str, Any], tape: Tape, waits: Callable[[], bo
 async def frames(
     events: Iterator[Event | None], after: int, news: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events behind the one of number `after`, as they are sent; `news` waits for more."""
+    """Yield the events after the one of number `after`, as they are sent; `news` waits for more."""
     number, ready = 0, []
     for one in events:
         if one is not None:

@@ -104,7 +104,7 @@ class TestStep:
     def test_a_context_that_is_not_in_the_cache(self, model: Path) -> None:
         options = ("--mode", "prefill", "--context", "12", "--extend", "4", "--set", "prefix_cache.use=none")
         with pytest.raises(
-            PegboardError, match=r"the last one was 0 decodes and prefills of \[16\] tokens behind \[0\]"
+            PegboardError, match=r"the last one was 0 decodes and prefills of \[16\] tokens after \[0\]"
         ):
             bench("step", model, *FEW, *options)
 

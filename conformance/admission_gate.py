@@ -53,7 +53,7 @@ def gated_request(
 
 
 class AdmissionGateContract(ContractSuite):
-    """A gate says clearly who waits and why, opens when it should, and forgets everybody who is gone.
+    """A gate says clearly which requests wait and why, opens when it should, and forgets those that are gone.
 
     The suite cannot know what a gate waits for: a subclass says how a request gets blocked, and how the way is cleared.
     """

@@ -70,7 +70,7 @@ def session_store(**options: Any) -> SessionStore:
 
 
 class CountingAllocator(TokenAllocator):
-    """An allocator that knows who owns which page: the lowest free page first, strict about every `free`.
+    """An allocator that knows the owner of each page: the lowest free page first, strict about every `free`.
 
     `handed_out` and `taken_back` count pages. `held` is the set of pages that have an owner.
     """

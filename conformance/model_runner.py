@@ -415,7 +415,7 @@ class ModelRunnerContract(ContractSuite):
     # Split prefill.
 
     def test_other_batches_run_in_the_pauses(self, prompts: list[list[int]]) -> None:
-        """In parts or at once, with whatever pauses there are: the same answers, for those who decode meanwhile too."""
+        """In parts or at once, with whatever pauses there are: the same answers, also of requests that decode."""
         whole = self.rig()
         at_once = whole.step({0: prompts[0], 2: prompts[2]}).next_token_ids.tolist()
         rig = self.rig()
@@ -461,7 +461,7 @@ class ModelRunnerContract(ContractSuite):
 
     @lacks("split_prefill")
     def test_there_is_no_pause(self, prompts: list[list[int]]) -> None:
-        """Who wants to split prefills asks for the capability; without it all is one part."""
+        """The core splits prefills only where it finds the capability; without it all is one part."""
         assert sum(1 for _ in self.rig().in_parts({0: prompts[0]})) == 0
 
     # Weights.

@@ -1,4 +1,4 @@
-"""The suite of SchedulePolicy: who makes way for whom, and that no two push each other out for ever."""
+"""The suite of SchedulePolicy: which request makes way for which, and that no two push each other out for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller of a prefix cache that keeps the books: who owns which page, and what the cache must know."""
+"""A caller of a prefix cache that keeps the books: which caller owns which page, and what the cache must know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of PrefixCache: what is locked stays, what is evicted comes back, and who owns which array."""
+"""The suite of PrefixCache: what is locked stays, what is evicted comes back, and which side owns which array."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Workload:
     unit: str = "tok/s"
 
     def arguments(self, url: str, seed: int, json_file: str) -> list[str]:
-        """Behind `pegboard bench serve`. Nothing here depends on who is measured but the URL."""
+        """Return the arguments of `pegboard bench serve`. Only the URL depends on what is measured."""
         words = ["--url", url, "--api", "openai", "--model", MODEL, "--prompt-kind", "tokens", "--seed", str(seed)]
         words += ["--workload", "shared-prefix" if self.prefix_len else "random"]
         if self.prefix_len:

@@ -25,7 +25,7 @@ def note(text: str) -> None:
 
 
 def quiet_logging(level: str) -> None:
-    """For commands that answer in this process. Who asks wants the answer: what was chosen to give it is told at
+    """For commands that answer in this process. The user wants the answer: what was chosen to give it is told at
     `log_level: debug` only.
     """
     logging.basicConfig(

@@ -2,7 +2,7 @@
 
     resolved = compose(["server.yaml"], overrides=["server.port=31000"])
     resolved.engine.server.port                  # the frozen EngineConfig
-    resolved.candidates["attention"]             # who may serve a contract; see pegboard.core.config.select
+    resolved.candidates["attention"]             # providers that may serve a contract; see pegboard.core.config.select
     ResolvedConfig.from_json(resolved.to_json()) # in another process, with the same plugins or not at all
 
 Order, later ones win: the default preset, the preset that `preset` names, files in their order, the environment
@@ -49,7 +49,7 @@ class ResolvedConfig:
     """One engine's config with everything that belongs to it. Equal config and plugins give an equal `to_json()`.
 
     `candidates` has, per contract, the providers that may be chosen, best first: one where the config names it, and
-    for a list all of it, in its order. `reasons` says why others went. `origins` cites who set each value of `values`,
+    for a list all of it, in its order. `reasons` says why others went. `origins` cites what set each value of `values`,
     the merged plain tree; what stands in neither is a default.
     """
 

@@ -20,7 +20,7 @@ from pegboard.core.registry.records import ProviderRecord
 
 @dataclass(frozen=True, slots=True)
 class ShownValue:
-    """One key of a resolved config. `origin` is who set it; `note` says more, such as who may serve `auto`."""
+    """One key of a resolved config. `origin` is what set it; `note` says more, such as what may serve `auto`."""
 
     path: str
     value: object

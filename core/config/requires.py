@@ -1,4 +1,4 @@
-"""Solving `requires`: who needs what of whom, before anything heavy is loaded."""
+"""Solving `requires`: which provider needs what of which other, before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _problem(
     registry: Registry,
     provides: Provides,
 ) -> Problem:
-    """Who needs it, who lacks it, and who has it."""
+    """Name the provider that needs it, those that lack it, and those that have it."""
     place = use_path(CONTRACTS[requirement.contract])
     why = f" because {requirement.why}" if requirement.why else ""
     lacking = " and ".join(_quoted(one) for one in targets)

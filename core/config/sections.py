@@ -186,7 +186,7 @@ class MemorySection(Section):
     pool: UseSection = UseSection()
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
-    """Who owns the pool's free pages."""
+    """Allocator of the pool's free pages."""
 
 
 class SchedulerSection(Section):
@@ -196,7 +196,7 @@ class SchedulerSection(Section):
     """`overlap`: plan and launch the next step while the device computes the one before; `normal`: one after the other.
     The tokens are the same."""
     policy: UseSection = UseSection()
-    """The order of the waiting queue, and who is retracted first."""
+    """Order of the waiting queue, and which requests are retracted first."""
     max_running_requests: PositiveInt = 256
     """Most requests that run at once."""
     max_queued_requests: PositiveInt | None = None

@@ -100,7 +100,7 @@ class Engine:
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
         self._stopped: Exception | None = None
-        """What the scheduler raised: who has which memory is not known any more."""
+        """What the scheduler raised: which memory belongs to which request is not known any more."""
         self._polled: dict[str, OutputState] = {}
         """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)

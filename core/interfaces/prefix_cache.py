@@ -98,7 +98,7 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         """
 
     def matched_length(self, key: PrefixKey) -> int:
-        """Return how many tokens `match` would find, for who orders a queue by it. Touches what `match` touches, and no
+        """Return how many tokens `match` would find, for policies. Touches what `match` touches, and no
         more than that. This default calls it; a cache that can count without collecting slots overrides it.
         """
         return len(self.match(key))

@@ -173,7 +173,7 @@ class ReqTiming:
 
     @property
     def waiting_since(self) -> float:
-        """When it first entered the queue. A retraction does not change that: who has to go keeps its turn."""
+        """When it first entered the queue. A retraction does not change that: a retracted request keeps its turn."""
         return self.ready or self.arrived
 
 

@@ -1,4 +1,4 @@
-"""Contract: who is next, and who has to give way."""
+"""Contract: which request is next, and which has to give way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops: how steps follow each other. The stages are the scheduler's; a loop only decides who waits for whom."""
+"""Loops: how steps follow each other. The stages are the scheduler's; a loop only decides what waits for what."""
 
 from __future__ import annotations
 

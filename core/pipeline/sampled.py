@@ -1,4 +1,4 @@
-"""Looking at sampled tokens before anything builds on them. What is wrong with them is told of `by`, who sampled."""
+"""Looking at sampled tokens before anything builds on them. Faults are told of `by`, the sampler."""
 
 from __future__ import annotations
 

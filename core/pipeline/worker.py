@@ -153,7 +153,7 @@ class Worker:
         return self._bring(output, work.wanted)
 
     def _by(self, output: ForwardOutput) -> object:
-        """Who sampled."""
+        """Return the sampler that drew the tokens."""
         return self._runner if output.sampled_by is None else output.sampled_by
 
     def _keep_last(self, rows: NDArray[np.int64], output: ForwardOutput) -> None:

@@ -1,4 +1,4 @@
-"""Who asks for what the API process is doing now."""
+"""The name of the key whose request the API process is serving now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was promised to whom: requests that have not ended, and calls that have no reply yet."""
+"""What clients wait for: requests that have not ended, and calls that have no reply yet."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pegboard.core.interfaces.options import Options
 
 
 class MetricsOptions(Options):
-    """Who may read the metrics."""
+    """The level of keys that may read the metrics."""
 
     level: Literal["public", "user", "admin"] = "user"
     """Which key a scraper needs, where the server has keys: none, an API key, or the admin key."""

@@ -55,7 +55,7 @@ class PrefixTree:
 
     def depth_first(self, waiting: Sequence[Req]) -> list[int]:
         """Return indices into `waiting`, which are those that were placed: heaviest branch first, and of equals the one
-        whose first request came first; who ends at a node after those below it, and who matches nothing last.
+        whose first request came first. Those that end at a node follow those below it; those without a match are last.
         """
         unmatched: list[int] = []
         nodes = list(self._tree.nodes())

@@ -215,7 +215,7 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
     Turns that name the finished turn that they continue run side by side, as branches. One that does not is about the
     session's last turn, so it is refused while any other is running; as is one that names a running turn, and one whose
     end would remove what a running turn continues, or the other way round. Nothing is queued: which answer a turn
-    continues would then depend on who comes first.
+    continues would then depend on which comes first.
 
     The options bound sessions in number, in tokens each, and in time without a turn. A turn is refused when
     its prompt would exceed the tokens; an answer may exceed them, by its own length. Time is checked whenever a session

@@ -1,4 +1,4 @@
-"""Pictures of a measurement: who waited how long, what went on meanwhile, where a step's time goes."""
+"""Pictures of a measurement: how long requests waited, what went on meanwhile, where a step's time goes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 
 STAGES = ("plan", "prepare", "forward", "results", "outputs")
-"""What is measured of a step: who is next and where its memory is; arrays to tensors; the runner, with sampling;
+"""What is measured of a step: the plan and where its memory is; arrays to tensors; the runner, with sampling;
 tokens appended and checked; text."""
 PATIENCE = 8
 """Steps that may pass before one has the shape."""

@@ -1,4 +1,4 @@
-"""Who answers in ``pegboard chat``: an engine in this process, or a server with OpenAI's API."""
+"""The sides that answer in ``pegboard chat``: an engine in this process, or a server with OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of one or several runs: who waited how long, what the cache gave, how full the engine was."""
+"""A picture of one or several runs: how long requests waited, what the cache gave, how full the engine was."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _hit_rates(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
 
 
 def _longest(ax: Any, outcomes: Sequence[Outcome]) -> None:
-    """Where nothing is shared there is no hit rate to show; who waited longest says more."""
+    """Where nothing is shared there is no hit rate to show; the longest waits say more."""
     priorities = sorted({record.priority for outcome in outcomes for record in outcome.records})
     width = 0.8 / len(priorities)
     for index, priority in enumerate(priorities):

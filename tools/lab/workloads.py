@@ -1,4 +1,4 @@
-"""Workloads: who asks for what, and when. Everything is drawn from one seed, so a workload is the same each time."""
+"""Workloads: which requests come, and when. Everything is drawn from one seed, so a workload is the same each time."""
 
 from __future__ import annotations
 

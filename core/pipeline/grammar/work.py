@@ -6,7 +6,7 @@ slows down itself. What a matcher takes is what it took last; the first time it 
 taken, and with a new grammar, of which nothing is known, the request sits out. One that takes long in the loop all the
 same, against its habit, is paid back: its owner's requests sit out for many times as long.
 
-What is measured is the computing time of a thread, which does not depend on who else is busy. But the loop also waits
+What is measured is the computing time of a thread, which does not depend on other processes. But the loop also waits
 for the interpreter, which the thread beside it has meanwhile, and the others wait with it: the clock bounds that.
 """
 
@@ -153,7 +153,7 @@ class GrammarWork:
         limits = self._limits
         if account.seconds <= limits.seconds + account.tokens * limits.token_seconds:
             return None
-        # Together they have had too much. Who has had no more than a fair share is not to blame for it.
+        # Together they have had too much. A request with no more than its fair share is not to blame for it.
         if state.seconds <= limits.seconds / max(1, account.requests) + state.tokens * limits.token_seconds:
             return None
         text = (

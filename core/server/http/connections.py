@@ -1,4 +1,4 @@
-"""Connections: a bounded number of places, who gives one up when none is left, and how connections come to theirs.
+"""Connections: a bounded number of places, which one is given up when none is left, and how connections come to theirs.
 
 A place is taken when a connection is accepted, so a TLS handshake that never ends takes one as well.
 """
@@ -180,7 +180,7 @@ class Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more. The socket stays open: who connects from now on waits."""
+        """Accept no more. The socket stays open: new clients wait."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listener)

@@ -1,5 +1,5 @@
-"""Who connects while the model loads is told so: 503, in the shape of every other error. Probes that ask whether the
-process is alive get 200: a supervisor that restarts what is not would never see the model loaded.
+"""Answers for clients that connect while the model loads: 503, in the shape of every other error. Probes that ask
+whether the process is alive get 200: a supervisor that restarts what is not would never see the model loaded.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Front:
                 _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
 
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Note the request's id, and who asks by its key; return the id."""
+        """Note the request's id and the name of its key; return the id."""
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(headers.get(REQUEST_ID))
         state[ASKED_BY] = self._keys.asker(headers)

@@ -1,4 +1,4 @@
-"""Who may use a route (PUBLIC, USER, ADMIN), how much it takes (LARGE), and which key a request brought."""
+"""The keys that open a route (PUBLIC, USER, ADMIN), how much it takes (LARGE), and which key a request brought."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ class TextStream(ParserStream):
         return (yield from self.until(self.sink.content, *markers))
 
     def until(self, tell: Callable[[str], None], *markers: str) -> Reading[str]:
-        """As `content`, with a word on who is told of the text."""
+        """As `content`, but say where the text goes."""
         source = self.source
         while (yield from source.peek()):
             if not markers:

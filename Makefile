@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --t
 # The slowest ten are printed: a feature may add 40 seconds to `make test`, and 4 minutes to `make test-full`.
 SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
 
-.PHONY: help setup serve check test test-one test-full soak clients lint format typecheck docs site bench lock gpu-wheels clean \
+.PHONY: help setup serve check house test test-one test-full soak clients lint format typecheck docs site bench lock gpu-wheels clean \
   distclean
 
 help:
@@ -57,7 +57,11 @@ lock: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
 
-check: lint typecheck
+# All three, whatever the first ones find.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory --keep-going lint typecheck house
+
+house: $(STAMP)
 	$(PYTEST) -q -n 0 -m 'not full' tests/house
 
 # The tests of a plugin or a module, by the name of its folder or file.
@@ -86,12 +90,12 @@ clients: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	@$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP)
+	@$(BIN)/clang-format -i $(CPP)
 
 typecheck: $(STAMP)
 	$(BIN)/mypy

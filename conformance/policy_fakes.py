@@ -105,9 +105,10 @@ def active(
     priority: int = 0,
     arrived: float | None = None,
     kind: type[Req] = Req,
+    **fields: Any,
 ) -> Req:
-    """Return a running request."""
-    req = queued(prompt, max_new_tokens=max_new_tokens, priority=priority, arrived=arrived, kind=kind)
+    """Return a running request. The arguments are those of `queued`."""
+    req = queued(prompt, max_new_tokens=max_new_tokens, priority=priority, arrived=arrived, kind=kind, **fields)
     for token in generated:
         req.tokens.append(token)
     req.move_to(ReqStatus.RUNNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -154,7 +155,9 @@ class OrderTests(PolicySuite):
         running = [active([7] * length, [1]) for length in lengths]
         check_permutation(running, policy.victims(running), "victims()")
 
-    @pytest.mark.parametrize("said", [None, "noon", -1, 1e400, [], {}, {"x": None}], ids=repr)
+    @pytest.mark.parametrize(
+        "said", [None, True, "noon", -1, 1e400, math.nan, 10**400, [], {}, {"x": None}], ids=lambda said: f"{said!r:.9}"
+    )
     def test_whatever_clients_say_is_ordered(self, said: object) -> None:
         """`params` come from the network: what makes no sense to a policy must not stop the queue."""
         waiting = [queued([1, 2]), queued([1, 2], params=Anything(said)), queued([3], params={"other": said})]

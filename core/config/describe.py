@@ -135,7 +135,9 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
     if arguments and origin is dict:
         return f"map of {type_text(arguments[0])} to {type_text(arguments[1])}"
     if arguments:
-        return " or ".join(text for text in (type_text(one) for one in arguments) if text)
+        # Bounds of an optional number are the number's.
+        texts = (type_text(one, metadata if one in (int, float) else ()) for one in arguments)
+        return " or ".join(text for text in texts if text)
     text = _PLAIN.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{text}{_bounds(metadata)}"
 

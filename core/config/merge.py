@@ -26,8 +26,8 @@ class Merged:
         return value
 
     def origin(self, path: str) -> str:
-        """Return the origin of the value at `path`, of the nearest section or list around it, or of the first key of the
-        section that it is; "" where nothing has set it.
+        """Return the origin of the value at `path`, of the nearest section or list around it, or of the first key of
+        the section that it is; "" where nothing has set it.
         """
         around = path
         while around:

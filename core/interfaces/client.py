@@ -24,7 +24,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     sampled token's; k the k largest too, and with `logprob_start` the same of the prompt's tokens from there on.
     `return_hidden_states` asks for the last hidden state after each output token. `add_special_tokens` False for text
     that a chat template already completed.
-    `params` are plain values for plugins that act on requests (admission gates), by the name of the provider meant.
+    `params` are plain values for plugins that act on requests (admission gates, schedule policies), by the name of the
+    provider meant.
     """
 
     prompt: str | list[int]

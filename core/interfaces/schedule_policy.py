@@ -53,7 +53,11 @@ class SchedulePolicy(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:
         """Return the waiting requests, each exactly once, most urgent first, in a list of its own. Ties keep the order
-        that they have in `waiting`: their ids, hashes and places in memory decide nothing. Changes neither argument.
+        that they have in `waiting` (by arrival at the queue, after retracted requests): their ids, hashes and places in
+        memory decide nothing. Changes neither argument.
+
+        A policy reads what a request says to it in ``req.params[<the provider's name>]``, and bears anything there: it
+        cannot refuse a request, so what it cannot read counts as not said.
 
         A retracted request is waiting again: `timing.queued` is new then, `timing.ready` is not. Equal requests and
         times and an equal seed give the same order in every process.

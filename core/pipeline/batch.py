@@ -288,7 +288,7 @@ class BatchBuilder:
                 logprobs = tuple(_logprobs(running.reqs[place]) for place in active.tolist())
             info = SamplingInfo(
                 version=next(self._versions),
-                numbers=running.numbers[active],
+                numbers=running.numbers.take(active),  # an index would copy records field by field
                 steps=steps,
                 logprobs=logprobs if any(logprobs) else (),
             )

@@ -187,12 +187,13 @@ class ResultStage:
         """Return the request's own, which are made at its first token that needs a look."""
         found = _FINISHERS.peek(req)
         if found is None:
-            found = _FINISHERS.of(req)
-            found.append(END_TOKENS)
+            own: list[Finisher] = [END_TOKENS]
             params = req.sampling
             if (params.stop or params.stop_regex) and self._tokenizer is not None:
-                found.append(StopText.of(req, self._tokenizer))
-            found.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(found)))
+                own.append(StopText.of(req, self._tokenizer))
+            own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
+            found = _FINISHERS.of(req)
+            found += own
         return found
 
 

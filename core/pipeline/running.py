@@ -122,7 +122,7 @@ class RunningBatch:
         for place in np.flatnonzero(~mask).tolist():
             self.reqs[place].timing.last_token = float(self._times[place])
         self._ints[:, :m] = self._ints[:, :n][:, places]
-        self._numbers[:m] = self._numbers[:n][places]
+        self._numbers[:m] = self._numbers[:n].take(places)  # an index would copy records field by field
         self._times[:m] = self._times[:n][places]
         self.reqs = [self.reqs[place] for place in places.tolist()]
         self._view()

@@ -76,11 +76,18 @@ def test_the_readme_plugin_is_the_one_that_a_test_runs() -> None:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_architecture_lists_every_contract_and_its_providers(contract: str) -> None:
-    (row,) = [line for line in ARCHITECTURE.splitlines() if line.startswith(f"| `{contract}` |")]
+    rows = [line for line in ARCHITECTURE.splitlines() if line.startswith(f"| `{contract}` |")]
+    assert len(rows) == 1, f"the table of docs/architecture.md needs one row for {contract}"
     builtin = [record.name for record in Registry.discover().providers(contract) if record.origin.builtin]
-    assert [name for name in builtin if name not in row] == []
-    assert CONTRACTS[contract].config_path in row
-    assert CONTRACTS[contract].cardinality.value in row
+    missing = [name for name in (*builtin, CONTRACTS[contract].config_path) if name not in rows[0]]
+    assert not missing, f"name these in the row of {contract} in docs/architecture.md"
+    assert CONTRACTS[contract].cardinality.value in rows[0]
+
+
+def test_every_policy_is_described() -> None:
+    text = (ROOT / "docs" / "policies.md").read_text("utf-8")
+    builtin = [record.name for record in Registry.discover().providers("schedule_policy") if record.origin.builtin]
+    assert not [name for name in builtin if f"| `{name}`" not in text], "give these a row in docs/policies.md"
 
 
 @pytest.mark.parametrize("hook", HOOK_NAMES)

@@ -109,7 +109,10 @@ class TestSecondRule:
         own = f"pegboard.plugins.{path.relative_to(ROOT / 'plugins').parts[0]}"
         allowed = (own, *(f"pegboard.core.{part}" for part in ALLOWED))
         ours = [name for name in imports(path) if name == "pegboard" or name.startswith("pegboard.")]
-        assert not [name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)]
+        found = [name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)]
+        assert not found, (
+            f"a plugin imports {' and '.join(allowed[1:])} and itself only; conformance classes are under tests/plugins"
+        )
 
     def test_the_toolkit_and_the_interfaces_see_no_more_than_each_other(self) -> None:
         bad = []
@@ -156,4 +159,6 @@ class TestThirdRule:
         """A record module is imported whenever plugins are listed: it imports the record format and no more."""
         for name in plugin_names():
             found = set(imports(ROOT / "plugins" / name / "__init__.py"))
-            assert {one.rpartition(".")[0] for one in found} <= {"pegboard.core.interfaces.plugin"}, name
+            assert {one.rpartition(".")[0] for one in found} <= {"pegboard.core.interfaces.plugin"}, (
+                f"plugins/{name}/__init__.py: a record imports from pegboard.core.interfaces.plugin and nothing else"
+            )

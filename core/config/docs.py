@@ -35,7 +35,7 @@ Sections merge key by key; any other value, a list too, replaces the former one.
 provider by name and takes that provider's options beside its own keys; where a later source names another provider, the
 options for the former one are dropped. `use: auto` takes the highest ranked provider that supports the model and the
 device and whose requirements are met, and the log says which one and why. Entries of a list of providers read `name`,
-or `{use: name, option: value}`; they are called in the order of the list.
+or `{use: name, option: value}`; each provider stands there at most once, and they are called in the order of the list.
 
 `pegboard config show FILE` prints each value and where it came from, `pegboard config check FILE` only what is wrong,
 `pegboard config schema` a JSON schema for editors.

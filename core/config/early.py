@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.registry.records import ProviderRecord
 
-API_SIDE = frozenset({"api", "tool_parser", "reasoning_parser"})
-"""Contracts whose providers the API process of a server runs; it imports no others, which bring torch."""
+API_SIDE = frozenset({"api", "session_store", "tool_parser", "reasoning_parser"})
+"""Contracts whose providers the API process of a server builds; it imports no others, which bring torch."""
 ENGINE_SIDE = frozenset(CONTRACTS) - API_SIDE
 _NAMED_ONLY = frozenset({"pooler"})
 """Contracts that not every engine needs a provider of: which one does is known when its runner is chosen."""

@@ -1,4 +1,4 @@
-"""Assembly: from a resolved config to a scheduler that can take requests. The only place that knows all contracts."""
+"""Assembly: from a resolved config to a scheduler that can take requests, by all contracts of the scheduler's side."""
 
 from __future__ import annotations
 

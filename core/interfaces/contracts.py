@@ -50,7 +50,7 @@ class Cardinality(enum.Enum):
     ONE = "one"
     """Exactly one, chosen by `use` or, with `use: auto`, by rank."""
     MANY = "many"
-    """An ordered list in the config; the order is the order of the calls."""
+    """An ordered list in the config, each provider at most once; the order is the order of the calls."""
     MATCHED = "matched"
     """The first by rank whose `supports` has no objection, unless `use` names one."""
 

@@ -100,8 +100,10 @@ def test_every_hook_is_described(hook: str) -> None:
 def test_plugins_says_how_to_start_with_every_contract(contract: str) -> None:
     table = PLUGINS.partition("## Where to start")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
-    (row,) = [cells for cells in rows if f"`{contract}`" in cells[1]]
-    assert (row[2].strip() == "none") == (contract not in template_contracts())
+    found = [cells for cells in rows if f"`{contract}`" in cells[1]]
+    assert len(found) == 1, f'"Where to start" of docs/plugins.md needs one row for {contract}'
+    none = found[0][2].strip() == "none"
+    assert none == (contract not in template_contracts()), f"{contract}: 'none' if core/cli/templates has no template"
 
 
 def test_decisions_are_numbered_without_gaps() -> None:

@@ -31,8 +31,7 @@ from tests.e2e.reference import (
 from tests.plugins.model_transformers.tiny import SERVED, save
 
 DEMO = "demo:smollm2-135m-instruct"
-LENGTH = 64
-SMALL_LENGTH = 24
+DEMO_LENGTH, LENGTH, SMALL_LENGTH = 32, 64, 24
 FEW, FEW_LENGTH = ("unicode", "turns"), 10
 """Prompts of the configuration that runs with the normal tests, and the tokens of their answers."""
 
@@ -124,8 +123,8 @@ def test_the_prompts_are_what_they_should_be(demo: Engine) -> None:
 def test_all_prompts(cache: str, page_size: int, reference_dir: Path) -> None:
     with Engine.from_config(config(DEMO, cache, page_size)) as engine:
         prompts = prompt_ids(engine.tokenizer)
-        expected = Reference(engine.built.directory, reference_dir).answers(prompts, LENGTH)
-        check_answers(engine, prompts, expected, LENGTH)
+        expected = Reference(engine.built.directory, reference_dir).answers(prompts, DEMO_LENGTH)
+        check_answers(engine, prompts, expected, DEMO_LENGTH)
 
 
 @pytest.mark.full
@@ -135,7 +134,7 @@ def test_all_prompts(cache: str, page_size: int, reference_dir: Path) -> None:
 def test_forced_logits_of_all_prompts(page_size: int, reference_dir: Path) -> None:
     with Engine.from_config(config(DEMO, "radix", page_size)) as engine:
         reference = Reference(engine.built.directory, reference_dir)
-        check_forced(engine, reference, prompt_ids(engine.tokenizer), LENGTH)
+        check_forced(engine, reference, prompt_ids(engine.tokenizer), DEMO_LENGTH)
 
 
 # Tiny random checkpoints

@@ -11,15 +11,16 @@ TESTS = Path(__file__).parents[1]
 
 
 def find(name: str, tests: Path = TESTS) -> list[Path]:
-    """Return the folders called `name` and the files `test_<name>*.py`, without files inside of such folders.
-
-    Mutants of a contract are found by its name, too. Raises LookupError with near misses where there is nothing.
+    """Return the folders called `name`, and the files `test_<name>.py` and `test_<name>_mutants.py` outside of them.
+    Where there is no such file, return all files `test_<name>*.py`. Raises LookupError with near misses.
     """
     wanted = name.removeprefix("test_").removesuffix(".py")
     if not wanted.isidentifier():
         raise LookupError(f"{name!r} is not a name; give a plugin's or a module's, such as cache_radix")
     folders = [path for path in tests.rglob(wanted) if path.is_dir()]
     files = [path for path in tests.rglob(f"test_{wanted}*.py") if not any(one in path.parents for one in folders)]
+    exact = {f"test_{wanted}.py", f"test_{wanted}_mutants.py"}
+    files = [path for path in files if path.name in exact] or files
     if folders or files:
         return sorted({*folders, *files})
     known = {path.stem.removeprefix("test_") for path in tests.rglob("test_*.py")}

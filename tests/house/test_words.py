@@ -26,13 +26,14 @@ FOLDERS = ("docs", "core", "plugins", "conformance", "tools", "benchmarks", "exa
 
 
 def lines_with_riddles(path: Path) -> list[str]:
-    text = path.read_text("utf-8")
-    return [f"{path.relative_to(ROOT)}: {line.strip()}" for line in text.splitlines() if RIDDLES.search(line)]
+    lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    found = [(number, RIDDLES.search(line)) for number, line in lines]
+    return [f"{path.relative_to(ROOT)}:{number}: {one.group()!r}" for number, one in found if one]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_have_none(name: str) -> None:
-    assert not lines_with_riddles(ROOT / name)
+    assert not lines_with_riddles(ROOT / name), "docs/style.md says what to write instead"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -43,7 +44,8 @@ def test_folders_have_none(folder: str) -> None:
         for path in (ROOT / folder).rglob(ending)
     ]
     paths = [path for path in paths if path.name != "style.md" and path.parent.name != "reference"]
-    assert not [line for path in sorted(paths) for line in lines_with_riddles(path)]
+    found = [line for path in sorted(paths) for line in lines_with_riddles(path)]
+    assert not found, "docs/style.md says what to write instead"
 
 
 def test_it_finds_what_it_looks_for() -> None:

@@ -15,7 +15,10 @@ import pytest
 import pegboard.core.interfaces as interfaces
 import pegboard.core.interfaces.contracts as contracts
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.contracts import CONTRACTS, Contract
+from pegboard.core.config.early import API_SIDE
+from pegboard.core.config.sections import EngineConfig, UseSection
+from pegboard.core.config.shape import section_at
+from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.lazy import import_name
@@ -40,6 +43,38 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
         target = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if inspect.isfunction(target):
             yield name, target
+
+
+class TestPlaces:
+    """A new contract is complete, or one of these says what it lacks."""
+
+    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    def test_it_stands_in_the_config(self, contract: Contract) -> None:
+        path = contract.config_path
+        if contract.cardinality is Cardinality.MANY:
+            field = EngineConfig.model_fields.get(path)
+            found = field is not None and field.annotation == tuple[UseSection, ...]
+            wanted = f"`{path}: tuple[UseSection, ...] = ()` in EngineConfig"
+        else:
+            section = section_at(path)
+            found = section is not None and issubclass(section, UseSection)
+            wanted = f"a UseSection at {path}"
+        assert found, f"core/config/sections.py needs {wanted}"
+
+    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    def test_it_has_a_provider(self, contract: Contract) -> None:
+        found = Registry.discover().providers(contract.name)
+        assert any(one.origin.builtin for one in found), f"no built-in plugin provides {contract.name}"
+
+    def test_each_process_looks_early_at_what_it_builds(self) -> None:
+        tree = ast.parse((ROOT / "core" / "server" / "serve.py").read_text("utf-8"))
+        built = {
+            getattr(contracts, alias.name).name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "pegboard.core.interfaces.contracts"
+            for alias in node.names
+        }
+        assert built == API_SIDE, "core/config/early.py, API_SIDE: what core/server/serve.py builds"
 
 
 class TestDocs:
@@ -189,5 +224,6 @@ class TestExports:
     def test_every_contract_is_exported_with_its_context(self, contract: Contract) -> None:
         module, _, name = contract.interface.partition(":")
         context = inspect.signature(import_name(contract.interface).__init__).parameters["ctx"].annotation
-        assert {name, context} <= set(interfaces.__all__)
+        missing = {name, context} - set(interfaces.__all__)
+        assert not missing, f"export {sorted(missing)} in core/interfaces/__init__.py: TYPE_CHECKING, _EXPORTS, __all__"
         assert getattr(interfaces, name) is getattr(importlib.import_module(module), name)

@@ -135,6 +135,7 @@ SOAK: dict[str, tuple[str, ...]] = {
         r"test_demo_with_interpreted_triton",
         r"test_tiny_with_interpreted_triton\[(llama|qwen2)\]",
     ),
+    "e2e/test_grammars.py": (r"test_two_hundred\w+\[xgrammar",),
     "e2e/test_third_party.py": (r"test_all_conform",),
     "plugins/attn_triton/test_conformance.py": (r"test_any_larger_batch",),
     "e2e/test_memory.py": (r"test_flat_over", r"test_demo_model_stays"),

@@ -57,9 +57,9 @@ lock: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)
 
-# All three, whatever the first ones find.
+# All three, whatever the first ones find, on two cores.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory --keep-going lint typecheck house
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target lint typecheck house
 
 house: $(STAMP)
 	$(PYTEST) -q -n 0 -m 'not full' tests/house

@@ -29,7 +29,7 @@ help:
 	@echo 'make test        the test suite'
 	@echo 'make test-one NAME=cache_radix   the tests of one plugin or module'
 	@echo 'make test-full   the whole matrices, which make test leaves out'
-	@echo 'make soak        twenty thousand requests to one server, and whatever else needs time (about an hour)'
+	@echo 'make soak        twenty thousand requests to one server, and whatever else needs time'
 	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
 	@echo 'make site        the documentation as a site, in site/'
 	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'

@@ -109,7 +109,7 @@ class PrefixTree:
 
 
 def _split(data: Branch, at: int) -> tuple[Branch, Branch]:
-    """Return requests that end at a node end at its lower half once it is split."""
+    """Divide a branch: requests that end at the node end at its lower half, once it is split."""
     return Branch(), data
 
 

@@ -74,7 +74,7 @@ class Reader:
         elif block.language == "console":
             self.type(block.text)
         else:
-            raise AssertionError(f"nobody runs a {block.language} block that is not a file")
+            raise AssertionError(f"no test runs a {block.language} block that is not a file")
 
     def type(self, session: str) -> None:
         for command, expected in commands(session):

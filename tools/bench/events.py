@@ -37,7 +37,7 @@ class EventSplitter:
 
 
 def _plain(data: bytes) -> bytes:
-    """Return lines that end with CR LF, or with CR, end with LF. A CR at the end is left: an LF may follow."""
+    """End lines with LF that end with CR LF or CR. A CR at the end is left: an LF may follow."""
     last = b"\r" if data.endswith(b"\r") else b""
     data = data[: len(data) - len(last)]
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + last

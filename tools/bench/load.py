@@ -98,7 +98,7 @@ class Load:
         return await self._run(sessions, main())
 
     async def open(self, sessions: Sequence[Session], at: Sequence[float], limit: int | None = None) -> Outcome:
-        """Return every session at its time, in seconds from the start, however busy the server is; with a `limit`, no
+        """Run every session at its time, in seconds from the start, however busy the server is; with a `limit`, no
         more than so many at once.
         """
         self._slots = None if limit is None else asyncio.Semaphore(limit)

@@ -173,9 +173,7 @@ def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
 
 
 def failure_of(req: Req, error: BaseException) -> FinishReason:
-    """Return how a request ends if the grammar backend's code raised. Libraries in Rust panic with what is no
-    Exception.
-    """
+    """Return how a request ends if the grammar backend's code raised. A panic in Rust is a BaseException only."""
     _let_through(error)
     if isinstance(error, InvalidRequest):
         status, code = error.status, error.code

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from pegboard.core.config.describe import type_text
 from pegboard.core.config.docs import builtin_registry, render
 from pegboard.core.config.sections import EngineConfig, Section, UseSection
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at
@@ -62,10 +63,27 @@ def test_every_contract_has_its_place() -> None:
     assert {one.name for one in (*USE_SECTIONS.values(), *LIST_SECTIONS.values())} == set(CONTRACTS)
     for path in USE_SECTIONS:
         section = section_at(path)
-        assert section is not None, path
+        assert section is not None, f"core/config/sections.py needs a section at {path}"
         assert issubclass(section, UseSection), path
     for path in LIST_SECTIONS:
-        assert path in EngineConfig.model_fields
+        wanted = f"core/config/sections.py needs `{path}: tuple[UseSection, ...] = ()` in EngineConfig"
+        assert path in EngineConfig.model_fields, wanted
+        assert EngineConfig.model_fields[path].annotation == tuple[UseSection, ...], wanted
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (Annotated[int, Field(gt=0)], "integer > 0"),
+        (Annotated[float | None, Field(gt=0)], "number > 0"),
+        (Annotated[str | int, Field(ge=2)], "string or integer ≥ 2"),
+        (tuple[str, ...], "list of strings"),
+    ],
+    ids=str,
+)
+def test_types_read_as_operators_say_them(annotation: Any, text: str) -> None:
+    """Bounds of an optional number are the number's."""
+    assert type_text(annotation) == text
 
 
 def test_a_config_is_frozen_all_the_way_down() -> None:

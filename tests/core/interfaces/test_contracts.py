@@ -16,9 +16,7 @@ import pegboard.core.interfaces as interfaces
 import pegboard.core.interfaces.contracts as contracts
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.config.early import API_SIDE
-from pegboard.core.config.sections import EngineConfig, UseSection
-from pegboard.core.config.shape import section_at
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
+from pegboard.core.interfaces.contracts import CONTRACTS, Contract
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.lazy import import_name
@@ -47,19 +45,6 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
 
 class TestPlaces:
     """A new contract is complete, or one of these says what it lacks."""
-
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
-    def test_it_stands_in_the_config(self, contract: Contract) -> None:
-        path = contract.config_path
-        if contract.cardinality is Cardinality.MANY:
-            field = EngineConfig.model_fields.get(path)
-            found = field is not None and field.annotation == tuple[UseSection, ...]
-            wanted = f"`{path}: tuple[UseSection, ...] = ()` in EngineConfig"
-        else:
-            section = section_at(path)
-            found = section is not None and issubclass(section, UseSection)
-            wanted = f"a UseSection at {path}"
-        assert found, f"core/config/sections.py needs {wanted}"
 
     @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
     def test_it_has_a_provider(self, contract: Contract) -> None:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.registry.records import ProviderRecord
 
-API_SIDE = frozenset({"api", "session_store", "tool_parser", "reasoning_parser"})
+API_SIDE = frozenset({"api", "media_processor", "session_store", "tool_parser", "reasoning_parser"})
 """Contracts whose providers the API process of a server builds; it imports no others, which bring torch."""
 ENGINE_SIDE = frozenset(CONTRACTS) - API_SIDE
-_NAMED_ONLY = frozenset({"pooler"})
-"""Contracts that not every engine needs a provider of: which one does is known when its runner is chosen."""
+_NAMED_ONLY = frozenset({"media_encoder", "media_processor", "pooler"})
+"""Contracts that not every engine needs a provider of: which one does is known by its model."""
 
 
 def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozenset(CONTRACTS)) -> None:

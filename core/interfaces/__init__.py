@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import PegboardError as PegboardError
     from pegboard.core.interfaces.errors import PluginError as PluginError
     from pegboard.core.interfaces.errors import Unsupported as Unsupported
+    from pegboard.core.interfaces.forward import EmbedOverlay as EmbedOverlay
     from pegboard.core.interfaces.forward import ForwardBatch as ForwardBatch
     from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
     from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
@@ -64,6 +65,18 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import ModelSpec as ModelSpec
     from pegboard.core.interfaces.logits_processor import LogitsProcessor as LogitsProcessor
     from pegboard.core.interfaces.logits_processor import LogitsProcessorContext as LogitsProcessorContext
+    from pegboard.core.interfaces.media import MediaContext as MediaContext
+    from pegboard.core.interfaces.media import MediaEncoder as MediaEncoder
+    from pegboard.core.interfaces.media import MediaItem as MediaItem
+    from pegboard.core.interfaces.media import MediaLayout as MediaLayout
+    from pegboard.core.interfaces.media import MediaLimits as MediaLimits
+    from pegboard.core.interfaces.media import MediaPiece as MediaPiece
+    from pegboard.core.interfaces.media import MediaProcessor as MediaProcessor
+    from pegboard.core.interfaces.media import MediaSettings as MediaSettings
+    from pegboard.core.interfaces.media import MediaShape as MediaShape
+    from pegboard.core.interfaces.media import MediaSource as MediaSource
+    from pegboard.core.interfaces.media import MediaSpan as MediaSpan
+    from pegboard.core.interfaces.media import MediaStates as MediaStates
     from pegboard.core.interfaces.model_family import ModelContext as ModelContext
     from pegboard.core.interfaces.model_family import ModelFamily as ModelFamily
     from pegboard.core.interfaces.model_family import Network as Network
@@ -140,7 +153,7 @@ _EXPORTS = {
         "PluginError",
         "Unsupported",
     ),
-    "forward": ("ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
+    "forward": ("EmbedOverlay", "ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
     "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
     "hooks": ("HookSpecs", "hookimpl", "hookspec"),
     "json_value": ("JsonObject", "JsonValue"),
@@ -148,6 +161,20 @@ _EXPORTS = {
     "kv_pool": ("KVPool", "KVPoolContext"),
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
     "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
+    "media": (
+        "MediaContext",
+        "MediaEncoder",
+        "MediaItem",
+        "MediaLayout",
+        "MediaLimits",
+        "MediaPiece",
+        "MediaProcessor",
+        "MediaSettings",
+        "MediaShape",
+        "MediaSource",
+        "MediaSpan",
+        "MediaStates",
+    ),
     "model_family": ("ModelContext", "ModelFamily", "Network", "ProbeRun"),
     "model_runner": ("ModelRunner", "ModelRunnerContext"),
     "model_source": ("ModelSource", "ModelSourceContext"),
@@ -196,6 +223,7 @@ __all__ = [
     "Content",
     "Contract",
     "EarlierCall",
+    "EmbedOverlay",
     "EngineClient",
     "EngineView",
     "FinishReason",
@@ -226,6 +254,18 @@ __all__ = [
     "LogitsProcessorContext",
     "LogprobOutput",
     "LogprobRequest",
+    "MediaContext",
+    "MediaEncoder",
+    "MediaItem",
+    "MediaLayout",
+    "MediaLimits",
+    "MediaPiece",
+    "MediaProcessor",
+    "MediaSettings",
+    "MediaShape",
+    "MediaSource",
+    "MediaSpan",
+    "MediaStates",
     "ModelContext",
     "ModelError",
     "ModelFamily",

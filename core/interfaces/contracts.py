@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+    from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
     from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
@@ -92,6 +93,9 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
     f"{_I}.model_family:ModelFamily",
     "builds the network of an architecture and loads its weights",
     suite=f"{_S}.model_family:ModelFamilyContract",
+    capabilities={
+        "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them"
+    },
 )
 
 RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
@@ -106,6 +110,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "graph": "replays captured graphs for decode steps",
         "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
         "input_logprobs": "returns the logprobs of prompts' tokens when asked",
+        "overlay": "honours ForwardBatch.overlay, and positions of three axes where the model has them",
         "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
         "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
         "turn: `scheduler.mixed_chunk` is on where it is unset",
@@ -265,6 +270,24 @@ SESSION_STORE: Contract[SessionStore, SessionStoreContext] = Contract(
     f"{_I}.sessions:SessionStore",
     "remembers conversations, so that a request brings only what is new",
     suite=f"{_S}.session_store:SessionStoreContract",
+)
+
+MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
+    "media_processor",
+    "media.processor",
+    Cardinality.MATCHED,
+    f"{_I}.media:MediaProcessor",
+    "prepares pictures and video for a model, and lays them out in its prompts",
+    suite=f"{_S}.media_processor:MediaProcessorContract",
+)
+
+MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
+    "media_encoder",
+    "media.encoder",
+    Cardinality.MATCHED,
+    f"{_I}.media:MediaEncoder",
+    "turns pictures and video into states that stand for tokens",
+    suite=f"{_S}.media_encoder:MediaEncoderContract",
 )
 
 API: Contract[ApiRouter, ApiContext] = Contract(

@@ -83,17 +83,29 @@ class Attention(Protocol):
         """Write k and v at the batch's slots, then attend."""
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedOverlay:
+    """States that take the place of token embeddings: `states` [m, hidden] at the packed tokens `rows` int64 [m], in
+    ascending order. `deep[k]` [m, hidden] is added to the output of layer k at the same rows. In the model's dtype.
+    """
+
+    rows: torch.Tensor
+    states: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
 
     Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
-    [3, tokens] for M-RoPE. `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a
-    request's KV with this batch's tokens included. In extend-like modes `extend_lens` (new tokens),
-    `extend_prefix_lens` (KV before them) and `extend_start_loc` (first packed token), all int64 [batch], are set; in
-    decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64 [sampled] are the packed tokens whose
-    logits are wanted; None means every token, as in decode. `attn_metadata` belongs to the attention backend, which
-    sets it in `prepare`. `input_embeds` [tokens, hidden] replaces the token embeddings where given.
+    [3, tokens] (time, height, width) in a batch that computes a prompt with media. `req_pool_indices` int64 [batch] are
+    rows of the row table. `seq_lens` int64 [batch] count a request's KV with this batch's tokens included. In
+    extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and `extend_start_loc` (first
+    packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64
+    [sampled] are the packed tokens whose logits are wanted; None means every token, as in decode. `attn_metadata`
+    belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that take the place of token
+    embeddings (capability `overlay`).
 
     `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets`
     int64 [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
@@ -116,7 +128,7 @@ class ForwardBatch:
     extend_lens_cpu: NDArray[np.int64] | None = None
     extend_prefix_lens_cpu: NDArray[np.int64] | None = None
     sample_rows: torch.Tensor | None = None
-    input_embeds: torch.Tensor | None = None
+    overlay: EmbedOverlay | None = None
     logprob_rows: torch.Tensor | None = None
     logprob_targets: torch.Tensor | None = None
     logprob_requests: tuple[LogprobRequest, ...] = ()

@@ -66,6 +66,7 @@ class ModelSpec:
     """What the pipeline has to know of a model: sizes, and what its layers keep.
 
     `max_context_len` counts prompt and output tokens together. `eos_token_ids` come from the model's own configuration.
+    `position_axes` is 3 for a model whose prompts with media have a position per axis (M-RoPE), and 1 for others.
     """
 
     architecture: str
@@ -75,3 +76,4 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     kv_groups: tuple[KVGroupSpec, ...]
     eos_token_ids: frozenset[int] = frozenset()
+    position_axes: int = 1

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
     from pegboard.core.interfaces.client import EngineClient as EngineClient
     from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
+    from pegboard.core.interfaces.client import MediaInput as MediaInput
+    from pegboard.core.interfaces.client import MediaPrompt as MediaPrompt
     from pegboard.core.interfaces.client import ModelInfo as ModelInfo
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
     from pegboard.core.interfaces.client import OutputStream as OutputStream
@@ -142,7 +144,15 @@ _EXPORTS = {
     "batch": ("ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
     "clock": ("Clock",),
     "engine_view": ("EngineView",),
-    "client": ("EngineClient", "GenerateRequest", "ModelInfo", "OutputChunk", "OutputStream"),
+    "client": (
+        "EngineClient",
+        "GenerateRequest",
+        "MediaInput",
+        "MediaPrompt",
+        "ModelInfo",
+        "OutputChunk",
+        "OutputStream",
+    ),
     "contracts": ("CONTRACTS", "Cardinality", "Contract"),
     "errors": (
         "ConfigError",
@@ -256,11 +266,13 @@ __all__ = [
     "LogprobRequest",
     "MediaContext",
     "MediaEncoder",
+    "MediaInput",
     "MediaItem",
     "MediaLayout",
     "MediaLimits",
     "MediaPiece",
     "MediaProcessor",
+    "MediaPrompt",
     "MediaSettings",
     "MediaShape",
     "MediaSource",

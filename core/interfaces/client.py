@@ -6,19 +6,46 @@ import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaKind, MediaSettings
 from pegboard.core.interfaces.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
+class MediaInput(msgspec.Struct, kw_only=True):
+    """One picture or video as a client states it: an address (`data:`, `http:`, `https:`, `file:`), or the bytes
+    themselves. `place` says where it stands in the client's request, for errors.
+    """
+
+    kind: MediaKind
+    url: str = ""
+    data: bytes = b""
+    settings: MediaSettings = msgspec.field(default_factory=MediaSettings)
+    place: str = ""
+
+
+class MediaPrompt(msgspec.Struct, kw_only=True):
+    """A prompt with media: `base` has one placeholder for each item of `media`, in their order.
+
+    `literals` are [start, stop) of a text's characters that spell a token of the model and mean that text.
+    """
+
+    base: str | list[int]
+    media: tuple[MediaInput, ...] = ()
+    literals: tuple[tuple[int, int], ...] = ()
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """One request as an API plugin states it. `prompt` is text or token ids; `rid` "" lets the engine name it.
+    """One request as an API plugin states it. `prompt` is text, token ids, or either with media; `rid` "" lets the
+    engine name it.
 
     `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
     sampled token's; k the k largest too, and with `logprob_start` the same of the prompt's tokens from there on.
@@ -28,7 +55,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     provider meant.
     """
 
-    prompt: str | list[int]
+    prompt: str | list[int] | MediaPrompt
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     rid: str = ""
     stream: bool = False
@@ -97,8 +124,8 @@ class OutputChunk:
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What API plugins may tell of the served model. `vocab_size` bounds token ids. `features` says what requests may
-    ask of this engine: `grammar.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`, `logits_processor.<name>` for
-    those that take parameters.
+    ask of this engine: `grammar.<kind>`, `media.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`,
+    `logits_processor.<name>` for those that take parameters.
     """
 
     served_name: str
@@ -164,6 +191,8 @@ class OutputStream(abc.ABC):
     rid: str
     live: bool = False
     """Whether `watch` and `take` are offered."""
+    media_tokens: Mapping[MediaKind, int] = MappingProxyType({})
+    """Prompt tokens that media take, by kind."""
 
     def watch(self, wake: Callable[[], None]) -> None:
         """From now on, call `wake` in the event loop whenever there may be something to take. It must not raise."""
@@ -193,6 +222,11 @@ class EngineClient(abc.ABC):
     @property
     @abc.abstractmethod
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """What knows the model's media; None for a model that takes none."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -227,6 +261,14 @@ class EngineClient(abc.ABC):
         fit into the model's context.
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+        """Return how many tokens a prompt has, media included. Raises InvalidRequest as `submit` does."""
+        if isinstance(prompt, MediaPrompt):
+            raise InvalidRequest("this model takes no media", code="unsupported")
+        if isinstance(prompt, list):
+            return len(prompt)
+        return len((await self.tokenize([prompt], add_special_tokens=add_special_tokens))[0])
 
     def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts
         """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call

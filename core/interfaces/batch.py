@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
+    from pegboard.core.interfaces.media import MediaItem
     from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
@@ -115,17 +116,53 @@ class WantedRows:
     hidden_rows: NDArray[np.int64]
 
 
+class PieceKey(NamedTuple):
+    """What identifies an encoded piece of media: whose it is, what the item looks like, and which piece of it."""
+
+    namespace: str
+    digest: bytes
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePiece:
+    """One piece to be encoded, and how many tokens stand for it."""
+
+    key: PieceKey
+    item: MediaItem
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """What a worker needs of a step that encodes media: states to `drop` first, then `pieces` to encode and keep."""
+
+    pieces: tuple[EncodePiece, ...]
+    drop: tuple[PieceKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayPart:
+    """Packed tokens [row, row + count) are those of an encoded piece from `offset` on."""
+
+    key: PieceKey
+    offset: int
+    count: int
+    row: int
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
 
-    `input_ids`, `positions` and `out_cache_loc` int64 [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
+    `input_ids`, `positions` ([3, tokens] where a prompt with media is computed) and `out_cache_loc` int64 [tokens];
+    `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
     int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
     sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill. `wanted` is None in most steps.
+    a part of a split prefill. `wanted` is None in most steps. `overlay` says which tokens are media's.
     """
 
     bid: int
@@ -144,4 +181,5 @@ class ModelWorkerBatch:
     table: TableChanges | None = None
     part: SplitPart | None = None
     wanted: WantedRows | None = None
+    overlay: tuple[OverlayPart, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)

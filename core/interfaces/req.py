@@ -16,6 +16,8 @@ from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_trans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.batch import PieceKey
+    from pegboard.core.interfaces.media import MediaItem, MediaSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle
     from pegboard.core.interfaces.sampling import SamplingParams
 
@@ -83,6 +85,56 @@ class TokenBuffer:
     def view(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Return tokens [start, stop) as a view, valid until the next append."""
         return self._data[start : self._len if stop is None else min(stop, self._len)]
+
+    def key_view(self, stop: int | None = None) -> NDArray[np.int64]:
+        """Return what identifies the first `stop` tokens to prefix caches, as a view: here the tokens themselves."""
+        return self.view(0, stop)
+
+
+class KeyedTokens(TokenBuffer):
+    """A TokenBuffer with a second lane: what identifies each token to prefix caches, where that is not its id."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, prompt_ids: NDArray[np.int64], keys: NDArray[np.int64], room: int = 64) -> None:
+        super().__init__(prompt_ids, room)
+        self._keys = TokenBuffer(keys, room)
+
+    def append(self, token: int) -> None:
+        super().append(token)
+        self._keys.append(token)
+
+    def key_view(self, stop: int | None = None) -> NDArray[np.int64]:
+        return self._keys.view(0, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class ReqMedia:
+    """A prompt's media. `spans` in their order, with what each of them shows in `pieces`; `positions` int64 [3, prompt
+    tokens] and `delta` as in MediaLayout. `starts` and `stops` int64 [spans] are the spans' own.
+    """
+
+    items: tuple[MediaItem, ...]
+    spans: tuple[MediaSpan, ...]
+    pieces: tuple[PieceKey, ...]
+    positions: NDArray[np.int64]
+    delta: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def spans_in(self, start: int, stop: int) -> range:
+        """Return the indices of the spans that have some of the tokens [start, stop)."""
+        first = int(np.searchsorted(self.stops, start, "right"))
+        return range(first, max(first, int(np.searchsorted(self.starts, stop, "left"))))
+
+    def positions_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the positions int64 [3, stop - start] of tokens, those of the output included."""
+        prompt = self.positions.shape[1]
+        known = self.positions[:, start : min(stop, prompt)]
+        if stop <= prompt:
+            return known
+        later = np.arange(max(start, prompt), stop) + self.delta
+        return np.concatenate([known, np.broadcast_to(later, (3, later.shape[0]))], axis=1)
 
 
 @dataclass(slots=True)
@@ -185,7 +237,8 @@ class Req:
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
     never the key; "" on a server without keys. `flags` are the pipeline's own notes. With `pooling`
-    its embedding is wanted and no token.
+    its embedding is wanted and no token. `media` are its pictures and video; `keys` int64 [prompt tokens] then stand
+    for the prompt in prefix caches, and None says that its ids do.
     """
 
     __slots__ = (
@@ -195,6 +248,7 @@ class Req:
         "input_len",
         "kv",
         "logprobs",
+        "media",
         "memo",
         "name",
         "namespace",
@@ -226,6 +280,8 @@ class Req:
         seed: int = 0,
         logprobs: ReqLogprobs | None = None,
         pooling: ReqPooling | None = None,
+        media: ReqMedia | None = None,
+        keys: NDArray[np.int64] | None = None,
         params: Mapping[str, Any] | None = None,
         name: str = "",
         arrived: float | None = None,
@@ -233,7 +289,7 @@ class Req:
     ) -> None:
         self.rid = rid
         self.name = name or rid
-        self.tokens = TokenBuffer(prompt_ids)
+        self.tokens = TokenBuffer(prompt_ids) if keys is None else KeyedTokens(prompt_ids, keys)
         self.input_len = int(prompt_ids.shape[0])
         self.sampling = sampling
         self.eos_ids = eos_ids
@@ -243,6 +299,7 @@ class Req:
         self.seed = seed
         self.logprobs = logprobs
         self.pooling = pooling
+        self.media = media
         self.output = ReqOutput()
         self.kv = ReqKV()
         self.principal = principal
@@ -283,7 +340,7 @@ class Req:
 
     def key(self, length: int | None = None) -> PrefixKey:
         """Return its cache key over the first `length` tokens (all by default)."""
-        return PrefixKey(self.tokens.view(0, length), self.namespace, self.memo)
+        return PrefixKey(self.tokens.key_view(length), self.namespace, self.memo)
 
     def matchable_key(self) -> PrefixKey:
         """Return the part that a cached prefix may cover: at least one token is left to compute, for its logits, and

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.pipeline.media.books import EncodeWishes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
+    from pegboard.core.interfaces.batch import PieceKey
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
 
@@ -29,6 +33,8 @@ class AddResult(enum.Enum):
     """Memory is spoken for: stop until something finishes."""
     OTHER = "other"
     """This prefill is full (input or chunk budget, rows): stop for this step."""
+    ENCODE = "encode"
+    """Its media have to be encoded first: `PrefillAdder.wishes` knows which."""
 
 
 @dataclass(slots=True)
@@ -85,6 +91,9 @@ class PrefillAdder:
     `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join. `apart` are
     requests that hold memory and decode again soon: their growth counts as well.
 
+    `media` knows what is encoded. Where a request lacks something, it is wished for, and from then on nothing is
+    admitted: others may only wish as well, so that one step encodes for several.
+
     Others count at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
     end, so for one of those the whole course of memory is played through (`_survives`).
     """
@@ -100,8 +109,13 @@ class PrefillAdder:
         decode_tokens: int,
         max_new_rows: int,
         apart: Sequence[Req] = (),
+        media: EncoderBooks | None = None,
     ) -> None:
         self.items: list[PrefillItem] = []
+        self.wishes = None if media is None else EncodeWishes(media)
+        self.pieces: list[PieceKey] = []
+        """Encoded media that this prefill reads."""
+        self._media = media
         self._memory = memory
         self._page = memory.page_size
         # However many decodes are mixed in, one request may join them.
@@ -127,7 +141,7 @@ class PrefillAdder:
         """Go on with a request whose prompt is partly computed. Whether it advanced."""
         done = req.kv.scheduled_len
         left = req.seq_len - done
-        take = self._chunk(left)
+        take = self._encoded(req, done, self._chunk(left))
         if take <= 0 or not self._memory.extend(req, done + take):
             return False
         self._accept(req, done, take, take < left)
@@ -140,10 +154,16 @@ class PrefillAdder:
         """
         if self.rows_full:
             return AddResult.OTHER
+        if self.wishing and req.media is None:
+            return AddResult.ENCODE
         found = self._memory.match(req)
         left = req.seq_len - len(found)
         result = self._verdict(req, left, has_chunked)
         take = self._chunk(left)
+        if result is AddResult.CONTINUE and req.media is not None:
+            take = self._encoded(req, len(found), take)
+            if take <= 0 or self.wishing or (take < left and has_chunked):
+                result = AddResult.ENCODE
         if result is AddResult.CONTINUE:
             self._memory.seat(req, found)
             if self._memory.extend(req, len(found) + take):
@@ -157,6 +177,11 @@ class PrefillAdder:
     @property
     def rows_full(self) -> bool:
         return len(self.items) >= self._max_new_rows
+
+    @property
+    def wishing(self) -> bool:
+        """Whether some request waits for its media to be encoded."""
+        return self.wishes is not None and bool(self.wishes.pieces)
 
     def could_take(self, req: Req, *, has_chunked: bool) -> bool:
         """Return whether this prefill's own budgets admit the request, if memory does and nothing of it is cached."""
@@ -207,7 +232,34 @@ class PrefillAdder:
             return left
         return max(0, self._rem_chunk) // self._page * self._page
 
+    @property
+    def may_wish(self) -> bool:
+        """Whether further requests should be offered, for what one step may encode beside what is wished for."""
+        return self.wishes is not None and self.wishing and not self.items and not self.wishes.full
+
+    def _encoded(self, req: Req, start: int, take: int) -> int:
+        """Return how many of `take` tokens can be computed now: all of them, none where what they lack is to be encoded
+        first, or those before what cannot be encoded beside the rest.
+        """
+        if req.media is None or self._media is None or take <= 0:
+            return take
+        ready = self._media.ready_until(req.media, start, start + take)
+        if ready == start + take:
+            return take
+        assert self.wishes is not None
+        return 0 if self.wishes.add(req, start, start + take) else (ready - start) // self._page * self._page
+
+    def _read(self, req: Req, start: int, stop: int) -> None:
+        """Note what a request reads of encoded media."""
+        if req.media is None or self._media is None:
+            return
+        for index in req.media.spans_in(start, stop):
+            self.pieces.append(req.media.pieces[index])
+            if req.media.spans[index].start >= start:
+                self._media.read(req.media.pieces[index])
+
     def _accept(self, req: Req, prefix_len: int, take: int, partial: bool) -> None:
+        self._read(req, prefix_len, prefix_len + take)
         self.items.append(PrefillItem(req, prefix_len, take, partial))
         self._rem_input -= take
         if self._rem_chunk is not None:

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
-from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqPooling
+from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia, ReqPooling
+from pegboard.core.pipeline.media.arrival import key_lane
 from pegboard.core.toolkit.text.encoding import overflow
 
 
-def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
+def new_req(
+    message: TokenizedRequest,
+    eos_ids: frozenset[int],
+    rng: np.random.Generator,
+    now: float,
+    media: ReqMedia | None = None,
+) -> Req:
     """Return a request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
+    prompt_ids = np.frombuffer(message.prompt, dtype="<i4").astype(np.int64)
     seed = message.sampling.seed
     logprobs = None
     if message.logprobs is not None:
@@ -21,7 +29,7 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         )
     req = Req(
         message.rid,
-        np.frombuffer(message.prompt, dtype="<i4").astype(np.int64),
+        prompt_ids,
         message.sampling,
         eos_ids=eos_ids,
         namespace=message.namespace,
@@ -30,6 +38,8 @@ def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.G
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
         pooling=ReqPooling() if message.embed else None,
+        media=media,
+        keys=None if media is None else key_lane(prompt_ids, media),
         params=message.params,
         name=message.name,
         arrived=now,

@@ -15,7 +15,8 @@ from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.grammar.state import mask_of
-from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, NUMBERS, PROCESSED, flags_of
+from pegboard.core.pipeline.media.placing import overlay_of, positions_of
+from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, NUMBERS, PROCESSED, SHIFTED, flags_of
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class BatchBuilder:
         self._info: SamplingInfo | None = None
         self._info_of = NEVER
 
+    def next_number(self) -> int:
+        """Return the number of a step that is made elsewhere."""
+        return next(self._numbers)
+
     def flags(self, req: Req) -> int:
         """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
         return flags_of(req, self._asked)
@@ -90,7 +95,7 @@ class BatchBuilder:
             bid=number,
             forward_mode=ForwardMode.DECODE,
             input_ids=input_ids,
-            positions=positions,
+            positions=positions + _of(running.deltas, active, whole) if running.any(SHIFTED) else positions,
             rows=rows,
             seq_lens=seq_lens,
             extend_lens=batch.extend_lens,
@@ -264,7 +269,7 @@ class BatchBuilder:
             bid=batch.bid,
             forward_mode=batch.forward_mode,
             input_ids=np.concatenate([_known(req, start, stop) for req, start, stop in spans]),
-            positions=np.concatenate([np.arange(start, stop) for _, start, stop in spans]),
+            positions=positions_of(spans),
             rows=rows,
             seq_lens=batch.seq_lens,
             extend_lens=batch.extend_lens,
@@ -274,6 +279,7 @@ class BatchBuilder:
             sampling=self._sampling(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
+            overlay=overlay_of(spans),
             extras=batch.extras,
         )
 

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BadTokens(ValueError):
-    """What are no tokens have been sampled. `by` is to blame, although the core noticed."""
+class BadAnswer(ValueError):
+    """A provider has answered what its contract forbids. `by` is to blame, although the core noticed."""
 
     def __init__(self, message: str, by: object) -> None:
         super().__init__(message)
         self.by = by
+
+
+class BadTokens(BadAnswer):
+    """What are no tokens have been sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Culprits:
     def of(self, error: BaseException) -> Culprit | None:
         """Return whose method was at work, the innermost one of several; None where none of the known was."""
         for one in _causes(error):
-            if isinstance(one, BadTokens | NoFiniteLogit):
+            if isinstance(one, BadAnswer | NoFiniteLogit):
                 return self._find(one.by)
             found = None
             for frame, _ in traceback.walk_tb(one.__traceback__):

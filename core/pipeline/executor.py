@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.step import Pending
+from pegboard.core.pipeline.step import Pending, PendingEncode
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 
+R = TypeVar("R")
 Run = Callable[["ModelWorkerBatch"], BatchResult]
 Launch = Callable[["ModelWorkerBatch"], Pending]
+Encode = Callable[["EncodeWork"], float]
+"""Encodes media; the seconds that it took."""
+
+
+def no_media(work: EncodeWork) -> float:
+    """Stand for the encoder of a model without one."""
+    raise RuntimeError("this engine has no media encoder")
 
 
 class Executor(Protocol):
@@ -25,6 +33,9 @@ class Executor(Protocol):
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         """Run a part of a failed batch at once, without step hooks. Nothing else may be under way."""
 
+    def encode(self, work: EncodeWork) -> PendingEncode:
+        """Start to encode media, in launch order with the batches. Never raises what the encoder raises."""
+
     def healthy(self) -> bool:
         """Return whether another forward pass has a chance; False once the device itself has failed."""
 
@@ -32,14 +43,14 @@ class Executor(Protocol):
         """Wait for what is under way and take nothing more."""
 
 
-class Done:
+class Done(Generic[R]):
     """A result that is there already, or the error in its place."""
 
-    def __init__(self, result: BatchResult | None, error: Exception | None = None) -> None:
+    def __init__(self, result: R | None, error: Exception | None = None) -> None:
         self._result = result
         self._error = error
 
-    def result(self) -> BatchResult:
+    def result(self) -> R:
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -49,14 +60,27 @@ class Done:
 class InlineExecutor:
     """Runs a batch when it is submitted."""
 
-    def __init__(self, run: Run, again: Run | None = None, healthy: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        again: Run | None = None,
+        healthy: Callable[[], bool] | None = None,
+        encode: Encode = no_media,
+    ) -> None:
         self._run = run
         self._again = again or run
         self._healthy = healthy
+        self._encode = encode
 
     def submit(self, work: ModelWorkerBatch) -> Pending:
         try:
             return Done(self._run(work))
+        except Exception as error:
+            return Done(None, error)
+
+    def encode(self, work: EncodeWork) -> PendingEncode:
+        try:
+            return Done(self._encode(work))
         except Exception as error:
             return Done(None, error)
 
@@ -83,10 +107,13 @@ class _InThread:
 class ThreadExecutor:
     """Runs batches in one thread of its own, so that the loop's thread can plan the next one meanwhile."""
 
-    def __init__(self, launch: Launch, again: Run, healthy: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, launch: Launch, again: Run, healthy: Callable[[], bool] | None = None, encode: Encode = no_media
+    ) -> None:
         self._launch = launch
         self._again = again
         self._healthy = healthy
+        self._encode = encode
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
 
     def submit(self, work: ModelWorkerBatch) -> Pending:
@@ -94,6 +121,9 @@ class ThreadExecutor:
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         return self._thread.submit(self._again, work).result()
+
+    def encode(self, work: EncodeWork) -> PendingEncode:
+        return self._thread.submit(self._encode, work)
 
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.step import Step
+    from pegboard.core.pipeline.step import Launched
 
 
 class Driven(Protocol):
     """What a loop drives: the scheduler."""
 
-    def launch(self, flight: Step | None) -> Step | None: ...
+    def launch(self, flight: Launched | None) -> Launched | None: ...
 
-    def settle(self, step: Step, behind: Step | None = None) -> bool: ...
+    def settle(self, step: Launched, behind: Launched | None = None) -> bool: ...
 
 
 class Loop(Protocol):
     """One turn is one new batch at most. `flight` is the step that is under way between two turns."""
 
-    flight: Step | None
+    flight: Launched | None
 
     def turn(self) -> None: ...
 
@@ -29,7 +29,7 @@ class NormalLoop:
 
     def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
-        self.flight: Step | None = None
+        self.flight: Launched | None = None
 
     def turn(self) -> None:
         step = self._scheduler.launch(None)
@@ -47,7 +47,7 @@ class OverlapLoop:
 
     def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
-        self.flight: Step | None = None
+        self.flight: Launched | None = None
 
     def turn(self) -> None:
         scheduler, before = self._scheduler, self.flight

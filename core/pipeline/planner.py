@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder, PrefillItem
+from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
+from pegboard.core.pipeline.step import SplitPrefill
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -16,21 +17,14 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedPolicy
+    from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits
-    from pegboard.core.pipeline.step import Step
+    from pegboard.core.pipeline.step import Launched, Step
 
 GIVE_WAY_SECONDS = 0.5
 """A request that sits out for longer gives its memory to one that needs it; shorter, and it is back at once."""
-
-
-@dataclass(slots=True)
-class SplitPrefill:
-    """A prefill that runs some layers per step, with decodes in between. `done` layers are launched."""
-
-    step: Step
-    done: int = 0
 
 
 class Planner:
@@ -50,6 +44,7 @@ class Planner:
         counters: Counters,
         clock: Clock,
         cannot_fit: Callable[[Req, FinishReason], None],
+        media: EncoderBooks | None = None,
     ) -> None:
         self.settings = settings
         self.memory = memory
@@ -70,6 +65,7 @@ class Planner:
         self.ahead: list[Req] = []
         self.sitting: dict[Req, float] = {}
         self.split: SplitPrefill | None = None
+        self.encoding = Encoding(media, builder, counters)
         self.num_layers = limits.num_layers
         self.split_layers = settings.split_prefill_layers if settings.split_prefill_layers < self.num_layers else 0
         self._cannot_fit = cannot_fit
@@ -80,7 +76,7 @@ class Planner:
 
     # ---- the plan -------------------------------------------------------------------------------------------------
 
-    def plan(self, flight: Step | None) -> Step | None:
+    def plan(self, flight: Launched | None) -> Launched | None:
         """Plan the next step, with its memory allocated; None where there is nothing to do.
 
         While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
@@ -96,15 +92,15 @@ class Planner:
         mixed = bool(self.settings.mixed_chunk and self.running)
         if self.split is None and (not decode_turn or mixed):
             self._must_settle = False
-            step = self._prefill(mixed, flight)
+            step = self._prefill(mixed, flight) or (None if decode_turn else self.encoding.plan())
             if step is not None:
                 self._last_was_prefill = True
                 return step
-            if self._must_settle:
+            if self._must_settle or (self.encoding.must_settle and flight is not None):
                 return None
         return self._plan_decode(flight)
 
-    def _plan_decode(self, flight: Step | None) -> Step | None:
+    def _plan_decode(self, flight: Launched | None) -> Step | None:
         """Plan a step that catches up with known tokens, else one that decodes, else the next part of a split
         prefill; None as in `plan`.
         """
@@ -170,7 +166,7 @@ class Planner:
             self.retract(found[0])
         return bool(found)
 
-    def _catch_up(self, mixed: bool, flight: Step | None) -> Step | None:
+    def _catch_up(self, mixed: bool, flight: Launched | None) -> Step | None:
         """Plan a step that computes what those ahead have gained, with the next token of all others (`mixed`). None
         where memory does not suffice: they wait again then, or the results of `flight` are wanted first.
         """
@@ -211,9 +207,9 @@ class Planner:
 
     def abandon_split(self) -> None:
         """Undo the prefill that is under way in parts; its requests wait again."""
-        if self.split is not None:
-            step, self.split = self.split.step, None
-            self.rewind(step)
+        if (split := self.split) is not None:
+            self.split = None
+            self.rewind(split.step)
 
     def splits(self, req: Req) -> bool:
         """Return whether a request is in a prefill some of whose layers are still to come: its slots are being written
@@ -221,7 +217,8 @@ class Planner:
         """
         return self.split is not None and req in self.split.step.batch.reqs
 
-    def _prefill(self, mixed: bool, flight: Step | None) -> Step | None:
+    def _prefill(self, mixed: bool, flight: Launched | None) -> Step | None:
+        self.encoding.begin(None)
         if not self.waiting and self.chunked is None:
             return None
         if mixed and not self._make_room(flight):
@@ -237,7 +234,9 @@ class Planner:
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             apart=[*self.ahead, *self.holding] if self.ahead or self.sitting else (),
+            media=self.encoding.books,
         )
+        self.encoding.begin(adder)
         was_chunked = self.chunked
         if was_chunked is not None and not adder.add_chunked(was_chunked):
             return None
@@ -250,14 +249,17 @@ class Planner:
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         number = NEVER if flight is None else flight.number
-        if self.split_layers and running and not mixed:
-            self.split = SplitPrefill(self.builder.extend(adder.items, running, mixed=False, flight=number, split=True))
-            return self._next_part(self.split)
-        return self.builder.extend(adder.items, running, mixed=mixed, flight=number)
+        split = bool(self.split_layers and running and not mixed)
+        step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split)
+        self.encoding.hold(step, adder)
+        if not split:
+            return step
+        self.split = SplitPrefill(step)
+        return self._next_part(self.split)
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
-    def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Step | None) -> None:
+    def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Launched | None) -> None:
         """Offer waiting requests in the policy's order until one does not fit."""
         self._short = adder.rows_full
         if adder.full() or not self.waiting or (adder.rows_full and not self.policy.preempts):
@@ -268,6 +270,8 @@ class Planner:
             if req.status not in _QUEUED:
                 continue  # the policy named it twice
             result = adder.add(req, has_chunked=has_chunked)
+            if result is AddResult.ENCODE and adder.may_wish:
+                continue
             if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is not AddResult.CONTINUE:
@@ -289,7 +293,7 @@ class Planner:
             self.counters.cached_tokens += req.kv.prefix_len
 
     def _pushed_out(
-        self, adder: PrefillAdder, req: Req, result: AddResult, flight: Step | None, has_chunked: bool
+        self, adder: PrefillAdder, req: Req, result: AddResult, flight: Launched | None, has_chunked: bool
     ) -> bool:
         """Retract running requests so that `req` fits. Only where that is known to be enough."""
         if not self.policy.preempts or not (result is AddResult.NO_TOKEN or adder.rows_full):
@@ -312,7 +316,7 @@ class Planner:
 
     # ---- memory of the running ------------------------------------------------------------------------------------
 
-    def _make_room(self, flight: Step | None) -> bool:
+    def _make_room(self, flight: Launched | None) -> bool:
         """Room for one more token of every running request, by retraction where eviction is not enough. False where
         no request is left to run, or where the results of `flight` are wanted first.
         """
@@ -364,6 +368,7 @@ class Planner:
         """Take a request out of whichever queue it is in."""
         if self.split is not None and all(one.finished for one in self.split.step.batch.reqs):
             # No request wants the rest of it.
+            self.encoding.release(self.split.step)
             self.split = None
         if req is self.chunked:
             self.chunked = None
@@ -380,18 +385,14 @@ class Planner:
         """Undo a step that was launched and whose results are not going to be used. What it admitted waits again; the
         caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
-        for req in reversed(self._prefilled_by(step)):
+        self.encoding.release(step)
+        for req in reversed(step.prefilled):
             if req.finished:
                 continue
             self.drop(req)
             self.memory.release(req)
             req.move_to(ReqStatus.RETRACTED)
             self.enqueue(req, first=True)
-
-    @staticmethod
-    def _prefilled_by(step: Step) -> Sequence[Req]:
-        batch = step.batch
-        return batch.reqs[: len(batch.reqs) - batch.decoding]
 
 
 _QUEUED = frozenset({ReqStatus.WAITING, ReqStatus.RETRACTED})

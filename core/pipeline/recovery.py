@@ -1,18 +1,24 @@
-"""Recovery: a forward pass that raised is run again in halves, until the request to blame is alone."""
+"""Recovery: a forward pass that raised is run again in halves, until the request to blame is alone. Media that cannot
+be encoded together are encoded one by one.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import EncodePiece
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
-    from pegboard.core.pipeline.step import Step
+    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.step import EncodeStep, Step
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +28,39 @@ MAX_SINGLE_FAILURES = 4
 
 class DeviceFailed(RuntimeError):
     """The device does not come back. The process has to start anew."""
+
+
+def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
+    """Encode the pieces of a failed step again, one by one. Yield those who want a piece that fails alone, and why.
+
+    Nothing else may be under way. Raises DeviceFailed where the device has failed.
+    """
+    books.forget(piece.key for piece in step.work.pieces)
+    for piece, owners in zip(step.work.pieces, step.owners, strict=True):
+        wanting = [req for req in owners if not req.finished]
+        why: Exception | None = None
+        for req in wanting:
+            why = _encode_alone(piece, req, books, executor)
+            if why is None:
+                break
+            if not executor.healthy():
+                raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
+        if why is not None:
+            yield wanting, why
+
+
+def _encode_alone(piece: EncodePiece, req: Req, books: EncoderBooks, executor: Executor) -> Exception | None:
+    """Encode a piece from this request's own copy of it: the file of another one goes when that one ends."""
+    media = req.media
+    assert media is not None
+    item = next(one for one in media.items if one.digest == piece.key.digest)
+    work = books.plan((replace(piece, item=item),), ())
+    try:
+        executor.encode(work).result()
+    except Exception as error:
+        books.forget((piece.key,))
+        return error
+    return None
 
 
 class Recovery:

@@ -30,6 +30,8 @@ GRAMMAR = 32
 """Its output follows a grammar."""
 HIDDEN = 64
 """Its hidden states are wanted."""
+SHIFTED = 128
+"""Its prompt has media, and positions are not indices."""
 
 NEVER = -1
 """No step; UNSTAMPED says the same of a request, and differs from it."""
@@ -38,7 +40,7 @@ UNSTAMPED = -2
 NUMBERS: np.dtype[np.void] = np.dtype(list(SAMPLING_ROW), align=True)
 """What a sampler needs of a request."""
 
-_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS = range(8)
+_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _DELTA = range(9)
 
 
 class RunningBatch:
@@ -46,15 +48,15 @@ class RunningBatch:
 
     `rows` in the row table; `seq_lens` prompt and output tokens, those on their way included; `input_lens` the
     prompt's; `allocated` slots of the row; `left` how many more tokens may be scheduled; `last` the newest token, where
-    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `numbers` those of its
-    sampling (NUMBERS); `last_times` float64 when its newest token was committed. `version` changes whenever a request
-    joins or leaves.
+    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `deltas` what a position
+    is beyond its index; `numbers` those of its sampling (NUMBERS); `last_times` float64 when its newest token was
+    committed. `version` changes whenever a request joins or leaves.
     """
 
     def __init__(self, capacity: int) -> None:
         self.reqs: list[Req] = []
         self.version = 0
-        self._ints = np.zeros((8, capacity), np.int64)
+        self._ints = np.zeros((9, capacity), np.int64)
         self._numbers = np.zeros(capacity, NUMBERS)
         self._times = np.zeros(capacity, np.float64)
         self._places: dict[int, int] | None = None
@@ -73,6 +75,7 @@ class RunningBatch:
         self.last: NDArray[np.int64] = ints[_LAST]
         self.stamps: NDArray[np.int64] = ints[_STAMP]
         self.flags: NDArray[np.int64] = ints[_FLAGS]
+        self.deltas: NDArray[np.int64] = ints[_DELTA]
         self.numbers: NDArray[np.void] = self._numbers[:n]
         self.last_times: NDArray[np.float64] = self._times[:n]
         self._flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
@@ -107,7 +110,8 @@ class RunningBatch:
         start = len(self.reqs)
         for index, (req, flag) in enumerate(zip(reqs, flags, strict=True), start):
             kv, left = req.kv, max(0, req.remaining_tokens - 1)
-            self._ints[:, index] = kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag
+            delta = 0 if req.media is None else req.media.delta
+            self._ints[:, index] = kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag, delta
             self._numbers[index] = req.sampling.row(req.seed, vocab_size)
             self._times[index] = req.timing.last_token
             self.reqs.append(req)
@@ -182,6 +186,8 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
         flags |= LOGPROBS
     if req.output.hidden is not None:
         flags |= HIDDEN | SPECIAL
+    if req.media is not None:
+        flags |= SHIFTED
     if params.grammar is not None:
         flags |= GRAMMAR | SPECIAL | HISTORY
     for one in asked:

@@ -15,9 +15,10 @@ from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
-from pegboard.core.pipeline.recovery import Recovery
+from pegboard.core.pipeline.recovery import Recovery, encode_apart
 from pegboard.core.pipeline.results import NOBODYS
 from pegboard.core.pipeline.stats import Stats
+from pegboard.core.pipeline.step import EncodeStep
 from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
-    from pegboard.core.pipeline.step import Pending, Step
+    from pegboard.core.pipeline.step import Launched, Pending, Step
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +52,11 @@ class Scheduler:
         self.counters = Counters()
         self.clock = clock
         self.guarded_policy = GuardedPolicy(stages.policy)
+        self._books = None if stages.media is None else stages.media.books
         self.planner = Planner(
-            settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock, self._cannot_fit
-        )
+            settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
+            self._cannot_fit, self._books,
+        )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
         self._batch_committed = GuardedHooks("batch_committed", hooks.batch_committed)
@@ -157,7 +160,7 @@ class Scheduler:
         outputs, requests.outbox = requests.outbox, []
         return outputs
 
-    def launch(self, flight: Step | None) -> Step | None:
+    def launch(self, flight: Launched | None) -> Launched | None:
         """Plan the step after `flight` and start it. Return None where nothing can be planned (see Planner.plan)."""
         if self.paused:
             return None
@@ -168,6 +171,9 @@ class Scheduler:
         if step is None:
             return None
         self._was_idle = False
+        if isinstance(step, EncodeStep):
+            step.pending = self.stages.executor.encode(step.work)
+            return step
         step.batch.planned_at = planned_at
         if self._batch_scheduled and (step.work.part is None or step.work.part.first):
             self._batch_scheduled(step.batch)
@@ -178,10 +184,12 @@ class Scheduler:
         counters.forward_time += time.perf_counter() - launched
         return step
 
-    def settle(self, step: Step, behind: Step | None = None) -> bool:
+    def settle(self, step: Launched, behind: Launched | None = None) -> bool:
         """Wait for a step and take its results. Return False where it failed, and with it `behind`, which was launched
         after it: then neither is under way any more.
         """
+        if isinstance(step, EncodeStep):
+            return self._settle_encode(step, behind)
         assert step.pending is not None
         start = time.perf_counter()
         result, error = _outcome(step.pending)
@@ -193,8 +201,19 @@ class Scheduler:
         else:
             assert error is not None
             self._recover(step, error, behind)
+        if step.final or result is None:
+            self.planner.encoding.release(step)
         self.counters.results_time += time.perf_counter() - ran
         return result is not None
+
+    def _settle_encode(self, step: EncodeStep, behind: Launched | None) -> bool:
+        assert step.pending is not None
+        try:
+            self.counters.encode_time += step.pending.result()
+        except Exception as error:
+            self._recover_encode(step, error, behind)
+            return False
+        return True
 
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
@@ -205,8 +224,7 @@ class Scheduler:
         if batch.tokens is not result.tokens and batch.tokens is not None:
             self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if not batch.forward_mode.is_decode:
-            prefilled = len(batch.reqs) - batch.decoding
-            for req, kv in zip(batch.reqs[:prefilled], step.kvs, strict=False):
+            for req, kv in zip(step.prefilled, step.kvs, strict=False):
                 if not req.finished and req.kv is kv:
                     stages.memory.cache_unfinished(req)
         self.requests.outbox += outputs
@@ -236,31 +254,71 @@ class Scheduler:
 
     # ---- failure --------------------------------------------------------------------------------------------------
 
-    def _recover(self, step: Step, error: Exception, behind: Step | None) -> None:
+    def _recover(self, step: Step, error: Exception, behind: Launched | None) -> None:
         """Recover from a forward pass that raised. What it computed is undefined, but nothing of it was committed."""
-        self.counters.failed_batches += 1
-        culprit = self.stages.culprits.of(error)
-        self.stages.culprits.count(culprit)
-        accused = "the model failed" if culprit is None else culprit.accuse(error)
-        logger.error("batch %d of %d requests: %s", step.number, len(step.batch), accused, exc_info=error)
+        self._note_failure(step.number, f"{len(step.batch)} requests", error)
         self.stages.memory.rows.send_again(step.work.table)
-        if behind is not None:
-            assert behind.pending is not None
-            _outcome(behind.pending)
-            self.stages.memory.rows.send_again(behind.work.table)
+        late = None if behind is None else self._wait_for(behind)
         if step.whole is not None:
             # A part of a split prefill: all of it is computed again, in one go.
             step = step.whole
             self.planner.end_split(step)
         self._try_in_parts(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
-        if behind is not None and behind.batch is not step.batch:
+        if isinstance(behind, EncodeStep):
+            if late is not None:
+                self._recover_encode(behind, late, None)
+        elif behind is not None and behind.batch is not step.batch:
             if behind.final:
                 self.planner.rewind(behind)
             elif any(req.rid in step.batch.partial for req in behind.batch.reqs):
                 # The first layers of a split prefill, which have read what the failed chunk was to write.
                 self.planner.abandon_split()
         self.running.rewind()
+
+    def _recover_encode(self, step: EncodeStep, error: Exception, behind: Launched | None) -> None:
+        """Recover from an encoder that raised: its pieces are encoded one by one. Requests that want one which fails
+        alone end with status 500.
+        """
+        assert self._books is not None
+        self._note_failure(step.number, f"{len(step.work.pieces)} pieces of media", error)
+        late = None if behind is None else self._wait_for(behind)
+        for wanting, why in encode_apart(step, self._books, self.stages.executor):
+            culprit = self.stages.culprits.of(why)
+            text = f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
+            reason = FinishReason(FinishType.ABORT, message=text, status=500, code="media_failed")
+            for req in wanting:
+                self.requests.end(req, reason, keep=False)
+        if isinstance(behind, EncodeStep):
+            if late is not None:
+                self._recover_encode(behind, late, None)
+        elif behind is not None:
+            if behind.final:
+                self.planner.rewind(behind)
+            else:
+                self.planner.abandon_split()
+        self.running.rewind()
+
+    def _note_failure(self, number: int, what: str, error: Exception) -> None:
+        self.counters.failed_batches += 1
+        culprit = self.stages.culprits.of(error)
+        self.stages.culprits.count(culprit)
+        accused = "the model failed" if culprit is None else culprit.accuse(error)
+        logger.error("batch %d of %s: %s", number, what, accused, exc_info=error)
+
+    def _wait_for(self, behind: Launched) -> Exception | None:
+        """Wait for a step whose results may be of no use; what it raised."""
+        if isinstance(behind, EncodeStep):
+            assert behind.pending is not None
+            try:
+                self.counters.encode_time += behind.pending.result()
+            except Exception as error:
+                return error
+            return None
+        assert behind.pending is not None
+        _, failed = _outcome(behind.pending)
+        self.stages.memory.rows.send_again(behind.work.table)
+        return failed
 
     def _try_in_parts(self, step: Step, error: Exception) -> None:
         """Run a failed step again in halves, until the requests at fault are alone; they end with status 500."""
@@ -287,7 +345,7 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        if error := self.stages.memory.idle_error():
+        if error := self.stages.memory.idle_error() or (self._books and self._books.idle_error()):
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
+    from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.step_log import StepReport
@@ -34,7 +35,7 @@ class StepHooks:
 @dataclass(slots=True)
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
-    `pooler` there are no embeddings, and without a `report` steps are not logged.
+    `pooler` there are no embeddings, without `media` no pictures, and without a `report` steps are not logged.
     """
 
     memory: MemoryManager
@@ -45,6 +46,7 @@ class Stages:
     gates: GateKeeper | None = None
     pooler: Pooler | None = None
     report: StepReport | None = None
+    media: MediaStage | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.side_outputs import Wanted
@@ -20,6 +20,13 @@ class Pending(Protocol):
 
     def result(self) -> BatchResult:
         """Wait for it. Raises what the forward pass raised; the KV of its tokens is then undefined."""
+
+
+class PendingEncode(Protocol):
+    """Media that are being encoded."""
+
+    def result(self) -> float:
+        """Wait for it; the seconds that it took. Raises what the encoder raised; nothing is kept of the list then."""
 
 
 @dataclass(slots=True)
@@ -45,3 +52,32 @@ class Step:
     whole: Step | None = None
     wanted: Wanted | None = None
     pending: Pending | None = None
+
+    @property
+    def prefilled(self) -> list[Req]:
+        """The requests some of whose prompt it computes."""
+        return self.batch.reqs[: len(self.batch.reqs) - self.batch.decoding]
+
+
+@dataclass(slots=True)
+class SplitPrefill:
+    """A prefill that runs some layers per step, with decodes in between. `done` layers are launched."""
+
+    step: Step
+    done: int = 0
+
+
+@dataclass(slots=True)
+class EncodeStep:
+    """Media that are encoded in a step of their own. `owners` are the requests that want each piece. `touched` has no
+    meaning here: nothing is committed.
+    """
+
+    number: int
+    work: EncodeWork
+    owners: tuple[tuple[Req, ...], ...]
+    touched: bool = False
+    pending: PendingEncode | None = None
+
+
+Launched = Step | EncodeStep

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.pipeline.guards import GuardedHooks
+    from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,9 @@ class Worker:
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
         pooler: Pooler | None = None,
+        media: EncodedMedia | None = None,
     ) -> None:
+        self.media = media
         self._runner = runner
         self._pooler = pooler
         self._attention = attention
@@ -235,6 +238,9 @@ class Worker:
             batch.sample_rows = self._tensor(work.sample_rows)
         if work.wanted is not None:
             self._want(batch, work.wanted)
+        if work.overlay:
+            assert self.media is not None
+            batch.overlay = self.media.overlay(work.overlay, self._device)
         return batch
 
     def _want(self, batch: ForwardBatch, wanted: WantedRows) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection
-from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -68,6 +68,7 @@ class FakeModel:
         self.table = rows.host.copy() if rows.mirrored else rows.host
         self.last = np.full(rows.max_rows + 1, EMPTY, np.int64)
         self.slots = np.full(num_slots, EMPTY, np.int64)
+        self.written = self.half = self.slots[:0]
         self.batches: list[ModelWorkerBatch] = []
         self.early: BatchResult | None = None
         """What the split prefill that is under way will answer."""
@@ -88,10 +89,10 @@ class FakeModel:
             return self.answer(work)
         # Some layers are computed in each part: the first one reads what is there by then, each one writes.
         if work.part.first:
-            self.early = self.answer(work)
+            self.early, self.half = self.answer(work), self.written
         if self.early is None:
             raise RuntimeError("the first parts of this split are not there: they failed")
-        self.slots[work.out_cache_loc] = work.input_ids
+        self.slots[work.out_cache_loc] = self.half
         return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
 
     def answer(self, work: ModelWorkerBatch) -> BatchResult:
@@ -99,7 +100,7 @@ class FakeModel:
         if work.pending is not None:
             input_ids[work.pending] = self.last[work.rows[work.pending + len(work.rows) - len(input_ids)]]
         assert (input_ids >= 0).all(), "a token is computed that nobody knows"
-        self.slots[work.out_cache_loc] = input_ids
+        self.slots[work.out_cache_loc] = self.written = self.contents(work, input_ids)
         starts = np.cumsum(work.extend_lens) - work.extend_lens
         sampled = None if work.sample_rows is None else set(work.sample_rows.tolist())
         tokens = []
@@ -107,7 +108,6 @@ class FakeModel:
             context = self.slots[self.table[row, : work.seq_lens[i]]]
             assert EMPTY not in context, "a slot was read before it was written"
             last = int(starts[i] + work.extend_lens[i] - 1)
-            assert work.positions[last] == work.seq_lens[i] - 1
             if sampled is None or last in sampled:
                 tokens.append(next_token(context))
         if work.sampling is not None and work.sampling.mask is not None:
@@ -118,7 +118,16 @@ class FakeModel:
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
 
-    def launch(self, work: ModelWorkerBatch) -> Done:
+    def encode(self, work: EncodeWork) -> float:
+        raise AssertionError("a model without media was told to encode some")
+
+    def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What is kept of each token: here its id, once its position is seen to be right."""
+        ends = np.cumsum(work.extend_lens) - 1
+        assert (work.positions[ends] == work.seq_lens - 1).all()
+        return input_ids
+
+    def launch(self, work: ModelWorkerBatch) -> Done[BatchResult]:
         return Done(self(work))
 
 
@@ -154,6 +163,7 @@ class Harness:
         tokenizer: Any = None,
         processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
+        model: type[FakeModel] | None = None,
         jump_ahead: int = 0,
         work: GrammarWork | None = None,
         **scheduler: Any,
@@ -167,13 +177,15 @@ class Harness:
         overlap = config.loop == "overlap"
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
-        self.model = FakeModel(self.rows, (allocator.num_pages + 1) * page_size)
+        self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         stages = Stages(
             self.memory,
             chosen,
             BatchBuilder(self.memory, processors, VOCAB),
             ResultStage(tokenizer, {EOS}, grammars=GrammarFollower(work, jump_ahead)),
-            ThreadExecutor(self.model.launch, self.model) if overlap else InlineExecutor(self.model),
+            ThreadExecutor(self.model.launch, self.model, encode=self.model.encode)
+            if overlap
+            else InlineExecutor(self.model, encode=self.model.encode),
             hooks=hooks or StepHooks(),
             **{name: part for name, part in parts.items() if name != "clock"},
         )

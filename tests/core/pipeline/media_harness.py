@@ -1,0 +1,190 @@
+"""Media for the harness's fake model: what it keeps of a token depends on its position on three axes, and at media on
+what the encoder was shown. So a wrong position, overlay or prefix changes the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, PieceKey
+from pegboard.core.interfaces.media import MediaItem, MediaSpan
+from pegboard.core.interfaces.messages import RequestMedia
+from pegboard.core.interfaces.req import ReqMedia
+from pegboard.core.pipeline.media.arrival import MediaStage
+from pegboard.core.pipeline.media.books import EncoderBooks
+from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
+
+PAD = VOCAB + 700
+"""The token that stands where media are; none that is sampled."""
+TOKEN_BYTES = 4
+
+
+def seen(digest: bytes, piece: int, offset: int) -> int:
+    """What the encoder makes of one token of a piece."""
+    return 1000 + int.from_bytes(hashlib.blake2b(digest + bytes([piece, offset]), digest_size=4).digest(), "little")
+
+
+def placed(value: int | NDArray[np.int64], positions: NDArray[np.int64]) -> Any:
+    """What the model keeps of a token: `positions` int64 [3, ...]."""
+    return value + 300 * positions[0] + 7000 * positions[1] + 110000 * positions[2]
+
+
+class FakeEncoder:
+    """Counts tokens; the model below encodes."""
+
+    def tokens(self, item: MediaItem, piece: int) -> int:
+        return item.grid[1] * item.grid[2]
+
+
+class MediaModel(FakeModel):
+    """Reads positions and media. `encoded` has what the worker would keep; `shown` every piece that was encoded."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.encoded: dict[PieceKey, list[int]] = {}
+        self.shown: list[PieceKey] = []
+        self.directory = Path()
+        self.capacity = 0
+        self.broken: frozenset[bytes] = frozenset()
+        """Digests of items that cannot be encoded."""
+
+    def encode(self, work: EncodeWork) -> float:
+        for key in work.drop:
+            del self.encoded[key]
+        found = {}
+        for one in work.pieces:
+            assert one.key not in self.encoded, "a piece is encoded that is there"
+            assert (self.directory / one.item.file).stat().st_size == math.prod(one.item.shape)
+            if one.key.digest in self.broken:
+                raise RuntimeError("this cannot be looked at")
+            found[one.key] = [seen(one.key.digest, one.key.piece, i) for i in range(one.tokens)]
+        self.encoded |= found
+        self.shown += found
+        assert sum(map(len, self.encoded.values())) * TOKEN_BYTES <= self.capacity
+        return 0.001
+
+    def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        values = input_ids.copy()
+        covered = np.zeros(len(values), np.bool_)
+        for part in work.overlay:
+            at = slice(part.row, part.row + part.count)
+            assert not covered[at].any(), "two pieces at one token"
+            covered[at] = True
+            values[at] = self.encoded[part.key][part.offset : part.offset + part.count]
+        assert ((input_ids == PAD) == covered).all(), "the overlay is not where the media are"
+        positions = work.positions if work.positions.ndim == 2 else np.broadcast_to(work.positions, (3, len(values)))
+        found: NDArray[np.int64] = placed(values, positions)
+        return found
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with media, as intake would send it."""
+
+    ids: list[int]
+    media: RequestMedia
+
+    @property
+    def layout(self) -> ReqMedia:
+        positions = np.frombuffer(self.media.positions, "<i4").reshape(3, -1).astype(np.int64)
+        none = np.empty(0, np.int64)
+        return ReqMedia(self.media.items, self.media.spans, (), positions, self.media.delta, none, none)
+
+    def answer(self, n: int) -> list[int]:
+        """What it would get, alone in the world."""
+        kept = list(self.ids)
+        for span in self.media.spans:
+            digest = self.media.items[span.item].digest
+            kept[span.start : span.start + span.count] = [seen(digest, span.piece, i) for i in range(span.count)]
+        layout, out = self.layout, list[int]()
+        while len(out) < n:
+            length = len(kept) + len(out)
+            values = np.array([*kept, *out], np.int64)
+            out.append(next_token(placed(values, layout.positions_of(0, length))))
+            if out[-1] == EOS:
+                break
+        return out
+
+
+class Album:
+    """Makes items with their files, and prompts with them."""
+
+    def __init__(self, directory: Path, seed: int = 0) -> None:
+        self.directory = directory
+        self.random = random.Random(seed)
+        self._files = 0
+
+    def item(self, name: int | str, height: int, width: int, pieces: int = 1) -> MediaItem:
+        """An item whose looks follow from `name` and its size; each call writes a file of its own."""
+        shape = (pieces, height, width, 3)
+        digest = hashlib.blake2b(f"{name} {shape}".encode(), digest_size=32).digest()
+        self._files += 1
+        file = f"item-{self._files}"
+        (self.directory / file).write_bytes(bytes(math.prod(shape)))
+        kind = "image" if pieces == 1 else "video"
+        return MediaItem(kind, digest, file, shape, (pieces, height, width), pieces)  # type: ignore[arg-type]
+
+    def words(self, count: int) -> list[int]:
+        return [self.random.choice([one for one in range(VOCAB) if one != EOS]) for _ in range(count)]
+
+    def prompt(self, *parts: list[int] | MediaItem) -> Prompt:
+        """Text and items in turn, with positions as in the Qwen-VL models."""
+        ids: list[int] = []
+        positions: list[tuple[int, int, int]] = []
+        items: list[MediaItem] = []
+        spans: list[MediaSpan] = []
+        now = 0
+        for part in parts:
+            if isinstance(part, list):
+                ids += part
+                positions += [(now + i,) * 3 for i in range(len(part))]
+                now += len(part)
+                continue
+            _, height, width = part.grid
+            for piece in range(part.pieces):
+                spans.append(MediaSpan(len(items), piece, len(ids), height * width))
+                ids += [PAD] * (height * width)
+                positions += [(now, now + y, now + x) for y in range(height) for x in range(width)]
+                now += max(height, width)
+            items.append(part)
+        packed = np.array(positions, "<i4").T.tobytes()
+        return Prompt(ids, RequestMedia(tuple(items), tuple(spans), packed, now - len(ids)))
+
+
+def media_harness(directory: Path, *, capacity: int = 64, encode_tokens: int = 16, **more: Any) -> Harness:
+    """A harness whose model takes media; `capacity` is in tokens."""
+    books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens)
+    stage = MediaStage(FakeEncoder(), books, directory, more.get("page_size", 1))  # type: ignore[arg-type]
+    harness = Harness(model=MediaModel, parts={"media": stage}, **more)
+    assert isinstance(harness.model, MediaModel)
+    harness.model.directory, harness.model.capacity = directory, books.capacity
+    return harness
+
+
+def model_of(harness: Harness) -> MediaModel:
+    assert isinstance(harness.model, MediaModel)
+    return harness.model
+
+
+def books_of(harness: Harness) -> EncoderBooks:
+    stage = harness.scheduler.stages.media
+    assert stage is not None
+    return stage.books
+
+
+def submit(harness: Harness, rid: str, prompt: Prompt, n: int = 8, **more: Any) -> Any:
+    return harness.submit(rid, prompt.ids, n, media=prompt.media, **more)
+
+
+def text_answer(ids: Sequence[int], n: int) -> list[int]:
+    """What a prompt without media gets of this model."""
+    return Prompt(list(ids), RequestMedia((), (), np.tile(np.arange(len(ids), dtype="<i4"), 3).tobytes())).answer(n)

@@ -1,0 +1,214 @@
+"""Media in the scheduler: the same tokens as alone in every setting, pieces encoded once, and books that balance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.interfaces.messages import Rejected
+from tests.core.pipeline.media_harness import (
+    TOKEN_BYTES,
+    Album,
+    Prompt,
+    books_of,
+    media_harness,
+    model_of,
+    submit,
+    text_answer,
+)
+
+SETTINGS = [
+    {},
+    {"page_size": 16},
+    {"chunk": 7},
+    {"chunk": 32, "page_size": 16},
+    {"chunk": 7, "loop": "overlap"},
+    {"chunk": 32, "page_size": 16, "loop": "overlap", "mixed_chunk": True},
+    {"chunk": 7, "mixed_chunk": True},
+    {"chunk": 16, "split_prefill_layers": 2},
+    {"chunk": 16, "split_prefill_layers": 2, "loop": "overlap"},
+    {"cache": "block", "page_size": 16, "chunk": 16},
+    {"cache": "none", "chunk": 7},
+]
+TIGHT = {"tokens": 256, "max_context_len": 256, "max_running_requests": 8, "new_token_ratio": 0.01}
+
+
+def _conversations(album: Album, count: int) -> dict[str, Prompt | list[int]]:
+    """Prompts that share pictures, texts, both or neither; some are text alone."""
+    rng, found = album.random, dict[str, Prompt | list[int]]()
+    openings = [album.words(n) for n in (0, 3, 20)]
+    for i in range(count):
+        if i % 4 == 3:
+            found[f"text-{i}"] = rng.choice(openings) + album.words(rng.randint(1, 30))
+            continue
+        parts: list[object] = [rng.choice(openings)]
+        for _ in range(rng.randint(1, 3)):
+            pieces = rng.choice([1, 1, 1, 3])
+            parts += [album.item(rng.randrange(4), rng.randint(1, 4), rng.randint(1, 4), pieces)]
+            parts += [album.words(rng.randint(0, 9))]
+        found[f"media-{i}"] = album.prompt(*parts, album.words(1))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("memory", ["ample", "tight"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: "-".join(f"{k}={v}" for k, v in one.items()) or "plain")
+def test_the_same_tokens_as_alone(setting: dict[str, object], memory: str, tmp_path: Path) -> None:
+    album = Album(tmp_path, seed=len(str(setting)))
+    harness = media_harness(tmp_path, capacity=64, **{**setting, **(TIGHT if memory == "tight" else {})})
+    asked = _conversations(album, 24)
+    waiting = list(asked.items())
+    for _ in range(5000):
+        for rid, prompt in waiting[: album.random.choice([0, 1, 6]) if memory == "ample" else 8]:
+            if isinstance(prompt, Prompt):
+                submit(harness, rid, prompt, 30)
+            else:
+                harness.submit(rid, prompt, 30)
+            waiting.remove((rid, prompt))
+        harness.step()
+        if not waiting and harness.scheduler.idle:
+            break
+    harness.run()
+    for rid, prompt in asked.items():
+        expected = prompt.answer(30) if isinstance(prompt, Prompt) else text_answer(prompt, 30)
+        assert harness.tokens(rid) == expected, rid
+    if memory == "tight":
+        assert harness.scheduler.counters.retractions > 0
+    assert set(model_of(harness).encoded) == {key for key in model_of(harness).encoded if key in books_of(harness)}
+    assert len(model_of(harness).encoded) == len(books_of(harness))
+
+
+def test_one_picture_is_encoded_once_for_all(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, cache="none")
+    asked = {str(i): album.prompt(album.words(i), album.item("same", 3, 3), album.words(2)) for i in range(16)}
+    for rid, prompt in asked.items():
+        submit(harness, rid, prompt)
+    harness.run()
+    assert len(model_of(harness).shown) == 1
+    assert (books_of(harness).encoded, books_of(harness).hits) == (1, 15)
+    assert all(harness.tokens(rid) == prompt.answer(8) for rid, prompt in asked.items())
+
+
+def test_a_cached_prefix_is_not_encoded_again(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, capacity=16)
+    opening, other = album.words(5), album.prompt(album.item("other", 4, 4), album.words(1))
+    first = album.prompt(opening, album.item("a", 3, 3), album.words(4))
+    submit(harness, "first", first)
+    harness.run()
+    submit(harness, "displaces", other)
+    harness.run()
+    shown = len(model_of(harness).shown)
+    again = album.prompt(first.ids[:5], album.item("a", 3, 3), first.ids[14:] + harness.tokens("first") + [3, 4])
+    submit(harness, "again", again)
+    harness.run()
+    assert len(model_of(harness).shown) == shown
+    assert harness.tokens("again") == again.answer(8)
+    assert harness.outputs["again"][-1].cached_tokens >= len(first.ids)
+
+
+@pytest.mark.parametrize("other", [("b", 3, 3), ("a", 1, 9), ("a", 9, 1)])
+def test_another_picture_shares_nothing_from_there_on(other: tuple[str, int, int], tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path)
+    opening, rest = album.words(5), album.words(4)
+    for rid, look in (("one", ("a", 3, 3)), ("two", other)):
+        prompt = album.prompt(opening, album.item(*look), rest)
+        submit(harness, rid, prompt)
+        harness.run()
+        assert harness.tokens(rid) == prompt.answer(8)
+    assert harness.outputs["two"][-1].cached_tokens == len(opening)
+
+
+def test_decodes_go_on_between_pieces(tmp_path: Path) -> None:
+    """A long video is encoded piece by piece; between two steps for it, what runs gets a token."""
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, capacity=64, encode_tokens=4, chunk=16)
+    harness.submit("runs", album.words(3), 60, sampling={"ignore_eos": True}, stream=True)
+    for _ in range(3):
+        harness.step()
+    prompt = album.prompt(album.item("long", 2, 4, 8), album.words(2))
+    submit(harness, "watches", prompt)
+    counters = harness.scheduler.counters
+    while "watches" not in harness.outputs:
+        before = (counters.encode_steps + counters.prefill_steps, counters.decode_steps)
+        harness.step()
+        harness.step()
+        assert counters.encode_steps + counters.prefill_steps - before[0] <= 1
+        assert counters.decode_steps > before[1]
+    harness.run()
+    assert counters.encode_steps == 8
+    assert harness.tokens("watches") == prompt.answer(8)
+
+
+def test_several_requests_share_an_encode_step(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, encode_tokens=16)
+    asked = {str(i): album.prompt(album.item(i, 2, 2), album.words(2)) for i in range(4)}
+    for rid, prompt in asked.items():
+        submit(harness, rid, prompt)
+    harness.run()
+    assert harness.scheduler.counters.encode_steps == 1
+    assert harness.scheduler.counters.prefill_steps == 1
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_what_cannot_be_encoded_fails_its_requests_alone(loop: str, tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, loop=loop, chunk=16)
+    bad = album.item("bad", 2, 2)
+    model_of(harness).broken = frozenset({bad.digest})
+    good = {str(i): album.prompt(album.words(i), album.item(i, 2, 2), album.words(3)) for i in range(6)}
+    harness.submit("text", album.words(4), 20)
+    for rid, prompt in good.items():
+        submit(harness, rid, prompt)
+        submit(harness, f"bad-{rid}", album.prompt(album.words(2), bad, album.words(1)))
+    harness.run()
+    for rid, prompt in good.items():
+        assert harness.tokens(rid) == prompt.answer(8)
+        end = harness.finish(f"bad-{rid}")
+        assert (end["status"], end["code"]) == (500, "media_failed")
+    assert harness.finish("text")["type"] != "abort"
+
+
+def test_a_file_that_went_with_its_request_is_read_from_another(tmp_path: Path) -> None:
+    """Two requests show one picture; the first one's file goes before the picture is encoded."""
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path)
+    one, two = (album.prompt(album.item("same", 2, 2), album.words(i + 1)) for i in range(2))
+    submit(harness, "one", one)
+    submit(harness, "two", two)
+    (tmp_path / one.media.items[0].file).unlink()
+    harness.run()
+    assert harness.tokens("two") == two.answer(8)
+    assert harness.tokens("one") == one.answer(8)
+
+
+def test_tenants_share_no_encoded_media(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path)
+    for tenant in "ab":
+        submit(harness, tenant, album.prompt(album.item("same", 2, 2), album.words(1)), namespace=tenant)
+        harness.run()
+    assert [key.namespace for key in model_of(harness).shown] == ["a", "b"]
+
+
+def test_media_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, capacity=8)
+    good = album.prompt(album.words(2), album.item("a", 2, 2), album.words(2))
+
+    def refused(rid: str, prompt: Prompt) -> tuple[int, str]:
+        reply = submit(harness, rid, prompt)
+        assert isinstance(reply, Rejected), rid
+        return reply.status, reply.code
+
+    assert refused("large", album.prompt(album.item("b", 3, 3), album.words(1))) == (400, "media_too_large")
+    assert "media.cache_bytes" in submit(harness, "l", album.prompt(album.item("b", 3, 3), [1])).message
+    (tmp_path / good.media.items[0].file).write_bytes(b"short")
+    assert refused("short", good) == (500, "media_failed")
+    (tmp_path / good.media.items[0].file).unlink()
+    assert refused("gone", good) == (500, "media_failed")
+    assert harness.scheduler.idle
+    assert books_of(harness).capacity == 8 * TOKEN_BYTES

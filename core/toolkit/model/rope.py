@@ -77,10 +77,24 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.spec = spec
         self.inv_freq: Tensor
+        self.axes: Tensor
         self.register_buffer("inv_freq", inverse_frequencies(spec).to(device), persistent=False)
+        self.register_buffer("axes", torch.tensor(spec.axes, dtype=torch.int64, device=device), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [tokens, 1, dim / 2] in `dtype`, for positions int64 [tokens]. Angles are taken in float32."""
-        angles = positions[:, None].float() * self.inv_freq
+        """cos and sin [tokens, 1, dim / 2] in `dtype`, for positions int64 [tokens], or [3, tokens] (time, height,
+        width) where the rope has axes. Angles are taken in float32. A token whose axes are equal has the angles of
+        that one position, bit by bit. Raises ValueError for positions of three axes where the rope has none.
+        """
+        if positions.dim() == 1:
+            angles = positions[:, None].float() * self.inv_freq
+        else:
+            angles = self._per_axis(positions) * self.inv_freq
         scaling = self.spec.attention_scaling
         return (angles.cos() * scaling).to(dtype)[:, None], (angles.sin() * scaling).to(dtype)[:, None]
+
+    def _per_axis(self, positions: Tensor) -> Tensor:
+        """float32 [tokens, dim / 2]: of positions [3, tokens], the axis that each frequency turns with."""
+        if not self.spec.axes:
+            raise ValueError(f"positions {list(positions.shape)} have axes, and this model's rope has none")
+        return positions.t().float().index_select(1, self.axes)

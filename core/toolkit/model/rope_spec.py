@@ -13,6 +13,9 @@ from pegboard.core.toolkit.model.model_config import flag, number, size
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """The rope types that `inverse_frequencies` knows, under transformers' names."""
 
+AXES = 3
+"""Axes of a position in a prompt with media: time, height and width."""
+
 _PLACE = "config.json: rope parameters"
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "linear_attention"})
 
@@ -23,8 +26,10 @@ class RopeSpec:
 
     `dim` is the number of dimensions per head that turn, `theta` the base, `max_position` the model's limit (tokens).
     `factor` scales linear, dynamic, llama3 and yarn; `original_max_position` is the context of the pretraining for
-    llama3 and yarn. `attention_factor` multiplies cos and sin; for yarn None means what its paper recommends. The rest
-    belongs to the type that it is named after.
+    llama3 and yarn. `attention_factor` multiplies cos and sin; for yarn None means what its paper recommends. `axes`
+    says for each of the dim / 2 frequencies which axis of a position turns it (0 time, 1 height, 2 width; Qwen2-VL's
+    "M-RoPE", Wang et al. 2024); it is empty where positions have one axis. The rest belongs to the type that it is
+    named after.
     """
 
     dim: int
@@ -41,6 +46,7 @@ class RopeSpec:
     yarn_mscale: float | None = None
     yarn_mscale_all_dim: float | None = None
     yarn_truncate: bool = True
+    axes: tuple[int, ...] = ()
 
     @property
     def attention_scaling(self) -> float:
@@ -58,10 +64,20 @@ def _yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeSpec:
+def rope_from_config(
+    config: Mapping[str, Any],
+    head_dim: int,
+    max_position: int,
+    *,
+    theta: float = 10000.0,
+    sections: tuple[int, ...] = (),
+    interleaved: bool = False,
+) -> RopeSpec:
     """Return the rope of a config.json, from transformers 5's `rope_parameters` or the older `rope_scaling` and
     `rope_theta`.
 
+    `theta`, `sections` and `interleaved` are what the architecture has where the config does not say. `sections` are
+    frequencies per axis; without them positions have one axis, whatever the config says.
     Raises ModelError for a type that is not supported and for parameters that a type needs and the config lacks.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -70,6 +86,8 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int
     if _LAYER_TYPES & given.keys():
         raise ModelError(f"rope parameters per layer type ({', '.join(sorted(given))}) are not supported")
     rope_type = given.get("rope_type") or given.get("type") or "default"
+    if sections and rope_type == "mrope":
+        rope_type = "default"  # older configs name the axes as a type
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r:.80} is not supported; supported: {', '.join(ROPE_TYPES)}")
     partial = number(given, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0), file=_PLACE)
@@ -77,7 +95,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int
         raise ModelError(f"partial rotary embeddings (partial_rotary_factor {partial:g}) are not supported")
     key = "original_max_position_embeddings"
     original = next((size(where, key) for where in (config, given) if where.get(key)), None)
-    theta = number(given, "rope_theta", number(config, "rope_theta", 10000.0), file=_PLACE)
+    theta = number(given, "rope_theta", number(config, "rope_theta", theta), file=_PLACE)
     factor = _factor(given, rope_type, max_position, original)
     llama3 = rope_type == "llama3"
     return RopeSpec(
@@ -95,7 +113,28 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, max_position: int
         yarn_mscale=_optional(given, "mscale"),
         yarn_mscale_all_dim=_optional(given, "mscale_all_dim"),
         yarn_truncate=flag(given, "truncate", True, file=_PLACE),
+        axes=_axes(given, head_dim // 2, sections, interleaved) if sections else (),
     )
+
+
+def _axes(given: Mapping[str, Any], frequencies: int, sections: tuple[int, ...], interleaved: bool) -> tuple[int, ...]:
+    """Return the axis of each frequency: in chunks, one after the other (Qwen2-VL), or by turns, where what height and
+    width leave over is time's (Qwen3-VL).
+    """
+    counts = given.get("mrope_section") or list(sections)
+    if (
+        not isinstance(counts, list)
+        or len(counts) != AXES
+        or not all(type(one) is int and one >= 0 for one in counts)
+        or sum(counts) != frequencies
+    ):
+        raise ModelError(
+            f"{_PLACE}: mrope_section must be {AXES} numbers of frequencies, together {frequencies} (half of head_dim),"
+            f" found {counts!r:.80}"
+        )
+    if not flag(given, "mrope_interleaved", interleaved, file=_PLACE):
+        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+    return tuple(i % AXES if i < AXES * counts[i % AXES] else 0 for i in range(frequencies))
 
 
 def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, original: int | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -104,6 +105,62 @@ def test_older_keys() -> None:
 def test_what_is_not_understood_is_named(rope: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         rope_from_config({"rope_parameters": rope}, 64, 4096)
+
+
+AXES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2": ("qwen2_vl", "Qwen2VL", {"mrope_section": [16, 24, 24]}),
+    "qwen2-uneven": ("qwen2_vl", "Qwen2VL", {"mrope_section": [30, 1, 33]}),
+    "qwen2.5-yarn": ("qwen2_5_vl", "Qwen2_5_VL", {"mrope_section": [16, 24, 24], "rope_type": "yarn", "factor": 4.0}),
+    "qwen3": ("qwen3_vl", "Qwen3VLText", {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
+    "qwen3-uneven": ("qwen3_vl", "Qwen3VLText", {"mrope_section": [10, 30, 24], "mrope_interleaved": True}),
+}
+
+
+def three_axes(name: str) -> tuple[Any, Any]:
+    """Transformers' rotary embedding of a case of `AXES`, and ours."""
+    module, prefix, given = AXES[name]
+    rope = {"rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 32768, **given}
+    if rope["rope_type"] == "default":
+        del rope["original_max_position_embeddings"]
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    theirs = getattr(modeling, f"{prefix.removesuffix('Text')}TextConfig")(
+        hidden_size=512, num_attention_heads=4, num_key_value_heads=4, head_dim=128, **config(rope)
+    )
+    spec = rope_from_config(config(rope), 128, 131072, sections=(16, 24, 24))
+    return getattr(modeling, f"{prefix}RotaryEmbedding")(theirs), RotaryEmbedding(spec)
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_three_axes_equal_transformers(name: str) -> None:
+    """Each frequency turns with its own axis."""
+    theirs, ours = three_axes(name)
+    positions = torch.randint(0, 100000, (3, 200), generator=torch.Generator().manual_seed(1))
+    cos, sin = ours(positions, torch.float32)
+    for found, expected in zip((cos, sin), theirs(torch.zeros(1), positions[:, None]), strict=True):
+        assert found.shape == (200, 1, 64)
+        assert found.is_contiguous()
+        assert torch.equal(found[:, 0], expected[0, :, :64])
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_equal_axes_are_one(name: str) -> None:
+    """Bit by bit, so that prompts without media do not depend on who shares their batch."""
+    _, ours = three_axes(name)
+    positions = torch.randint(0, 100000, (200,), generator=torch.Generator().manual_seed(2))
+    plain, three = ours(positions, torch.float32), ours(positions.expand(3, -1), torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(plain, three, strict=True))
+
+
+def test_axes_that_an_architecture_has_by_default() -> None:
+    chunks = rope_from_config({}, 16, 64, sections=(2, 3, 3))
+    assert chunks.axes == (0, 0, 1, 1, 1, 2, 2, 2)
+    assert rope_from_config({}, 16, 64, sections=(4, 2, 2), interleaved=True).axes == (0, 1, 2, 0, 1, 2, 0, 0)
+    assert rope_from_config({"rope_scaling": {"mrope_section": [2, 3, 3]}}, 16, 64).axes == ()
+
+
+def test_axes_that_the_rope_does_not_have() -> None:
+    with pytest.raises(ValueError, match=r"positions \[3, 5\] have axes"):
+        RotaryEmbedding(rope_from_config({}, 16, 64))(torch.zeros(3, 5, dtype=torch.int64), torch.float32)
 
 
 def test_half_precision_rounds_only_the_result() -> None:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
-    """Llama, Mistral, Qwen2 and Qwen3, dense, unquantised. GGUF files arrive here already converted to safetensors."""
+    """Llama, Mistral, Qwen2, Qwen3 and the text towers of Qwen2-VL, 2.5-VL and 3-VL, unquantised. GGUF files arrive
+    here already converted to safetensors.
+    """
 
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
@@ -47,20 +49,18 @@ class DenseFamily(ModelFamily[DenseOptions]):
         """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
         ConfigError where packing is insisted on and cannot be done.
         """
+        from pegboard.core.toolkit.model.decoder_names import DecoderNames
         from pegboard.core.toolkit.model.weights import check_weights, load_weights
         from pegboard.plugins.model_dense.network import DenseNetwork
 
         def network_on(device: torch.device) -> DenseNetwork:
             return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
 
-        def ignore(name: str) -> bool:
-            # Old checkpoints carry the rope's buffer, and tied ones sometimes a copy of the embeddings.
-            tied = self._decoder.tied_embeddings
-            return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
-
-        check_weights(self.ctx.directory, network_on(torch.device("meta")).targets(), ignore=ignore)
+        directory = self.ctx.directory
+        names = DecoderNames.of(self._decoder, directory)
+        check_weights(directory, names.targets(network_on(torch.device("meta")).targets()), ignore=names.ignores)
         network = network_on(self.ctx.device)
-        load_weights(self.ctx.directory, network.targets(), ignore=ignore)
+        load_weights(directory, names.targets(network.targets()), ignore=names.ignores)
         if self._packs():
             network.pack()
         return network.eval()

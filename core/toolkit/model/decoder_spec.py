@@ -6,6 +6,7 @@ was meant.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,30 +14,81 @@ from typing import Any
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
 from pegboard.core.toolkit.model.model_config import check_model_config, flag, number, size
-from pegboard.core.toolkit.model.rope_spec import RopeSpec, rope_from_config
+from pegboard.core.toolkit.model.rope_spec import AXES, RopeSpec, rope_from_config
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
 """Values of `hidden_act` that `layers.activation` knows."""
 
 
+class _Windows(enum.Enum):
+    """Which layers have a sliding window."""
+
+    NONE = "none"
+    ALL = "all"
+    BY_LAYER = "by layer"
+    """Where the config enables them, by `layer_types` or from `max_window_layers` on."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """How an architecture differs from Llama."""
+    """How an architecture differs from Llama.
+
+    `sections` and `interleaved` are those of a rope with three axes. A `tower` is the text part of a model with media:
+    its config may stand in `text_config`.
+    """
 
     kv_heads: int | None = None
     head_dim: int | None = None
     max_position: int = 2048
+    theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    windows: _Windows = _Windows.NONE
+    window_layers: int = 28
     qkv_bias: bool = False
     bias_option: bool = False
     mlp_bias_option: bool = False
     qk_norm: bool = False
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    tower: bool = False
+    tied_by_either: bool = False
 
+
+_QWEN2_VL = _Family(
+    kv_heads=8,
+    max_position=32768,
+    theta=1e6,
+    rms_norm_eps=1e-5,
+    windows=_Windows.BY_LAYER,
+    window_layers=80,
+    qkv_bias=True,
+    sections=(16, 24, 24),
+    tower=True,
+    tied_by_either=True,
+)
+
+_QWEN3_VL = _Family(
+    kv_heads=32,
+    head_dim=128,
+    max_position=128000,
+    theta=5e5,
+    bias_option=True,
+    qk_norm=True,
+    sections=(24, 20, 20),
+    interleaved=True,
+    tower=True,
+)
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(bias_option=True, mlp_bias_option=True),
-    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072),
-    "Qwen2ForCausalLM": _Family(kv_heads=32, max_position=32768, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family(kv_heads=32, head_dim=128, max_position=32768, bias_option=True, qk_norm=True),
+    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.ALL),
+    "Qwen2ForCausalLM": _Family(kv_heads=32, max_position=32768, qkv_bias=True, windows=_Windows.BY_LAYER),
+    "Qwen3ForCausalLM": _Family(
+        kv_heads=32, head_dim=128, max_position=32768, bias_option=True, qk_norm=True, windows=_Windows.BY_LAYER
+    ),
+    "Qwen2VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
 }
 
 ARCHITECTURES = tuple(_FAMILIES)
@@ -47,7 +99,8 @@ ARCHITECTURES = tuple(_FAMILIES)
 class DecoderSpec:
     """A dense pre-norm decoder with rotary embeddings, RMS norms and a gated MLP.
 
-    `windows` has, per layer, the number of keys a query sees (itself included), or None for all. Sizes are in elements.
+    `windows` has, per layer, the number of keys a query sees (itself included), or None for all. A `tower` is the text
+    part of a model with media, whose checkpoint has other parts as well. Sizes are in elements.
     """
 
     architecture: str
@@ -68,6 +121,7 @@ class DecoderSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    tower: bool = False
 
     @property
     def q_size(self) -> int:
@@ -79,41 +133,44 @@ class DecoderSpec:
         """Rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def position_axes(self) -> int:
+        """Axes of a position in prompts with media: 3, or 1 where positions are plain."""
+        return AXES if self.rope.axes else 1
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DecoderSpec:
         """Read a parsed config.json. Raises ModelError naming the key and its value where it is not understood."""
         check_model_config(config)
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unknown")
-            raise ModelError(
-                f"quantised checkpoints (quant_method {method!r}) are not supported; use unquantised weights"
-            )
-        hidden = size(config, "hidden_size")
-        heads, kv_heads, head_dim = _heads(config, family, hidden)
-        max_position = size(config, "max_position_embeddings", family.max_position)
-        layers = size(config, "num_hidden_layers")
-        bias = family.bias_option and flag(config, "attention_bias")
+        text = _text_config(config, family)
+        _refuse_quantised(config, text)
+        hidden = size(text, "hidden_size")
+        heads, kv_heads, head_dim = _heads(text, family, hidden)
+        max_position = size(text, "max_position_embeddings", family.max_position)
+        layers = size(text, "num_hidden_layers")
+        bias = family.bias_option and flag(text, "attention_bias")
         return cls(
             architecture=architecture,
-            vocab_size=size(config, "vocab_size"),
+            vocab_size=size(text, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=size(config, "intermediate_size"),
+            intermediate_size=size(text, "intermediate_size"),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rope=rope_from_config(config, head_dim, max_position),
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
-            hidden_act=_activation(config),
+            rope=_rope(text, family, head_dim, max_position),
+            rms_norm_eps=number(text, "rms_norm_eps", family.rms_norm_eps),
+            hidden_act=_activation(text),
             max_position=max_position,
-            windows=_windows(architecture, config, layers),
-            tied_embeddings=flag(config, "tie_word_embeddings"),
+            windows=_windows(text, family, layers),
+            tied_embeddings=_tied(config, text, family),
             qkv_bias=family.qkv_bias or bias,
             o_bias=bias,
-            mlp_bias=family.mlp_bias_option and flag(config, "mlp_bias"),
+            mlp_bias=family.mlp_bias_option and flag(text, "mlp_bias"),
             qk_norm=family.qk_norm,
+            tower=family.tower,
         )
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
@@ -153,6 +210,7 @@ class DecoderSpec:
             layers=self.layer_specs(),
             kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(self.num_layers))),),
             eos_token_ids=eos_token_ids,
+            position_axes=self.position_axes,
         )
 
 
@@ -163,6 +221,35 @@ def _architecture(config: Mapping[str, Any]) -> str:
             return str(name)
     stated = ", ".join(map(str, names)) or "none"
     raise ModelError(f"architecture {stated} is not one of {', '.join(ARCHITECTURES)}")
+
+
+def _text_config(config: Mapping[str, Any], family: _Family) -> Mapping[str, Any]:
+    """Return the part of a config that describes the decoder: `text_config`, or all of it in older files."""
+    return (config.get("text_config") or config) if family.tower else config
+
+
+def _refuse_quantised(*parts: Mapping[str, Any]) -> None:
+    for part in parts:
+        if given := part.get("quantization_config"):
+            method = given.get("quant_method", "unknown") if isinstance(given, Mapping) else given
+            raise ModelError(
+                f"quantised checkpoints (quant_method {method!r}) are not supported; use unquantised weights"
+            )
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: _Family) -> bool:
+    """Return whether the output projection is the embeddings. The whole model's config decides and the decoder's where
+    that is silent; of Qwen2-VL's, transformers ties where either says so.
+    """
+    outer, inner = flag(config, "tie_word_embeddings"), flag(text, "tie_word_embeddings")
+    silent = config.get("tie_word_embeddings") is None
+    return inner if silent else outer or (family.tied_by_either and inner)
+
+
+def _rope(text: Mapping[str, Any], family: _Family, head_dim: int, max_position: int) -> RopeSpec:
+    return rope_from_config(
+        text, head_dim, max_position, theta=family.theta, sections=family.sections, interleaved=family.interleaved
+    )
 
 
 def _heads(config: Mapping[str, Any], family: _Family, hidden: int) -> tuple[int, int, int]:
@@ -187,11 +274,11 @@ def _activation(config: Mapping[str, Any]) -> str:
     return name
 
 
-def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Sliding windows per layer: everywhere in Mistral, by `layer_types` or `max_window_layers` in Qwen, else none."""
-    if architecture == "LlamaForCausalLM":
+def _windows(config: Mapping[str, Any], family: _Family, layers: int) -> tuple[int | None, ...]:
+    """Sliding windows per layer, see `_Windows`."""
+    if family.windows is _Windows.NONE:
         return (None,) * layers
-    if architecture == "MistralForCausalLM":
+    if family.windows is _Windows.ALL:
         value = config.get("sliding_window", 4096)
         return (None if value is None else size(config, "sliding_window", 4096),) * layers
     if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
@@ -199,7 +286,7 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple
     window = size(config, "sliding_window", 4096)
     types = config.get("layer_types")
     if types is None:
-        first = config.get("max_window_layers", 28)
+        first = config.get("max_window_layers", family.window_layers)
         if type(first) is not int:
             raise ModelError(f"config.json: max_window_layers must be an integer, found {first!r:.80}")
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]

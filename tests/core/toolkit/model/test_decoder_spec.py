@@ -22,22 +22,88 @@ def spec(architecture: str, **changes: Any) -> DecoderSpec:
     return DecoderSpec.from_config({"architectures": [architecture], **SMALL, **changes})
 
 
+TOWERS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+WIDE = {**SMALL, "hidden_size": 512}
+"""Heads of 128, for which the axes of the towers' positions are made where a config does not say."""
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_defaults_are_those_of_transformers(architecture: str) -> None:
     import transformers
 
     kv = {"num_key_value_heads": 4} if architecture.startswith("Qwen") else {}
     kv |= {"num_key_value_heads": 2} if architecture.startswith("Mistral") else {}
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**SMALL, **kv)
-    ours = spec(architecture, **kv)
+    name = architecture.replace("ForCausalLM", "Config").replace("ForConditionalGeneration", "TextConfig")
+    theirs = getattr(transformers, name)(**WIDE, **kv)
+    ours = spec(architecture, **WIDE, **kv)
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == getattr(theirs, "head_dim", None) or 16
+    assert ours.head_dim == getattr(theirs, "head_dim", None) or 128
     assert ours.max_position == theirs.max_position_embeddings
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.tied_embeddings == theirs.tie_word_embeddings
+    assert ours.tied_embeddings == getattr(theirs, "tie_word_embeddings", False)
     assert ours.windows == (getattr(theirs, "sliding_window", None) if "Mistral" in architecture else None,) * 4
-    assert ours.qkv_bias == (architecture == "Qwen2ForCausalLM")
+    assert ours.qkv_bias == architecture.startswith("Qwen2")
+    assert ours.position_axes == ours.model_spec().position_axes == (3 if name.endswith("TextConfig") else 1)
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+def test_key_value_heads_of_towers(tower: str) -> None:
+    import transformers
+
+    changes = {**WIDE, "num_attention_heads": 32, "head_dim": 128}
+    theirs = getattr(transformers, f"{tower}TextConfig")(**changes)
+    assert spec(f"{tower}ForConditionalGeneration", **changes).num_kv_heads == theirs.num_key_value_heads
+
+
+def test_a_tower_is_read_from_old_and_new_configs() -> None:
+    """What Qwen2.5-VL's own file has, transformers 5's, and nested ones of the versions between."""
+    sizes = {**WIDE, "num_key_value_heads": 2}
+    flat = {**sizes, "rope_theta": 7e5, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+    nested = {**sizes, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5, "mrope_section": [16, 24, 24]}}
+    both = {**flat, "rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [16, 24, 24]}}
+    name = "Qwen2_5_VLForConditionalGeneration"
+    found = [
+        DecoderSpec.from_config({"architectures": [name], "vision_config": {"hidden_size": 8}, **changes})
+        for changes in (flat, both, {"text_config": flat}, {"vocab_size": 7, "text_config": nested})
+    ]
+    assert found == found[:1] * 4
+    assert found[0].tower
+    assert found[0].rope.theta == 7e5
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+@pytest.mark.parametrize("outer", [None, True, False])
+@pytest.mark.parametrize("inner", [None, True, False])
+def test_which_config_ties_a_tower(tower: str, outer: bool | None, inner: bool | None) -> None:
+    """As transformers decides, but for Qwen3-VL's configs that say it inside alone: it would draw a head at random."""
+    import transformers
+
+    stated = {"tie_word_embeddings": outer} if outer is not None else {}
+    text = {**WIDE, "num_key_value_heads": 4} | ({} if inner is None else {"tie_word_embeddings": inner})
+    ours = spec(f"{tower}ForConditionalGeneration", text_config=text, **stated).tied_embeddings
+    theirs = getattr(transformers, f"{tower}Config")(text_config=dict(text), **stated).tie_word_embeddings
+    assert ours == (theirs or (outer is None and inner is True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+        {"use_sliding_window": True, "sliding_window": 8},
+        {"use_sliding_window": False, "sliding_window": 8},
+    ],
+)
+@pytest.mark.parametrize("tower", TOWERS)
+def test_windows_of_towers(tower: str, changes: dict[str, Any]) -> None:
+    import transformers
+
+    ours = spec(f"{tower}ForConditionalGeneration", **WIDE, **{"num_key_value_heads": 4, **changes}).windows
+    if tower == "Qwen3VL":
+        assert ours == (None,) * 4
+        return
+    theirs = getattr(transformers, f"{tower}TextConfig")(**WIDE, num_key_value_heads=4, **changes)
+    assert ours == tuple(8 if kind == "sliding_attention" else None for kind in theirs.layer_types)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +151,7 @@ def test_the_pipelines_view() -> None:
         ({"hidden_act": "swoosh"}, "hidden_act 'swoosh' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints .*'gptq'"),
         ({"rope_scaling": {"type": "spiral"}}, "rope type 'spiral'"),
+        ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope'"),
     ],
 )
 def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) -> None:
@@ -103,3 +170,22 @@ def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) 
 def test_windows_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec("Qwen2ForCausalLM", **{"use_sliding_window": True, "num_key_value_heads": 4, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": {"hidden_size": 0}}, "hidden_size must be a positive integer, found 0"),
+        ({"text_config": {**WIDE, "quantization_config": {"quant_method": "fp8"}}}, "quantised .*'fp8'"),
+        ({"text_config": {**WIDE, "quantization_config": "fp8"}}, "quantised .*'fp8'"),
+        ({"rope_parameters": {"mrope_section": [2, 3, 2]}}, r"mrope_section .* together 8 .* found \[2, 3, 2\]"),
+        ({"rope_parameters": {"mrope_section": [4, 4]}}, "mrope_section must be 3 numbers"),
+        ({"rope_parameters": {"mrope_section": [9, -1, 0]}}, "mrope_section must be 3 numbers"),
+        ({"rope_parameters": {"mrope_section": "many"}}, "found 'many'"),
+        ({"rope_parameters": {"mrope_section": [2, 3, 3], "mrope_interleaved": 1}}, "mrope_interleaved must be true"),
+        ({}, r"found \[16, 24, 24\]"),
+    ],
+)
+def test_towers_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec("Qwen2VLForConditionalGeneration", **{"num_key_value_heads": 4, **changes})

@@ -101,8 +101,8 @@ class DenseNetwork(nn.Module, Network):
         x, cos, sin = self._enter(batch)
         if x.shape[0] == 0:
             return x
-        for layer in self.layers:
-            x = layer(x, cos, sin, batch)
+        for index, layer in enumerate(self.layers):
+            x = _deepened(layer(x, cos, sin, batch), batch, index)
         out: Tensor = self.norm(x)
         return out
 
@@ -110,15 +110,17 @@ class DenseNetwork(nn.Module, Network):
     def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, Tensor]:
         """`forward` with a pause after every layer."""
         x, cos, sin = self._enter(batch)
-        for layer in self.layers:
-            x = layer(x, cos, sin, batch)
+        for index, layer in enumerate(self.layers):
+            x = _deepened(layer(x, cos, sin, batch), batch, index)
             yield
         out: Tensor = self.norm(x)
         return out
 
     def _enter(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
-        x: Tensor = self.embedding(batch.input_ids) if batch.input_embeds is None else batch.input_embeds
+        x: Tensor = self.embedding(batch.input_ids)
+        if batch.overlay is not None:
+            x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)
         return x, *self.rope(batch.positions, x.dtype)
 
     @torch.inference_mode()
@@ -145,3 +147,10 @@ class DenseNetwork(nn.Module, Network):
         if not self.spec.tied_embeddings:
             found["lm_head.weight"] = self.head.weight
         return found
+
+
+def _deepened(x: Tensor, batch: ForwardBatch, layer: int) -> Tensor:
+    """Return the output of a layer, with the deep states that the batch's overlay has for it added in place."""
+    if batch.overlay is None or layer >= len(batch.overlay.deep):
+        return x
+    return x.index_add_(0, batch.overlay.rows, batch.overlay.deep[layer])

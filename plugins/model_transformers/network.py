@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 class TransformersNetwork(Network):
     """Runs the body of `model` over packed requests as one sequence [1, tokens]; positions tell the requests'
-    tokens apart, and attention, which alone looks at other tokens, is ours.
+    tokens apart, and attention, which alone looks at other tokens, is ours. It does not have the capability `overlay`.
     """
 
     def __init__(self, model: Any, trace: Trace) -> None:
@@ -32,12 +33,12 @@ class TransformersNetwork(Network):
         }
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        if batch.input_embeds is not None:
-            tokens = {"inputs_embeds": batch.input_embeds.unsqueeze(0)}
-        else:
-            tokens = {"input_ids": batch.input_ids.unsqueeze(0)}
+        if batch.overlay is not None:
+            raise Unsupported("the model family transformers", "overlay", "it takes token ids only")
         with bridge.handled_by(bridge.PagedAttention(batch, self._layers)):
-            output = self._head.body(**tokens, position_ids=batch.positions.unsqueeze(0), use_cache=False)
+            output = self._head.body(
+                input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.positions.unsqueeze(0), use_cache=False
+            )
         return hidden_states(output)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -101,19 +101,6 @@ def test_older_rope_keys_mean_the_same(tmp_path: Path) -> None:
     assert torch.equal(new, old)
 
 
-def test_input_embeddings_replace_tokens(tmp_path: Path) -> None:
-    run = load(tiny_checkpoint(tmp_path, "qwen3"))
-    network = run.network
-    assert isinstance(network, DenseNetwork)
-    ids = random_ids(12)
-    batch = run.batch({0: ids})
-    batch.input_embeds = network.embedding(batch.input_ids)
-    batch.input_ids = torch.zeros_like(batch.input_ids)
-    run.attention.prepare(batch)
-    replaced = network.logits(network.forward(batch))
-    assert torch.equal(replaced, load(tiny_checkpoint(tmp_path, "qwen3")).step({0: ids})[0])
-
-
 def test_idle_batch_has_no_rows(tmp_path: Path) -> None:
     run = load(tiny_checkpoint(tmp_path, "llama"))
     batch = run.batch({0: [1]})

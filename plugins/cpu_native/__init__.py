@@ -12,8 +12,8 @@ plugin = Plugin(
             name="cpu_native",
             factory="pegboard.plugins.cpu_native.runner:CpuNativeRunner",
             config="pegboard.plugins.cpu_native.options:CpuNativeOptions",
-            summary="Llama, Mistral, Qwen2 and Qwen3 in bf16, one call per step, attention included",
-            provides=frozenset({"hidden_states", "input_logprobs", "own_weights", "prefers_mixed"}),
+            summary="Llama, Mistral, Qwen2, Qwen3 and Qwen-VL's text in bf16, one call per step, attention included",
+            provides=frozenset({"hidden_states", "input_logprobs", "overlay", "own_weights", "prefers_mixed"}),
             rank=20,
         ),
         Provider(

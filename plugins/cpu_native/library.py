@@ -254,12 +254,15 @@ class Batch(ctypes.Structure):
     """PbBatch of the source."""
 
     _fields_ = [
-        *[(name, ctypes.c_int32) for name in ("tokens", "batch", "sampled", "hidden_count")],
+        *[
+            (name, ctypes.c_int32)
+            for name in ("tokens", "batch", "sampled", "hidden_count", "embed_count", "deep_levels")
+        ],
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embeds", "cos", "sin",
-                "table",
+                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embed_rows", "embeds",
+                "deep", "cos", "sin", "table",
             )
         ],
         ("table_stride", ctypes.c_int64),

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
+from pegboard.core.toolkit.model.decoder_names import DecoderNames
 from pegboard.core.toolkit.model.rope import RotaryEmbedding
 from pegboard.core.toolkit.model.weights import check_weights, load_weights
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 
@@ -32,13 +33,9 @@ class NativeModel:
     """
 
     def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int, weights: str) -> None:
-        tied = spec.tied_embeddings
-
-        def ignore(name: str) -> bool:
-            return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
-
+        names = DecoderNames.of(spec, directory)
         with torch.device("meta"):
-            check_weights(directory, _targets(spec), ignore=ignore)
+            check_weights(directory, names.targets(_targets(spec)), ignore=names.ignores)
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
@@ -60,12 +57,12 @@ class NativeModel:
         self._handle = library.pb_create(ctypes.byref(shape))
         self._check(0 if self._handle else 1)
         targets = _targets(spec)
-        load_weights(directory, targets, ignore=ignore)
+        load_weights(directory, names.targets(targets), ignore=names.ignores)
         self._embedding = targets["model.embed_tokens.weight"]
         for index in range(spec.num_layers):
             layer = _layer(targets, index, spec)
             self._check(library.pb_set_layer(self._handle, index, ctypes.byref(layer)))
-        head = self._embedding if tied else targets["lm_head.weight"]
+        head = self._embedding if spec.tied_embeddings else targets["lm_head.weight"]
         norm = targets["model.norm.weight"]
         self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
         self._process = self._getpid()
@@ -142,8 +139,6 @@ class NativeModel:
         ]
         ids, rows, seq_lens, out_loc, cos, sin = kept
         kept.append(starts)
-        if batch.input_embeds is not None:
-            kept.append(batch.input_embeds.float().contiguous())
         native = Batch(
             tokens=tokens,
             batch=count,
@@ -153,7 +148,6 @@ class NativeModel:
             starts=starts.data_ptr(),
             out_loc=out_loc.data_ptr(),
             sample_rows=_pointer(batch.sample_rows),
-            embeds=None if batch.input_embeds is None else kept[-1].data_ptr(),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             table=group.row_table.data_ptr(),
@@ -161,7 +155,28 @@ class NativeModel:
             keys=ctypes.cast(keys, ctypes.c_void_p),
             values=ctypes.cast(values, ctypes.c_void_p),
         )
+        if batch.overlay is not None:
+            kept += self._lay_over(native, batch.overlay)
         return native, kept
+
+    def _lay_over(self, native: Batch, overlay: EmbedOverlay) -> list[torch.Tensor]:
+        """Put an overlay into a native batch. Return the tensors that it points to. Raise ValueError for one that does
+        not fit the batch, since native code would read and write beyond its memory.
+        """
+        rows, count = overlay.rows.contiguous(), len(overlay.rows)
+        bounded = not count or (int(rows[0]) >= 0 and int(rows[-1]) < native.tokens and bool((rows.diff() > 0).all()))
+        if not bounded or any(one.shape != (count, self.spec.hidden_size) for one in (overlay.states, *overlay.deep)):
+            raise ValueError(
+                f"an overlay needs ascending rows below {native.tokens} and states [{count}, {self.spec.hidden_size}]"
+            )
+        states = overlay.states.float().contiguous()
+        native.embed_count, native.embed_rows, native.embeds = count, rows.data_ptr(), states.data_ptr()
+        kept = [rows, states]
+        if overlay.deep:
+            deep = torch.stack(overlay.deep).float()
+            native.deep_levels, native.deep = len(overlay.deep), deep.data_ptr()
+            kept.append(deep)
+        return kept
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""

@@ -35,6 +35,7 @@ class Forward {
       project_out(layer);
       project_gate_up(layer);
       project_down(layer, l + 1 < shape.layers ? model.layers[l + 1].qkv : model.head);
+      if (l < batch.deep_levels) deepen(l);
     }
     if (batch.hidden) give_hidden();
     if (batch.logits || batch.drawn) {
@@ -121,16 +122,25 @@ class Forward {
   void project_out(const Layer& layer);
   void project_gate_up(const Layer& layer);
   void project_down(const Layer& layer, const Matrix& next);
+  void deepen(int l);
   void give_hidden();
   void norm_sampled();
   void project_head();
   void draw();
 
+  const float* embedded(int64_t token) const;
   Left normed(const std::vector<float>& weight);
   void enter_head(const Layer& layer, int l, int token, int kvh);
   void add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix& next);
   void gate(const float* sums, const float* bias, int columns, bf16* out) const;
 };
+
+// What the overlay has for a token, or null.
+inline const float* Forward::embedded(int64_t token) const {
+  const int64_t *begin = batch.embed_rows, *end = begin + batch.embed_count;
+  const int64_t* at = std::lower_bound(begin, end, token);
+  return at != end && *at == token ? batch.embeds + size_t(at - begin) * hidden : nullptr;
+}
 
 inline void Forward::embed() {
   each_token([&](int t) {
@@ -138,8 +148,8 @@ inline void Forward::embed() {
     attended.row(t).zero_from(model.q_size());
     act.row(t).zero_from(shape.inter);
     float* x = residual(t);
-    if (batch.embeds) {
-      memcpy(x, batch.embeds + size_t(t) * hidden, sizeof(float) * hidden);
+    if (const float* given = embedded(t)) {
+      memcpy(x, given, sizeof(float) * hidden);
     } else {
       const bf16* from = model.embedding + size_t(batch.ids[t]) * hidden;
       for (int i = 0; i < hidden; ++i) x[i] = to_float(from[i]);
@@ -247,6 +257,20 @@ inline void Forward::project_gate_up(const Layer& layer) {
 
 inline void Forward::project_down(const Layer& layer, const Matrix& next) {
   add_to_residual(act, layer.down, layer.down_bias, next);
+  meet(DOWN);
+}
+
+// The overlay's states of this level join the output of layer `l`.
+inline void Forward::deepen(int l) {
+  const float* level = batch.deep + size_t(l) * batch.embed_count * hidden;
+  Shared work = share(batch.embed_count, std::max(1, batch.embed_count / (threads * 8)));
+  int from, to;
+  while (work.take(from, to))
+    for (int i = from; i < to; ++i) {
+      float* x = residual(batch.embed_rows[i]);
+      const float* state = level + size_t(i) * hidden;
+      for (int j = 0; j < hidden; ++j) x[j] += state[j];
+    }
   meet(DOWN);
 }
 

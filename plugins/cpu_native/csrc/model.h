@@ -28,10 +28,14 @@ struct PbLayerWeights {
 };
 
 // Arrays as in ForwardBatch; `starts` has batch + 1 entries. cos and sin are float [tokens, head_dim / 2].
+//
+// Its overlay: `embeds` float [embed_count, hidden] stand in for the embeddings of the tokens `embed_rows`, which are
+// in ascending order, and `deep` float [deep_levels, embed_count, hidden] are added to the outputs of the first layers
+// there. Without one both counts are 0.
 struct PbBatch {
-  int32_t tokens, batch, sampled, hidden_count;
-  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows;
-  const float *embeds, *cos, *sin;
+  int32_t tokens, batch, sampled, hidden_count, embed_count, deep_levels;
+  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows, *embed_rows;
+  const float *embeds, *deep, *cos, *sin;
   const int32_t* table;
   int64_t table_stride;
   bf16* const* keys;

@@ -72,7 +72,7 @@ class Case:
             num_tokens=int(new.sum()),
             batch_size=len(requests),
             input_ids=torch.zeros(int(new.sum()), dtype=torch.int64),
-            input_embeds=None,
+            overlay=None,
             positions=positions,
             req_pool_indices=torch.from_numpy(rows.astype(np.int64)),
             seq_lens=lengths,

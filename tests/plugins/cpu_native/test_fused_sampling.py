@@ -17,7 +17,7 @@ from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.forward import LogprobOutput
+from pegboard.core.interfaces.forward import EmbedOverlay, LogprobOutput
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
@@ -167,8 +167,8 @@ def test_logits_that_are_no_numbers(row: dict[str, Any]) -> None:
     rig = suite.rig(sampler=CountingSampler(suite.make_model().spec.vocab_size))
     batch, sampling = rig._prepare(dict(enumerate(PROMPTS[:3])), [{**row, "seed": 1}] * 3, None, False, (), False)
     hidden = suite.make_model().spec.hidden_size
-    batch.input_embeds = torch.zeros(batch.num_tokens, hidden)
-    batch.input_embeds[len(PROMPTS[0]) :] = torch.nan
+    rows = torch.arange(len(PROMPTS[0]), batch.num_tokens)
+    batch.overlay = EmbedOverlay(rows, torch.full((len(rows), hidden), torch.nan))
     with pytest.raises(ValueError, match="row 1 cannot be sampled: its logits hold NaN"):
         rig.runner.execute(batch, sampling)
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,26 @@ def tiny_checkpoint(
         raise ValueError(f"unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
     settings = {**_COMMON, **_PER_ARCHITECTURE[architecture], **overrides}
     identity = json.dumps([architecture, seed, max_shard_size, settings], sort_keys=True, default=str)
-    target = Path(directory) / f"{architecture}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    name = f"{architecture}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+    def build(scratch: Path) -> None:
+        _save_model(scratch, _CLASSES[architecture], settings, seed, max_shard_size)
+        write_tiny_tokenizer(scratch)
+
+    return built_once(Path(directory) / name, build)
+
+
+def built_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """Return `target`, a folder that `build` fills where it is not there yet.
+
+    It is filled under another name and appears by one rename, so that other processes see all of it or nothing.
+    """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _save_model(scratch, _CLASSES[architecture], settings, seed, max_shard_size)
-        write_tiny_tokenizer(scratch)
+        build(scratch)
         try:
             scratch.rename(target)
         except OSError:
@@ -114,12 +126,18 @@ def tiny_checkpoint(
     return target
 
 
-def write_tiny_tokenizer(directory: Path, chat_template: str | None = _CHAT_TEMPLATE) -> None:
-    """Write tokenizer.json and tokenizer_config.json of the byte-level tokenizer of `VOCAB_SIZE` tokens.
+def write_tiny_tokenizer(
+    directory: Path,
+    chat_template: str | None = _CHAT_TEMPLATE,
+    *,
+    more_special: Sequence[str] = (),
+    vocab_size: int = VOCAB_SIZE,
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json of the byte-level tokenizer of `vocab_size` tokens.
 
-    Ids 0, 1, 2 are <|endoftext|> (bos, pad), <|im_start|> and <|im_end|> (eos). `chat_template` None leaves it out, as
-    base models do. Note that transformers' AutoTokenizer puts its own pre-tokenizer in front of any "qwen2" model, so
-    compare token ids with it rather than text there.
+    Ids 0, 1, 2 are <|endoftext|> (bos, pad), <|im_start|> and <|im_end|> (eos), and `more_special` follow.
+    `chat_template` None leaves it out, as base models do. Note that transformers' AutoTokenizer puts its own
+    pre-tokenizer in front of any "qwen2" model, so compare token ids with it rather than text there.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -127,8 +145,8 @@ def write_tiny_tokenizer(directory: Path, chat_template: str | None = _CHAT_TEMP
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=list(_SPECIAL),
+        vocab_size=vocab_size,
+        special_tokens=[*_SPECIAL, *more_special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         min_frequency=1,
         show_progress=False,
@@ -140,7 +158,7 @@ def write_tiny_tokenizer(directory: Path, chat_template: str | None = _CHAT_TEMP
         "bos_token": _SPECIAL[0],
         "eos_token": _SPECIAL[2],
         "pad_token": _SPECIAL[0],
-        "additional_special_tokens": [_SPECIAL[1]],
+        "additional_special_tokens": [_SPECIAL[1], *more_special],
         "clean_up_tokenization_spaces": False,
         "model_max_length": _COMMON["max_position_embeddings"],
     }

@@ -9,12 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
 from pegboard.core.toolkit.model.model_config import check_model_config, flag, number, size
-from pegboard.core.toolkit.model.rope_spec import AXES, RopeSpec, rope_from_config
+from pegboard.core.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
 """Values of `hidden_act` that `layers.activation` knows."""
@@ -33,14 +32,13 @@ class _Windows(enum.Enum):
 class _Family:
     """How an architecture differs from Llama.
 
-    `sections` and `interleaved` are those of a rope with three axes. A `tower` is the text part of a model with media:
-    its config may stand in `text_config`.
+    A `tower` is the text part of a model with media: its config may stand in `text_config`.
     """
 
     kv_heads: int | None = None
     head_dim: int | None = None
     max_position: int = 2048
-    theta: float = 10000.0
+    rope: RopeDefaults | None = None
     rms_norm_eps: float = 1e-6
     windows: _Windows = _Windows.NONE
     window_layers: int = 28
@@ -48,8 +46,6 @@ class _Family:
     bias_option: bool = False
     mlp_bias_option: bool = False
     qk_norm: bool = False
-    sections: tuple[int, ...] = ()
-    interleaved: bool = False
     tower: bool = False
     tied_by_either: bool = False
 
@@ -57,12 +53,11 @@ class _Family:
 _QWEN2_VL = _Family(
     kv_heads=8,
     max_position=32768,
-    theta=1e6,
+    rope=RopeDefaults(theta=1e6, sections=(16, 24, 24)),
     rms_norm_eps=1e-5,
     windows=_Windows.BY_LAYER,
     window_layers=80,
     qkv_bias=True,
-    sections=(16, 24, 24),
     tower=True,
     tied_by_either=True,
 )
@@ -71,11 +66,9 @@ _QWEN3_VL = _Family(
     kv_heads=32,
     head_dim=128,
     max_position=128000,
-    theta=5e5,
+    rope=RopeDefaults(theta=5e5, sections=(24, 20, 20), interleaved=True),
     bias_option=True,
     qk_norm=True,
-    sections=(24, 20, 20),
-    interleaved=True,
     tower=True,
 )
 
@@ -139,7 +132,7 @@ class DecoderSpec:
         return AXES if self.rope.axes else 1
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DecoderSpec:
+    def from_config(cls, config: Mapping[str, object]) -> DecoderSpec:
         """Read a parsed config.json. Raises ModelError naming the key and its value where it is not understood."""
         check_model_config(config)
         architecture = _architecture(config)
@@ -160,7 +153,7 @@ class DecoderSpec:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rope=_rope(text, family, head_dim, max_position),
+            rope=rope_from_config(text, head_dim, max_position, family.rope),
             rms_norm_eps=number(text, "rms_norm_eps", family.rms_norm_eps),
             hidden_act=_activation(text),
             max_position=max_position,
@@ -214,8 +207,9 @@ class DecoderSpec:
         )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, object]) -> str:
     names = config.get("architectures") or []
+    assert isinstance(names, list), "check_model_config has seen it"
     for name in names:
         if name in _FAMILIES:
             return str(name)
@@ -223,12 +217,13 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise ModelError(f"architecture {stated} is not one of {', '.join(ARCHITECTURES)}")
 
 
-def _text_config(config: Mapping[str, Any], family: _Family) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, object], family: _Family) -> Mapping[str, object]:
     """Return the part of a config that describes the decoder: `text_config`, or all of it in older files."""
-    return (config.get("text_config") or config) if family.tower else config
+    text = config.get("text_config") if family.tower else None
+    return text if isinstance(text, Mapping) and text else config
 
 
-def _refuse_quantised(*parts: Mapping[str, Any]) -> None:
+def _refuse_quantised(*parts: Mapping[str, object]) -> None:
     for part in parts:
         if given := part.get("quantization_config"):
             method = given.get("quant_method", "unknown") if isinstance(given, Mapping) else given
@@ -237,7 +232,7 @@ def _refuse_quantised(*parts: Mapping[str, Any]) -> None:
             )
 
 
-def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: _Family) -> bool:
+def _tied(config: Mapping[str, object], text: Mapping[str, object], family: _Family) -> bool:
     """Return whether the output projection is the embeddings. The whole model's config decides and the decoder's where
     that is silent; of Qwen2-VL's, transformers ties where either says so.
     """
@@ -246,13 +241,7 @@ def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: _Family) -
     return inner if silent else outer or (family.tied_by_either and inner)
 
 
-def _rope(text: Mapping[str, Any], family: _Family, head_dim: int, max_position: int) -> RopeSpec:
-    return rope_from_config(
-        text, head_dim, max_position, theta=family.theta, sections=family.sections, interleaved=family.interleaved
-    )
-
-
-def _heads(config: Mapping[str, Any], family: _Family, hidden: int) -> tuple[int, int, int]:
+def _heads(config: Mapping[str, object], family: _Family, hidden: int) -> tuple[int, int, int]:
     """Return the number of query heads and of KV heads, and the size of a head. Raise ModelError where they misfit."""
     heads = size(config, "num_attention_heads")
     kv_default = heads if config.get("num_key_value_heads", 0) is None else family.kv_heads or heads
@@ -267,14 +256,14 @@ def _heads(config: Mapping[str, Any], family: _Family, hidden: int) -> tuple[int
     return heads, kv_heads, head_dim
 
 
-def _activation(config: Mapping[str, Any]) -> str:
+def _activation(config: Mapping[str, object]) -> str:
     name = config.get("hidden_act", "silu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ModelError(f"config.json: hidden_act {name!r:.80} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return name
 
 
-def _windows(config: Mapping[str, Any], family: _Family, layers: int) -> tuple[int | None, ...]:
+def _windows(config: Mapping[str, object], family: _Family, layers: int) -> tuple[int | None, ...]:
     """Sliding windows per layer, see `_Windows`."""
     if family.windows is _Windows.NONE:
         return (None,) * layers

@@ -60,7 +60,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def check_model_config(config: Mapping[str, Any], file: str = "config.json") -> None:
+def check_model_config(config: Mapping[str, object], file: str = "config.json") -> None:
     """Raise ModelError, naming `file`, for values of common keys that no architecture can have."""
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -71,7 +71,8 @@ def check_model_config(config: Mapping[str, Any], file: str = "config.json") -> 
     for key in ("text_config", "quantization_config"):
         if not isinstance(config.get(key), Mapping | None):
             raise ModelError(f"{file}: {key} must be an object, found {config[key]!r:.80}")
-    for part in (config, config.get("text_config") or {}):
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
         for key in LARGEST:
             # Some of them are lists, or 0 for none, in some architectures.
             if isinstance(value := part.get(key), int) and value > 0:
@@ -84,7 +85,7 @@ def check_model_config(config: Mapping[str, Any], file: str = "config.json") -> 
                 number(part, key, file=file)
 
 
-def size(config: Mapping[str, Any], key: str, default: int | None = None, *, file: str = "config.json") -> int:
+def size(config: Mapping[str, object], key: str, default: int | None = None, *, file: str = "config.json") -> int:
     """Return the positive integer of a key, `default` where it is absent or null. Raises ModelError for anything else,
     and above the key's `LARGEST`.
     """
@@ -98,7 +99,7 @@ def size(config: Mapping[str, Any], key: str, default: int | None = None, *, fil
     return value
 
 
-def number(config: Mapping[str, Any], key: str, default: float | None = None, *, file: str = "config.json") -> float:
+def number(config: Mapping[str, object], key: str, default: float | None = None, *, file: str = "config.json") -> float:
     """Return the positive, finite number of a key, `default` where it is absent or null. Raises ModelError
     otherwise.
     """
@@ -110,7 +111,7 @@ def number(config: Mapping[str, Any], key: str, default: float | None = None, *,
     return float(value)
 
 
-def flag(config: Mapping[str, Any], key: str, default: bool = False, *, file: str = "config.json") -> bool:
+def flag(config: Mapping[str, object], key: str, default: bool = False, *, file: str = "config.json") -> bool:
     """Return the true or false of a key, `default` where it is absent or null. Raises ModelError for anything else."""
     value = config.get(key)
     if value is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.model_config import flag, number, size
@@ -64,38 +63,33 @@ def _yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class RopeDefaults:
+    """What an architecture's rope has where a config does not say.
+
+    `sections` are the numbers of frequencies that each axis turns; without them positions have one axis, whatever the
+    config says. `interleaved` axes take turns, others come one after the other.
+    """
+
+    theta: float = 10000.0
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+
+
 def rope_from_config(
-    config: Mapping[str, Any],
-    head_dim: int,
-    max_position: int,
-    *,
-    theta: float = 10000.0,
-    sections: tuple[int, ...] = (),
-    interleaved: bool = False,
+    config: Mapping[str, object], head_dim: int, max_position: int, defaults: RopeDefaults | None = None
 ) -> RopeSpec:
     """Return the rope of a config.json, from transformers 5's `rope_parameters` or the older `rope_scaling` and
     `rope_theta`.
 
-    `theta`, `sections` and `interleaved` are what the architecture has where the config does not say. `sections` are
-    frequencies per axis; without them positions have one axis, whatever the config says.
     Raises ModelError for a type that is not supported and for parameters that a type needs and the config lacks.
     """
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise ModelError(f"{_PLACE} must be an object, found {given!r:.80}")
-    if _LAYER_TYPES & given.keys():
-        raise ModelError(f"rope parameters per layer type ({', '.join(sorted(given))}) are not supported")
-    rope_type = given.get("rope_type") or given.get("type") or "default"
-    if sections and rope_type == "mrope":
-        rope_type = "default"  # older configs name the axes as a type
-    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
-        raise ModelError(f"rope type {rope_type!r:.80} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    partial = number(given, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0), file=_PLACE)
-    if partial != 1.0:
-        raise ModelError(f"partial rotary embeddings (partial_rotary_factor {partial:g}) are not supported")
+    defaults = defaults or RopeDefaults()
+    given = _given(config)
+    rope_type = _rope_type(given, axes=bool(defaults.sections))
     key = "original_max_position_embeddings"
     original = next((size(where, key) for where in (config, given) if where.get(key)), None)
-    theta = number(given, "rope_theta", number(config, "rope_theta", theta), file=_PLACE)
+    theta = number(given, "rope_theta", number(config, "rope_theta", defaults.theta), file=_PLACE)
     factor = _factor(given, rope_type, max_position, original)
     llama3 = rope_type == "llama3"
     return RopeSpec(
@@ -113,15 +107,36 @@ def rope_from_config(
         yarn_mscale=_optional(given, "mscale"),
         yarn_mscale_all_dim=_optional(given, "mscale_all_dim"),
         yarn_truncate=flag(given, "truncate", True, file=_PLACE),
-        axes=_axes(given, head_dim // 2, sections, interleaved) if sections else (),
+        axes=_axes(given, head_dim // 2, defaults) if defaults.sections else (),
     )
 
 
-def _axes(given: Mapping[str, Any], frequencies: int, sections: tuple[int, ...], interleaved: bool) -> tuple[int, ...]:
-    """Return the axis of each frequency: in chunks, one after the other (Qwen2-VL), or by turns, where what height and
-    width leave over is time's (Qwen3-VL).
+def _given(config: Mapping[str, object]) -> Mapping[str, object]:
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"{_PLACE} must be an object, found {given!r:.80}")
+    if _LAYER_TYPES & given.keys():
+        raise ModelError(f"rope parameters per layer type ({', '.join(sorted(given))}) are not supported")
+    partial = number(given, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0), file=_PLACE)
+    if partial != 1.0:
+        raise ModelError(f"partial rotary embeddings (partial_rotary_factor {partial:g}) are not supported")
+    return given
+
+
+def _rope_type(given: Mapping[str, object], *, axes: bool) -> str:
+    name = given.get("rope_type") or given.get("type") or "default"
+    if axes and name == "mrope":
+        return "default"  # older configs name the axes as a type
+    if not isinstance(name, str) or name not in ROPE_TYPES:
+        raise ModelError(f"rope type {name!r:.80} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    return name
+
+
+def _axes(given: Mapping[str, object], frequencies: int, defaults: RopeDefaults) -> tuple[int, ...]:
+    """Return the axis of each frequency: in chunks, one after the other (Qwen2-VL), or by turns, where time turns what
+    height and width leave over (Qwen3-VL).
     """
-    counts = given.get("mrope_section") or list(sections)
+    counts = given.get("mrope_section") or list(defaults.sections)
     if (
         not isinstance(counts, list)
         or len(counts) != AXES
@@ -132,12 +147,12 @@ def _axes(given: Mapping[str, Any], frequencies: int, sections: tuple[int, ...],
             f"{_PLACE}: mrope_section must be {AXES} numbers of frequencies, together {frequencies} (half of head_dim),"
             f" found {counts!r:.80}"
         )
-    if not flag(given, "mrope_interleaved", interleaved, file=_PLACE):
+    if not flag(given, "mrope_interleaved", defaults.interleaved, file=_PLACE):
         return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
     return tuple(i % AXES if i < AXES * counts[i % AXES] else 0 for i in range(frequencies))
 
 
-def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, original: int | None) -> float:
+def _factor(given: Mapping[str, object], rope_type: str, max_position: int, original: int | None) -> float:
     if rope_type == "default":
         return 1.0
     if rope_type == "yarn" and given.get("factor") is None and original:
@@ -145,5 +160,5 @@ def _factor(given: Mapping[str, Any], rope_type: str, max_position: int, origina
     return number(given, "factor", file=_PLACE)
 
 
-def _optional(given: Mapping[str, Any], key: str) -> float | None:
+def _optional(given: Mapping[str, object], key: str) -> float | None:
     return None if given.get(key) is None else number(given, key, file=_PLACE)

@@ -10,7 +10,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
-from pegboard.core.toolkit.model.rope_spec import rope_from_config
+from pegboard.core.toolkit.model.rope_spec import RopeDefaults, rope_from_config
 
 ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -126,7 +126,7 @@ def three_axes(name: str) -> tuple[Any, Any]:
     theirs = getattr(modeling, f"{prefix.removesuffix('Text')}TextConfig")(
         hidden_size=512, num_attention_heads=4, num_key_value_heads=4, head_dim=128, **config(rope)
     )
-    spec = rope_from_config(config(rope), 128, 131072, sections=(16, 24, 24))
+    spec = rope_from_config(config(rope), 128, 131072, RopeDefaults(sections=(16, 24, 24)))
     return getattr(modeling, f"{prefix}RotaryEmbedding")(theirs), RotaryEmbedding(spec)
 
 
@@ -152,9 +152,10 @@ def test_equal_axes_are_one(name: str) -> None:
 
 
 def test_axes_that_an_architecture_has_by_default() -> None:
-    chunks = rope_from_config({}, 16, 64, sections=(2, 3, 3))
+    chunks = rope_from_config({}, 16, 64, RopeDefaults(sections=(2, 3, 3)))
     assert chunks.axes == (0, 0, 1, 1, 1, 2, 2, 2)
-    assert rope_from_config({}, 16, 64, sections=(4, 2, 2), interleaved=True).axes == (0, 1, 2, 0, 1, 2, 0, 0)
+    turns = rope_from_config({}, 16, 64, RopeDefaults(sections=(4, 2, 2), interleaved=True))
+    assert turns.axes == (0, 1, 2, 0, 1, 2, 0, 0)
     assert rope_from_config({"rope_scaling": {"mrope_section": [2, 3, 3]}}, 16, 64).axes == ()
 
 

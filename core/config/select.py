@@ -77,6 +77,20 @@ class Selection:
             log.info("%s", choice)
         return self.choices[name][0]
 
+    def find(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
+        """As `choose`, of what an engine may do without: None where the config names no provider and none of them
+        supports `context`.
+        """
+        if contract.name in self.resolved.named:
+            return self.choose(contract, context)
+        if contract.name not in self.choices:
+            try:
+                self.choose(contract, context)
+            except ConfigError as error:
+                log.debug("%s", error)
+                self.choices[contract.name] = ()
+        return next(iter(self.choices[contract.name]), None)
+
     def choose_all(self, contract: Contract[T, Ctx], context: Ctx) -> tuple[Choice[T, Ctx], ...]:
         """Return every provider of a list, in the config's order. Raises ConfigError where one does not support
         `context`.
@@ -101,6 +115,7 @@ class Selection:
             if CONTRACTS[contract].cardinality is Cardinality.MANY
             else chosen[0].name
             for contract, chosen in self.choices.items()
+            if chosen or CONTRACTS[contract].cardinality is Cardinality.MANY
         }
 
     def _pick(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:

@@ -13,6 +13,7 @@ import torch
 from pegboard.core import __version__
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.dtype import resolve_dtype
+from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
@@ -43,7 +44,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor, no_media
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
@@ -62,8 +63,9 @@ from pegboard.core.toolkit.model.model_config import read_model_config
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
-    from pegboard.core.config.select import Selection
+    from pegboard.core.config.select import Choice, Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.media import MediaContext, MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.registry.hooks import Hooks
@@ -85,6 +87,8 @@ class BuiltScheduler:
     pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
+    media: MediaParts | None = None
+    media_processor: Choice[MediaProcessor, MediaContext] | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the KV pool's memory, for about `seconds` at most: before the first request, or not at all."""
@@ -205,7 +209,9 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     grammars = _grammars(chosen, gate_ctx)
     gates = _gates(chosen, grammars, gate_ctx)
     pooler = _pooler(chosen)
-    worker = _worker(chosen, loaded, rows, hooks, pooler)
+    chunk = chunk_size(config, chosen.model.device)
+    media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
+    worker = _worker(chosen, loaded, rows, hooks, pooler, media)
     request_log = RequestLog(on=config.log_requests)
     stages = Stages(
         memory,
@@ -215,20 +221,26 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         _executor(settings.loop, worker),
         gates=GateKeeper(gates, time.monotonic) if gates else None,
         pooler=pooler,
+        media=None if media is None else media.stage,
         report=StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens),
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks, request_log),
     )
-    chunk = chunk_size(config, chosen.model.device)
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
     profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)
     scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media)
 
 
 def _built(
-    chosen: Chosen, loaded: Loaded, hooks: Hooks, scheduler: Scheduler, worker: Worker, grammars: _Grammars
+    chosen: Chosen,
+    loaded: Loaded,
+    hooks: Hooks,
+    scheduler: Scheduler,
+    worker: Worker,
+    grammars: _Grammars,
+    media: MediaParts | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
@@ -241,6 +253,8 @@ def _built(
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
+        media=media,
+        media_processor=None if chosen.media is None else chosen.media.processor,
     )
 
 
@@ -257,7 +271,14 @@ def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache]
     return allocator, _made(chosen, PREFIX_CACHE, PrefixCacheContext(allocator, page_size))
 
 
-def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, pooler: Pooler | None) -> Worker:
+def _worker(
+    chosen: Chosen,
+    loaded: Loaded,
+    rows: ReqToTokenPool,
+    hooks: Hooks,
+    pooler: Pooler | None,
+    media: MediaParts | None,
+) -> Worker:
     return Worker(
         loaded.runner,
         chosen.attention,
@@ -267,13 +288,15 @@ def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, 
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         pooler=pooler,
+        media=None if media is None else media.encoded,
     )
 
 
 def _executor(loop: str, worker: Worker) -> Executor:
+    encode = no_media if worker.media is None else worker.media.encode
     if loop == "overlap":
-        return ThreadExecutor(worker.launch, worker.again, worker.healthy)
-    return InlineExecutor(worker.run, worker.again, worker.healthy)
+        return ThreadExecutor(worker.launch, worker.again, worker.healthy, encode)
+    return InlineExecutor(worker.run, worker.again, worker.healthy, encode)
 
 
 def _results(chosen: Chosen, pooler: Pooler | None) -> ResultStage:
@@ -339,6 +362,7 @@ def _features(chosen: Chosen, grammars: _Grammars) -> tuple[str, ...]:
     if "hidden_states" in provides:
         found.append("embeddings")
     found += [f"grammar.{kind}" for kind in grammars.kinds]
+    found += () if chosen.media is None else chosen.media.features
     for contract in ("logits_processor", "sampler"):
         providers = chosen.selection.choices.get(contract, ())
         found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]

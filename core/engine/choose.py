@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.engine.sizing import KVMemory, make_pool, pool_context, size_memory
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
@@ -18,8 +19,10 @@ from pegboard.core.pipeline.culprits import Culprits
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.select import Choice, Selection
+    from pegboard.core.engine.media import ChosenMedia
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -39,6 +42,7 @@ class Chosen:
     asked: tuple[LogitsProcessor | Sampler, ...]
     runner: Choice[ModelRunner, ModelRunnerContext]
     pool: Choice[KVPool, KVPoolContext]
+    media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
 
     def runner_context(self, network: Network | None) -> ModelRunnerContext:
@@ -57,10 +61,13 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner with its weights, and the memory that was left for KV."""
+    """A runner with its weights, the memory that was left for KV, and what encodes the model's media, if it takes
+    any.
+    """
 
     runner: ModelRunner
     memory: KVMemory
+    encoder: MediaEncoder | None = None
 
 
 def choose_providers(
@@ -94,10 +101,12 @@ def choose_providers(
     runner = selection.choose(RUNNER, about)
     if config.scheduler.split_prefill_layers:
         _check_pauses(runner)
+    media = choose_media(resolved, selection, model)
+    check_overlay(media, selection)
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        culprits,
+        media, culprits,
     )  # fmt: skip
 
 
@@ -113,9 +122,10 @@ def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext]) -> None:
 def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     """Read the weights, try the network out, and give KV what memory is left. Raises ModelError and OutOfMemory."""
     know, runner = chosen.culprits.know, chosen.runner
+    encoder = _load_encoder(chosen)
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
-        return Loaded(made, _sized(chosen))
+        return Loaded(made, _sized(chosen), encoder)
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     page_size = chosen.resolved.engine.memory.page_size
@@ -126,10 +136,21 @@ def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     family.probe(network, PoolProbe(network, chosen.spec, chosen.attention, small_pool, page_size, chosen.model.device))
     memory = _sized(chosen)
     made = know(runner.record, runner.build(chosen.runner_context(network)))
-    return Loaded(made, memory)
+    return Loaded(made, memory, encoder)
+
+
+def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
+    if chosen.media is None:
+        return None
+    choice = chosen.media.encoder
+    encoder = chosen.culprits.know(choice.record, choice.build(chosen.model))
+    encoder.load()
+    return encoder
 
 
 def _sized(chosen: Chosen) -> KVMemory:
-    memory = size_memory(chosen.pool, chosen.resolved.engine, chosen.model, chosen.spec)
+    config = chosen.resolved.engine
+    reserved = 0 if chosen.media is None else config.media.cache_bytes
+    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved)
     chosen.culprits.know(chosen.pool.record, memory.pool)
     return memory

@@ -42,15 +42,20 @@ class KVMemory:
 
 
 def size_memory(
-    choice: Choice[KVPool, KVPoolContext], config: EngineConfig, model: ModelContext, spec: ModelSpec
+    choice: Choice[KVPool, KVPoolContext],
+    config: EngineConfig,
+    model: ModelContext,
+    spec: ModelSpec,
+    reserved: int = 0,
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
+    `reserved` bytes are left for others.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
     per_token = choice.cls.bytes_per_token(spec.layers, model.dtype)
-    free = _free_bytes(model.device)
+    free = max(0, _free_bytes(model.device) - reserved)
     tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
     num_pages = tokens // page_size
     if num_pages < 1:

@@ -29,14 +29,14 @@ class MediaMismatch(ValueError):
 
 
 class MediaStage:
-    """Takes media in. `books` say what is encoded; `directory` is where the files of items are, in pages of `page_size`
-    tokens.
+    """Takes media in. `books` say what is encoded, for KV in pages of `page_size` tokens. `directory` is where the
+    files of items are: it is set before the first request comes.
     """
 
-    def __init__(self, encoder: MediaEncoder, books: EncoderBooks, directory: Path, page_size: int) -> None:
+    def __init__(self, encoder: MediaEncoder, books: EncoderBooks, page_size: int) -> None:
         self.books = books
+        self.directory: Path | None = None
         self._encoder = encoder
-        self._directory = directory
         self._page_size = page_size
 
     def read(self, media: RequestMedia, prompt_len: int, namespace: str) -> ReqMedia:
@@ -70,8 +70,10 @@ class MediaStage:
             raise MediaMismatch(f"an item of shape {item.shape} in {item.pieces} pieces")
         if Path(item.file).name != item.file:
             raise MediaMismatch(f"{item.file!r} is not a file name")
+        if self.directory is None:
+            raise MediaMismatch("nobody has said where media are")
         try:
-            size = (self._directory / item.file).stat().st_size
+            size = (self.directory / item.file).stat().st_size
         except OSError as error:
             raise MediaMismatch(f"the file of an item is gone: {error.strerror}") from error
         if size != math.prod(item.shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from pegboard.core.interfaces.batch import OverlayPart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.req import Req, ReqMedia
 
 Spans = Sequence[tuple["Req", int, int]]
 """Each request of a batch with the tokens [start, stop) that it computes."""
@@ -38,13 +38,18 @@ def _axes(req: Req, start: int, stop: int) -> NDArray[np.int64]:
 
 def overlay_of(spans: Spans) -> tuple[OverlayPart, ...]:
     """Return which packed tokens of a batch take the place of token embeddings, and from which encoded piece."""
-    parts = []
+    parts: list[OverlayPart] = []
     packed = 0
     for req, start, stop in spans:
-        media = req.media
-        for index in () if media is None else media.spans_in(start, stop):
-            span = media.spans[index]
-            first, last = max(start, span.start), min(stop, span.start + span.count)
-            parts.append(OverlayPart(media.pieces[index], first - span.start, last - first, packed + first - start))
+        if req.media is not None:
+            parts += _parts(req.media, start, stop, packed - start)
         packed += stop - start
     return tuple(parts)
+
+
+def _parts(media: ReqMedia, start: int, stop: int, shift: int) -> Iterator[OverlayPart]:
+    """Yield the parts of tokens [start, stop) of a prompt, whose token i is packed at i + shift."""
+    for index in media.spans_in(start, stop):
+        span = media.spans[index]
+        first, last = max(start, span.start), min(stop, span.start + span.count)
+        yield OverlayPart(media.pieces[index], first - span.start, last - first, first + shift)

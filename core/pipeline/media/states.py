@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 class EncodedMedia:
     """The states of the pieces that EncoderBooks has, on the device. It does as it is told, in launch order.
 
-    `directory` is where the files of items are, `hidden_size` and `dtype` the model's.
+    `directory` is where the files of items are: it is set before the first request comes. `hidden_size` and `dtype` are
+    the model's.
     """
 
-    def __init__(self, encoder: MediaEncoder, directory: Path, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, encoder: MediaEncoder, hidden_size: int, dtype: torch.dtype) -> None:
+        self.directory = Path()
         self._encoder = encoder
-        self._directory = directory
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._states: dict[PieceKey, MediaStates] = {}
@@ -45,7 +46,7 @@ class EncodedMedia:
         for key in work.drop:
             self._states.pop(key, None)
         pieces = [
-            MediaPiece(one.item, one.key.piece, read_piece(self._directory, one.item, one.key.piece))
+            MediaPiece(one.item, one.key.piece, read_piece(self.directory, one.item, one.key.piece))
             for one in work.pieces
         ]
         found = self._encoder.encode(pieces)
@@ -104,7 +105,7 @@ def read_piece(directory: Path, item: MediaItem, piece: int) -> NDArray[np.uint8
     with (directory / item.file).open("rb", buffering=0) as stream:
         stream.seek(piece * size)
         pixels = np.empty(size, np.uint8)
-        view = memoryview(pixels)
+        view = pixels.data
         while view:
             count = stream.readinto(view)
             if not count:

@@ -163,7 +163,8 @@ class Album:
 def media_harness(directory: Path, *, capacity: int = 64, encode_tokens: int = 16, **more: Any) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
     books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens)
-    stage = MediaStage(FakeEncoder(), books, directory, more.get("page_size", 1))  # type: ignore[arg-type]
+    stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))  # type: ignore[arg-type]
+    stage.directory = directory
     harness = Harness(model=MediaModel, parts={"media": stage}, **more)
     assert isinstance(harness.model, MediaModel)
     harness.model.directory, harness.model.capacity = directory, books.capacity

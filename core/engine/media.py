@@ -1,0 +1,101 @@
+"""The engine's part that is about media: who prepares and encodes them, and the memory that this takes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.contracts import MEDIA_ENCODER, MEDIA_PROCESSOR
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaLimits, MediaProcessor
+from pegboard.core.pipeline.media.arrival import MediaStage
+from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.media.states import EncodedMedia
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.sections import EngineConfig, MediaSection
+    from pegboard.core.config.select import Choice, Selection
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.model_family import ModelContext
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenMedia:
+    """Who prepares a model's media, and who encodes them."""
+
+    processor: Choice[MediaProcessor, MediaContext]
+    encoder: Choice[MediaEncoder, ModelContext]
+    context: MediaContext
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Return what requests may bring; see ModelInfo."""
+        return tuple(f"media.{kind}" for kind in sorted(self.processor.build(self.context).kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaParts:
+    """The scheduler's books, and the worker's states."""
+
+    stage: MediaStage
+    encoded: EncodedMedia
+
+    def read_from(self, directory: Path) -> None:
+        """Say where the files of items are."""
+        self.stage.directory = self.encoded.directory = directory
+
+
+def media_limits(section: MediaSection) -> MediaLimits:
+    """Return what the config allows of one item."""
+    return MediaLimits(section.max_pixels, section.max_resized_pixels, section.max_frames, section.max_seconds)
+
+
+def choose_media(resolved: ResolvedConfig, selection: Selection, model: ModelContext) -> ChosenMedia | None:
+    """Return who deals with the model's media; None for a model without any, and where the config wants none."""
+    section = resolved.engine.media
+    if not section.enabled:
+        return None
+    context = MediaContext(model.directory, model.hf_config, media_limits(section))
+    processor, encoder = selection.find(MEDIA_PROCESSOR, context), selection.find(MEDIA_ENCODER, model)
+    if processor is None or encoder is None:
+        for found, missing in ((processor, "media_encoder"), (encoder, "media_processor")):
+            if found is not None:
+                logger.warning("media: no %s supports this model, so it is served for text alone", missing)
+        return None
+    return ChosenMedia(processor, encoder, context)
+
+
+def check_overlay(media: ChosenMedia | None, selection: Selection) -> None:
+    """Raise ConfigError where the chosen runner, or the network that it runs, cannot take states for tokens."""
+    if media is None:
+        return
+    (runner,) = selection.choices["runner"]
+    computing = [runner] if "own_weights" in runner.provides else [runner, *selection.choices["model_family"]]
+    for one in computing:
+        if "overlay" not in one.provides:
+            contract = one.record.provider.contract
+            raise ConfigError(
+                f"the {contract.replace('_', ' ')} {one.name!r} cannot take media (it lacks the capability overlay); "
+                f"choose another one, or serve the model for text alone with media.enabled: false"
+            )
+
+
+def token_bytes(encoder: MediaEncoder, spec: ModelSpec, itemsize: int) -> int:
+    """Return the bytes of one encoded token, deep states included."""
+    return spec.hidden_size * (1 + encoder.levels) * itemsize
+
+
+def media_parts(encoder: MediaEncoder, config: EngineConfig, spec: ModelSpec, chunk: int | None) -> MediaParts:
+    """Return the parts around a loaded encoder. `chunk` is the size of a chunk of a prompt, None without chunks."""
+    section, dtype = config.media, encoder.ctx.dtype
+    step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
+    books = EncoderBooks(section.cache_bytes, token_bytes(encoder, spec, dtype.itemsize), step_tokens)
+    return MediaParts(
+        MediaStage(encoder, books, config.memory.page_size), EncodedMedia(encoder, spec.hidden_size, dtype)
+    )

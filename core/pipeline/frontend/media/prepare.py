@@ -1,0 +1,282 @@
+"""Preparer: from what requests say of their media to items with pixels, through threads that receive them and helper
+processes that decode them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
+from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, item_of
+from pegboard.core.pipeline.frontend.media.store import Gone
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import MediaInput
+    from pegboard.core.pipeline.frontend.media.sources import Sources
+    from pegboard.core.pipeline.frontend.media.stats import MediaStats
+    from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
+    from pegboard.core.pipeline.frontend.media.worker import Reply
+    from pegboard.core.toolkit.system.helper_pool import HelperPool
+
+FETCHERS = 8
+"""Threads that wait for other machines."""
+READERS = 2
+"""Threads that write down what has come with requests."""
+QUEUE_FULL = "media_queue_full"
+
+
+class Preparer:
+    """Prepares media, at most `most` items at one time, those that wait included. Thread-safe; owns what it is given,
+    and ends it in `close`.
+    """
+
+    def __init__(
+        self,
+        store: MediaStore,
+        sources: Sources,
+        pool: HelperPool[PrepareJob, Reply],
+        stats: MediaStats,
+        *,
+        most: int,
+    ) -> None:
+        self.store = store
+        self.sources = sources
+        self.pool = pool
+        self.stats = stats
+        self._most = most
+        self._open = 0
+        self._lock = threading.Lock()
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "media-fetch")
+        self._readers = ThreadPoolExecutor(READERS, "media-read")
+
+    @property
+    def open(self) -> int:
+        """Items that are being prepared, or wait for it."""
+        return self._open
+
+    @contextlib.asynccontextmanager
+    async def prepared(self, media: Sequence[MediaInput]) -> AsyncIterator[list[PreparedItem]]:
+        """Prepare items beside the event loop; within it their files are there. Those that are needed for longer, by a
+        request, are kept by it (`MediaFile.keep`).
+
+        Raises InvalidRequest with the place of the item that cannot be prepared: 400 where that is its own fault, 503
+        where there is no room for it now, 500.
+        """
+        lot = self._begin(media)
+        try:
+            yield await asyncio.wrap_future(lot.done)
+        finally:
+            lot.close()
+
+    @contextlib.contextmanager
+    def prepared_now(self, media: Sequence[MediaInput]) -> Iterator[list[PreparedItem]]:
+        """As `prepared`, waiting for it."""
+        lot = self._begin(media)
+        try:
+            yield lot.done.result()
+        finally:
+            lot.close()
+
+    def close(self) -> None:
+        """End helpers, threads and files. What is under way fails. May be called twice."""
+        for threads in (self._fetchers, self._readers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self.sources.fetcher is not None:
+            self.sources.fetcher.close()
+        self.pool.close()
+        self.store.close()
+
+    def _begin(self, media: Sequence[MediaInput]) -> _Lot:
+        lot = _Lot(self, media)
+        with self._lock:
+            # What comes alone is never too much.
+            if self._open and self._open + lot.size > self._most:
+                self.stats.failed(QUEUE_FULL)
+                text = "too many media wait to be prepared; try again later"
+                raise InvalidRequest(text, code=QUEUE_FULL, status=503)
+            self._open += lot.size
+        lot.begin()
+        return lot
+
+    # ---- for its lots ---------------------------------------------------------------------------------------------
+
+    def receive(self, media: MediaInput, work: Callable[[], None]) -> Future[None]:
+        """Have a thread receive an item. Raises InvalidRequest for one that is refused at once."""
+        threads = self._fetchers if self.sources.is_remote(media) else self._readers
+        try:
+            return threads.submit(work)
+        except RuntimeError:
+            raise _closing() from None
+
+    def ended(self, count: int) -> None:
+        """Note that so many items are not being prepared any more."""
+        with self._lock:
+            self._open -= count
+
+
+class _Lot:
+    """The media of one submission; what is equal is prepared once. `done` has the items in their order, or the first
+    error. `close` gives up what is not done, and drops the files. Thread-safe.
+    """
+
+    def __init__(self, preparer: Preparer, media: Sequence[MediaInput]) -> None:
+        self.done: Future[list[PreparedItem]] = Future()
+        self._preparer = preparer
+        self._media = media
+        self._places: dict[Hashable, list[int]] = {}
+        """Where equal items stand."""
+        for index, one in enumerate(media):
+            self._places.setdefault(_stated(one), []).append(index)
+        self._lock = threading.Lock()
+        self._found: dict[int, PreparedItem] = {}
+        self._files: set[MediaFile] = set()
+        self._by_content: dict[Hashable, Future[PreparedItem]] = {}
+        self._work: list[Future[None] | Future[Reply]] = []
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """How many items are to be prepared."""
+        return len(self._places)
+
+    def begin(self) -> None:
+        """Start receiving. Does not block."""
+        if not self._media:
+            self.done.set_result([])
+        for indexes in self._places.values():
+            media = self._media[indexes[0]]
+            try:
+                self._watch(self._preparer.receive(media, functools.partial(self._receive, media, indexes)))
+            except InvalidRequest as error:
+                self._fail(media, error)
+                return
+
+    def close(self) -> None:
+        """Give up, or let go. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            files, self._files = self._files, set()
+            work, self._work = self._work, []
+        for one in work:
+            one.cancel()
+        for file in files:
+            file.drop()
+        self._preparer.ended(self.size)
+
+    # ---- in the threads -------------------------------------------------------------------------------------------
+
+    def _receive(self, media: MediaInput, indexes: list[int]) -> None:
+        try:
+            file = self._new_file()
+            digest = self._preparer.sources.receive(media, file)
+            shared = self._prepare_once((media.kind, media.settings, digest), media, file)
+            shared.add_done_callback(functools.partial(self._settle, media, indexes))
+        except Gone:
+            # By this lot's end, where it is closed.
+            self._fail(media, _closing())
+        except Exception as error:
+            self._fail(media, error)
+
+    def _prepare_once(self, content: Hashable, media: MediaInput, file: MediaFile) -> Future[PreparedItem]:
+        """Return the future of what a received file becomes; that of an equal one, where there was one."""
+        with self._lock:
+            known = self._by_content.get(content)
+            if known is None:
+                mine = self._by_content[content] = Future()
+        if known is not None:
+            self._drop(file)
+            return known
+        job = PrepareJob(media, file, self._new_file())
+        future = self._preparer.pool.submit(job)
+        self._watch(future)
+        future.add_done_callback(functools.partial(self._came, job, mine))
+        return mine
+
+    def _came(self, job: PrepareJob, mine: Future[PreparedItem], future: Future[Reply]) -> None:
+        """Take what a helper has made of a file."""
+        received = job.received.size
+        self._drop(job.received)
+        try:
+            found = item_of(job, future.result())
+        except CancelledError:
+            mine.set_exception(_closing())
+        except Exception as error:
+            mine.set_exception(error)
+        else:
+            self._preparer.stats.prepared(job.media.kind, received, job.prepared.size)
+            mine.set_result(found)
+
+    def _settle(self, media: MediaInput, indexes: list[int], shared: Future[PreparedItem]) -> None:
+        error = shared.exception()
+        if error is not None:
+            self._fail(media, error)
+            return
+        with self._lock:
+            self._found.update((index, shared.result()) for index in indexes)
+            complete = len(self._found) == len(self._media)
+        if complete:
+            with contextlib.suppress(InvalidStateError):
+                self.done.set_result([self._found[i] for i in range(len(self._media))])
+
+    def _fail(self, media: MediaInput, error: BaseException) -> None:
+        """End with an error, unless this has ended already."""
+        if self._closed:
+            return
+        if isinstance(error, InvalidRequest):
+            self._preparer.stats.failed(error.code)
+            error = _placed(error, media.place)
+        with contextlib.suppress(InvalidStateError):
+            self.done.set_exception(error)
+
+    def _watch(self, work: Future[None] | Future[Reply]) -> None:
+        """Remember what is under way; without it nothing comes any more."""
+        with self._lock:
+            if not self._closed:
+                self._work.append(work)
+        work.add_done_callback(lambda future: self._fail(self._media[0], _closing()) if future.cancelled() else None)
+        if self._closed:
+            work.cancel()
+
+    def _new_file(self) -> MediaFile:
+        file = self._preparer.store.create()
+        with self._lock:
+            if not self._closed:
+                self._files.add(file)
+                return file
+        file.drop()
+        raise Gone
+
+    def _drop(self, file: MediaFile) -> None:
+        """Drop one file before the others."""
+        with self._lock:
+            if file not in self._files:
+                return
+            self._files.remove(file)
+        file.drop()
+
+
+def _stated(media: MediaInput) -> Hashable:
+    """Return what is equal for items that are stated alike. Long addresses are not compared: that takes a while, and
+    their contents are.
+    """
+    return media.kind, media.settings, media.url if len(media.url) <= MAX_URL else id(media.url), id(media.data)
+
+
+def _placed(error: InvalidRequest, place: str) -> InvalidRequest:
+    """Return an error with the item's place in the request; one of the server's has none."""
+    if not place or error.status >= 500:
+        return error
+    return InvalidRequest(f"{place}: {error.message}", param=place, code=error.code, status=error.status)
+
+
+def _closing() -> InvalidRequest:
+    return InvalidRequest("the server is shutting down, try another one", code="shutting_down", status=503)

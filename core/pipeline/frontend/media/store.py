@@ -1,0 +1,236 @@
+"""MediaStore: the one owner of the files in which media wait, as they were received and as pixels.
+
+The files lie in a folder of their own that only this user may enter, on disk. What one item takes there is small
+against the number of items under way, so their bytes are counted, and bounded together. Each file knows how many still
+need it; the last one to drop it removes it. The folder goes with the store, and one whose process has died at the next
+start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "pegboard-media-"
+LOCK = "lock"
+"""The file in a folder that its owner has locked for as long as it lives."""
+YOUNG = 60.0
+"""Seconds in which a folder without a lock may be one that is just being made."""
+FULL = "media_store_full"
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def new_directory() -> Path:
+    """Return the name of a folder for a store, which makes it. Not in shared memory, which is small in containers."""
+    parent = Path(tempfile.gettempdir())
+    if parent.resolve().is_relative_to(_SHARED_MEMORY):
+        parent = Path("/var/tmp")
+    return parent / f"{PREFIX}{secrets.token_hex(8)}"
+
+
+def remove_directory(directory: Path, patience: float = 2.0) -> None:
+    """Remove a store's folder whose owner has died, for a process that only knows its name. Other folders are left
+    alone. A helper of that owner may write for some moments more.
+    """
+    if not directory.name.startswith(PREFIX):
+        return
+    deadline = time.monotonic() + patience
+    shutil.rmtree(directory, ignore_errors=True)
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Gone(Exception):
+    """A file was dropped while it was being written: nothing waits for it any more."""
+
+
+class MediaStore:
+    """Files under way, of at most `most` bytes together. Thread-safe.
+
+    Makes its folder, and removes those that dead processes left beside it. Raises PegboardError where it cannot.
+    """
+
+    def __init__(self, directory: Path, most: int) -> None:
+        self.directory = directory
+        self._most = most
+        self._mutex = threading.Lock()
+        self._bytes = 0
+        self._files: set[MediaFile] = set()
+        self._number = 0
+        self._closed = False
+        try:
+            _remove_dead(directory.parent)
+            directory.mkdir(mode=0o700)
+            self._lock = _locked(directory)
+        except OSError as error:
+            raise PegboardError(f"no folder for media can be made at {directory}: {error.strerror}") from error
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files, those that are promised included."""
+        return self._bytes
+
+    @property
+    def files(self) -> int:
+        return len(self._files)
+
+    def create(self) -> MediaFile:
+        """Return a new, empty file, which its caller drops. Raises InvalidRequest (503) where the disk has no room, or
+        the store is closed.
+        """
+        with self._mutex:
+            if self._closed:
+                raise InvalidRequest("the server is shutting down, try another one", code="shutting_down", status=503)
+            self._number += 1
+            file = MediaFile(self, f"{self._number:x}-{secrets.token_hex(8)}")
+            try:
+                os.close(os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise disk_full(error) from error
+            self._files.add(file)
+        return file
+
+    def close(self) -> None:
+        """Remove everything. May be called twice; files that are dropped afterwards are gone already."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            self._files.clear()
+            self._bytes = 0
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self._lock)
+
+    # ---- for its files --------------------------------------------------------------------------------------------
+
+    def take(self, file: MediaFile, size: int) -> None:
+        """Count `size` bytes more for a file. Raises InvalidRequest (503) where there is no room for them, and Gone."""
+        with self._mutex:
+            if file not in self._files:
+                raise Gone
+            if self._bytes + size > self._most:
+                raise full()
+            self._count(file, size)
+
+    def take_some(self, file: MediaFile, most: int) -> int:
+        """Count `most` bytes for a file, or as many as there is room for; how many."""
+        with self._mutex:
+            size = max(0, min(most, self._most - self._bytes))
+            self._count(file, size)
+            return size
+
+    def shrink(self, file: MediaFile, size: int) -> None:
+        """Count `size` bytes for a file from now on."""
+        with self._mutex:
+            self._count(file, size - file.size)
+
+    def change(self, file: MediaFile, users: int) -> None:
+        """Note that so many more need a file, or fewer; remove one that is not needed any more."""
+        with self._mutex:
+            file.users += users
+            if file.users > 0 or file not in self._files:
+                return
+            self._files.remove(file)
+            self._bytes -= file.size
+            file.size = 0
+        with contextlib.suppress(FileNotFoundError):
+            file.path.unlink()
+
+    def _count(self, file: MediaFile, size: int) -> None:
+        if file in self._files:
+            file.size += size
+            self._bytes += size
+
+
+class MediaFile:
+    """A file of a store. Whoever made it needs it, until it is dropped."""
+
+    def __init__(self, store: MediaStore, name: str) -> None:
+        self._store = store
+        self.name = name
+        self.path = store.directory / name
+        self.size = 0
+        """Bytes that are counted for it."""
+        self.users = 1
+
+    def keep(self) -> None:
+        """Note one more that needs it, and drops it in its turn."""
+        self._store.change(self, 1)
+
+    def drop(self) -> None:
+        """Note that one does not need it any more; the last one removes it."""
+        self._store.change(self, -1)
+
+    def take(self, size: int) -> None:
+        """As of MediaStore."""
+        self._store.take(self, size)
+
+    def take_some(self, most: int) -> int:
+        """As of MediaStore."""
+        return self._store.take_some(self, most)
+
+    def shrink(self, size: int) -> None:
+        """As of MediaStore."""
+        self._store.shrink(self, size)
+
+
+def full() -> InvalidRequest:
+    """Return the refusal of what there is no room for."""
+    text = "the media of other requests take all the room that there is (media.max_bytes_in_flight); try again later"
+    return InvalidRequest(text, code=FULL, status=503)
+
+
+def disk_full(error: OSError) -> InvalidRequest:
+    """Return the refusal of what could not be written; the log has the reason."""
+    logger.error("media cannot be written: %s", error)
+    return InvalidRequest("the server has no room for media at the moment; try again later", code=FULL, status=503)
+
+
+def _locked(directory: Path) -> int:
+    """Make the folder's lock, which is never seen unlocked while this process lives; its open file."""
+    scratch = directory / f"{LOCK}-new"
+    lock = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        scratch.rename(directory / LOCK)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove_dead(parent: Path) -> None:
+    """Remove the folders of stores whose processes have died."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            about = directory.lstat()
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and _is_dead(directory, about.st_mtime):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_dead(directory: Path, changed: float) -> bool:
+    try:
+        lock = os.open(directory / LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return time.time() - changed > YOUNG
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True

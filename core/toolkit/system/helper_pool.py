@@ -1,0 +1,190 @@
+"""HelperPool: helper processes, each with a thread of its own that waits for it, and a queue before them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pegboard.core.toolkit.system.helper_child import HelperChild, Look
+from pegboard.core.toolkit.system.helper_process import HelperLost
+
+J = TypeVar("J")
+A = TypeVar("A")
+
+ATTEMPTS = 2
+"""A job whose helper is lost through no fault of its own gets a fresh one, once."""
+UNWANTED_SECONDS = 1.0
+"""A job that is not wanted any more costs its helper once it has taken so long."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HelperKind(Generic[J, A]):
+    """What a pool has to know of its helpers. `start` starts one and gets it ready; `work` does one job with it. Both
+    call what they are given now and then. What they raise is what the job's future raises, but for HelperLost, an
+    accident of the server's; the helper is of no more use then. `spent` says after a job's end whether the helper has
+    to go. `lost` makes the error of a job that has had `ATTEMPTS` accidents.
+    """
+
+    name: str
+    start: Callable[[Look], HelperChild]
+    work: Callable[[HelperChild, J, Look], A]
+    lost: Callable[[str], Exception]
+    spent: Callable[[A], bool] = lambda _: False
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A thread's helper, and the jobs that it has done."""
+
+    helper: HelperChild | None = None
+    done: int = 0
+
+
+class _Unwanted(Exception):
+    """The job's future was cancelled."""
+
+
+class HelperPool(Generic[J, A]):
+    """Does jobs in helper processes, in the order in which they came. Threads and processes start when they are needed,
+    and a process ends after `jobs` of them: libraries that read foreign files leave memory in pieces.
+
+    Never blocks but in `close`. It is for its user to bound how many jobs wait.
+    """
+
+    def __init__(self, kind: HelperKind[J, A], *, helpers: int = 1, jobs: int = 500) -> None:
+        self._kind = kind
+        self._most = helpers
+        self._jobs = jobs
+        self._waiting: queue.SimpleQueue[tuple[J, Future[A]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._helpers: set[HelperChild] = set()
+        self._unfinished = 0
+        self._closed = False
+        self.lost = 0
+        """Helpers that were killed or stopped from outside, since the start."""
+
+    def submit(self, job: J) -> Future[A]:
+        """Do it when its turn comes. Cancelling the future saves the work, as far as it is not done."""
+        future: Future[A] = Future()
+        with self._lock:
+            if self._closed:
+                future.cancel()
+                return future
+            self._unfinished += 1
+            if self._unfinished > len(self._threads) and len(self._threads) < self._most:
+                name = f"{self._kind.name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self._threads[-1].start()
+        self._waiting.put((job, future))
+        return future
+
+    def close(self) -> None:
+        """End the helpers and wait for the threads; what is not done is cancelled. May be called twice."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._waiting.put(None)
+            for helper in self._helpers:
+                helper.kill()
+        for thread in self._threads:
+            thread.join()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                left = self._waiting.get_nowait()
+                if left is not None:
+                    left[1].cancel()
+
+    def pids(self) -> list[int]:
+        """Of the helpers that are there."""
+        with self._lock:
+            return [helper.pid for helper in self._helpers]
+
+    # ---- in the pool's threads ------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        seat = _Seat()
+        try:
+            while (item := self._waiting.get()) is not None:
+                if not self._closed and not item[1].cancelled():
+                    self._settle(seat, *item)
+                else:
+                    item[1].cancel()
+                with self._lock:
+                    self._unfinished -= 1
+                # Else it would keep this job until the next one comes.
+                del item
+        finally:
+            self._end(seat)
+
+    def _settle(self, seat: _Seat, job: J, future: Future[A]) -> None:
+        error: BaseException
+        try:
+            result = self._done(seat, job, future)
+        except _Unwanted:
+            return
+        except BaseException as raised:
+            error = raised
+        else:
+            # Cancelled meanwhile: it is not wanted any more.
+            with contextlib.suppress(InvalidStateError):
+                future.set_result(result)
+            return
+        if self._closed:
+            future.cancel()
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(error)
+
+    def _done(self, seat: _Seat, job: J, future: Future[A]) -> A:
+        """Do a job; the seat's helper is as good as new afterwards, or gone."""
+
+        def look(seconds: float) -> None:
+            if self._closed or (seconds >= UNWANTED_SECONDS and future.cancelled()):
+                raise _Unwanted
+
+        why = ""
+        for _ in range(ATTEMPTS):
+            try:
+                helper = self._helper_of(seat, look)
+                result = self._kind.work(helper, job, look)
+            except HelperLost as lost:
+                self._end(seat)
+                if self._closed:
+                    raise _Unwanted from None
+                why = str(lost)
+                self.lost += 1
+                logger.warning("a helper process (%s) was lost: %s", self._kind.name, why)
+                continue
+            except BaseException:
+                self._end(seat)
+                raise
+            seat.done += 1
+            if seat.done >= self._jobs or self._kind.spent(result):
+                self._end(seat)
+            return result
+        raise self._kind.lost(why)
+
+    def _helper_of(self, seat: _Seat, look: Look) -> HelperChild:
+        """Return the thread's helper, or a new one."""
+        if seat.helper is None:
+            seat.helper = self._kind.start(look)
+            with self._lock:
+                self._helpers.add(seat.helper)
+                if self._closed:
+                    seat.helper.kill()
+        return seat.helper
+
+    def _end(self, seat: _Seat) -> None:
+        if seat.helper is not None:
+            seat.helper.close()
+            with self._lock:
+                self._helpers.discard(seat.helper)
+            seat.helper, seat.done = None, 0

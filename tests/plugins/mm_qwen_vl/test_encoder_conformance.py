@@ -1,0 +1,50 @@
+"""The suite of MediaEncoder on the towers of all four families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pegboard.conformance.media_encoder import MediaEncoderContract
+from pegboard.conformance.vl_checkpoints import vl_checkpoint
+from pegboard.core.interfaces.media import MediaItem
+
+
+def image(patch: int, rows: int, columns: int) -> MediaItem:
+    """A picture of rows by columns patches."""
+    shape = (1, rows * patch, columns * patch, 3)
+    return MediaItem(kind="image", digest=b"", file="", shape=shape, grid=(1, rows, columns))
+
+
+def video(patch: int, time: int, rows: int, columns: int) -> MediaItem:
+    """A video of `time` temporal patches, each of two frames."""
+    shape = (2 * time, rows * patch, columns * patch, 3)
+    return MediaItem(kind="video", digest=b"", file="", shape=shape, grid=(time, rows, columns), pieces=time)
+
+
+class _QwenVL(MediaEncoderContract):
+    provider = "qwen_vl"
+    family: ClassVar[str]
+    patch: ClassVar[int] = 14
+
+    def make_model(self, directory: Path) -> Path:
+        return vl_checkpoint(directory, self.family)
+
+    def make_items(self) -> list[MediaItem]:
+        return [image(self.patch, 2, 2), image(self.patch, 6, 12), video(self.patch, 3, 10, 4)]
+
+
+class TestQwen2VL(_QwenVL):
+    family = "qwen2_vl"
+
+
+class TestQwen25VL(_QwenVL):
+    family = "qwen2_5_vl"
+
+
+class TestQwen3VL(_QwenVL):
+    family, patch = "qwen3_vl", 16
+
+
+class TestQwen3VLMoe(_QwenVL):
+    family, patch = "qwen3_vl_moe", 16

@@ -122,6 +122,8 @@ class Album:
         self.directory = directory
         self.random = random.Random(seed)
         self._files = 0
+        self.counts: dict[str, int] = {}
+        """Tokens that each request asked for."""
 
     def item(self, name: int | str, height: int, width: int, pieces: int = 1) -> MediaItem:
         """An item whose looks follow from `name` and its size; each call writes a file of its own."""

@@ -1,0 +1,135 @@
+"""The books of encoded media: who is dropped for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.media.arrival import MediaStage, key_lane
+from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
+from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
+
+
+class Shelf:
+    """Books of `capacity` tokens, one byte each, and requests whose prompts have pieces of two tokens."""
+
+    def __init__(self, folder: Path, capacity: int, step_tokens: int = 100) -> None:
+        self.books = EncoderBooks(capacity, 1, step_tokens)
+        self._album = Album(folder)
+        self._stage = MediaStage(FakeEncoder(), self.books, 1)  # type: ignore[arg-type]
+        self._stage.directory = folder
+
+    def req(self, names: str) -> Req:
+        prompt = self._album.prompt(*(self._album.item(name, 1, 2) for name in names))
+        media = self._stage.read(prompt.media, len(prompt.ids), "")
+        return Req(names, np.array(prompt.ids), SamplingParams(), media=media)
+
+    def encode(self, names: str, start: int = 0, stop: int = 1000) -> tuple[str, str]:
+        """Wish for tokens of a prompt, plan, and name the pieces that are encoded and dropped."""
+        req, wishes = self.req(names), EncodeWishes(self.books)
+        wishes.add(req, start, stop)
+        work = wishes.plan()
+        return self.names(one.key for one in work.pieces), self.names(work.drop)
+
+    def names(self, keys: object) -> str:
+        known = {self.req(name).media.pieces[0]: name for name in "abcdef"}  # type: ignore[union-attr]
+        return "".join(known[key] for key in keys)  # type: ignore[attr-defined]
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 6)
+    assert [shelf.encode(name) for name in "abc"] == [("a", ""), ("b", ""), ("c", "")]
+    shelf.books.hold(1, shelf.req("a").media.pieces)  # type: ignore[union-attr]
+    shelf.books.release(1)
+    assert shelf.encode("d") == ("d", "b")
+    assert shelf.books.used == 6
+
+
+def test_what_the_same_tokens_read_is_kept(tmp_path: Path) -> None:
+    """Else one piece of a chunk would push out another, for ever."""
+    shelf = Shelf(tmp_path, 4)
+    shelf.encode("ab")
+    assert shelf.encode("ac") == ("c", "b")
+    assert shelf.encode("bc", 0, 2) == ("b", "a")
+
+
+def test_what_comes_first_is_encoded_where_not_all_fits(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 4)
+    shelf.encode("cd")
+    # The two that the prompt begins with leave no room for what is there already, and what follows.
+    assert shelf.encode("abcd") == ("ab", "cd")
+
+
+def test_what_steps_read_is_never_dropped(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 4)
+    shelf.encode("ab")
+    shelf.books.hold(7, shelf.req("a").media.pieces)  # type: ignore[union-attr]
+    assert shelf.encode("c") == ("c", "b")
+    wishes = EncodeWishes(shelf.books)
+    shelf.books.hold(8, shelf.req("c").media.pieces)  # type: ignore[union-attr]
+    wishes = EncodeWishes(shelf.books)
+    assert not wishes.add(shelf.req("d"), 0, 2)
+    assert wishes.blocked
+    shelf.books.release(7)
+    assert shelf.encode("d") == ("d", "a")
+
+
+def test_one_step_encodes_so_many_tokens_or_one_larger_piece(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 100, step_tokens=4)
+    assert shelf.encode("abcde")[0] == "ab"
+    assert shelf.encode("abcde")[0] == "cd"
+    alone = Shelf(tmp_path, 100, step_tokens=1)
+    assert alone.encode("ab")[0] == "a"
+
+
+def test_a_page_that_reads_too_much_at_once(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 4)
+    media = shelf.req("abcd").media
+    assert media is not None
+    assert shelf.books.too_large(media, 1) == 0
+    assert shelf.books.too_large(media, 4) == 0
+    assert shelf.books.too_large(media, 8) == 8
+    twice = shelf.req("aaaabbbb").media
+    assert twice is not None
+    assert shelf.books.too_large(twice, 16) == 0
+
+
+def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
+    album, found = Album(tmp_path), dict[str, list[int]]()
+    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1)  # type: ignore[arg-type]
+    stage.directory = tmp_path
+    for name, (height, width, pieces) in {
+        "a": (2, 8, 1),
+        "b": (2, 8, 1),
+        "turned": (8, 2, 1),
+        "video": (2, 4, 2),
+    }.items():
+        item = album.item("same" if name != "b" else "b", height, width, pieces)
+        prompt = album.prompt([5, 6], item, [7])
+        media = stage.read(prompt.media, len(prompt.ids), "")
+        keys = key_lane(np.array(prompt.ids), media).tolist()
+        assert (keys[:2], keys[-1]) == ([5, 6], 7)
+        assert all(-(2**62) <= key < 0 for key in keys[2:-1])
+        assert key_lane(np.array(prompt.ids), media).tolist() == keys
+        found[name] = keys[2:-1]
+    every = [key for keys in found.values() for key in keys]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_batch_that_fails_once_still_has_its_media(loop: str, tmp_path: Path) -> None:
+    """Its requests run again one by one, whatever is encoded behind it on a cache of two pieces."""
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, capacity=8, encode_tokens=8, loop=loop, cache="none", prefill_first=True)
+    model_of(harness).fail_on = lambda work: bool(work.overlay) and len(work.rows) > 1
+    asked: dict[str, Prompt] = {}
+    for i in range(8):
+        asked[str(i)] = album.prompt(album.words(2), album.item(i, 2, 2), album.words(3))
+        submit(harness, str(i), asked[str(i)], 5)
+    harness.run()
+    assert harness.scheduler.counters.failed_batches >= 3
+    assert all(harness.tokens(rid) == prompt.answer(5) for rid, prompt in asked.items())

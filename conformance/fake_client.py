@@ -63,6 +63,9 @@ class FakeTokenizer:
         self._note(len(text) >= LONG, "tokenizer.encode of a long text", TOKENIZE)
         return [ord(char) for char in text]
 
+    def encode_literal(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         self._note(len(ids) >= LONG, "tokenizer.decode of many tokens", "use `await asyncio.to_thread(...)`")
         return "".join(chr(i) for i in ids if not (skip_special_tokens and i in self.special_ids))

@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
+    def encode_literal(self, text: str) -> list[int]:
+        """Return the ids of a text in which nothing that spells an added token, special or not, is one."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def apply_chat_template(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,34 +17,35 @@ from pegboard.core.interfaces.client import (
     EmbedRequest,
     EngineClient,
     GenerateRequest,
+    MediaPrompt,
     ModelInfo,
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
 from pegboard.core.pipeline.frontend.budget import Budget, Demand
-from pegboard.core.pipeline.frontend.intake import Intake, Prompt
+from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.outputs import finish_embedding
+from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
 from pegboard.core.pipeline.frontend.stops import compiled_stops
 from pegboard.core.server.asker import ASKER
 from pegboard.core.server.body_room import engine_has
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
-from pegboard.core.toolkit.text.encoding import check_length, encode_all, encode_each
+from pegboard.core.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.budget import BudgetLimits
+    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.server.wire import ApiWire
 
 logger = logging.getLogger(__name__)
 
-Asked = GenerateRequest | EmbedRequest
 R = TypeVar("R", GenerateRequest, EmbedRequest)
 
-LONG_IDS = 16 * 1024
-"""Token ids from which on a prompt is checked and packed in a thread, so that others' tokens keep flowing."""
 AT_ONCE = 64
 """Requests that are prepared between two turns of the loop."""
 PING = 0
@@ -64,12 +65,13 @@ class AsyncEngineClient(EngineClient):
         settings: Mapping[str, Any] | None = None,
         *,
         limits: BudgetLimits | None = None,
+        media: MediaFrontend | None = None,
     ) -> None:
-        self._info = info
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
-        self._intake = Intake(info, tokenizer)
         self.budget = Budget(limits)
+        self._frontend = media
+        self._become(info)
         self.pending = Pending(self._abort)
         self._outbox = Outbox(self.pending.fail_unsent)
         self._reader: asyncio.Task[None] | None = None
@@ -82,11 +84,21 @@ class AsyncEngineClient(EngineClient):
 
     def attach(self, wire: ApiWire, info: ModelInfo) -> None:
         """Use this wire, at whose other end a scheduler is ready."""
-        self._info = info
-        self._intake = Intake(info, self._tokenizer)
+        self._become(info)
         self._outbox.wire = wire
         self._broken = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(wire, self._broken), name="scheduler outputs")
+
+    def _become(self, info: ModelInfo) -> None:
+        self._info = info
+        self._media = None if self._frontend is None else self._frontend.with_features(info.features)
+        self._intake = Intake(info, self._tokenizer)
+        self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
+
+    def close(self) -> None:
+        """End the processes and files that media take. Blocks for a moment; may be called twice."""
+        if self._frontend is not None:
+            self._frontend.close()
 
     def detach(self, message: str) -> None:
         """Give the scheduler up: everything under way fails with 503 and this message. The caller closes the wire."""
@@ -143,6 +155,10 @@ class AsyncEngineClient(EngineClient):
         return self._tokenizer
 
     @property
+    def media(self) -> MediaProcessor | None:
+        return None if self._media is None else self._media.processor
+
+    @property
     def ready(self) -> bool:
         return self._outbox.wire is not None and not self._draining
 
@@ -168,36 +184,16 @@ class AsyncEngineClient(EngineClient):
             check_length(text, self._info.max_context_len)
         self.budget.charge_texts(texts)
         engine_has(texts)
-        found = await encode_all(self._tokenizer, ((text, add_special_tokens) for text in texts))
-        return [found[text, add_special_tokens] for text in texts]
+        found = await encode_all(self._tokenizer, (Text(text, add_special_tokens) for text in texts))
+        return [found[Text(text, add_special_tokens)] for text in texts]
+
+    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+        if isinstance(prompt, MediaPrompt):
+            return await self._prompts.count(prompt, add_special_tokens=add_special_tokens)
+        return await super().count_tokens(prompt, add_special_tokens=add_special_tokens)
 
     def charge(self, size: int) -> None:
         self.budget.charge_answer(size)
-
-    async def _packed(self, requests: Sequence[Asked]) -> list[bytes]:
-        """Return the prompt of each request as it travels; equal ones are made once. Of tokens as numbers, which take
-        ten times the memory, there are one text's at a time.
-        """
-        for one in requests:
-            self._intake.check_text(one.prompt)
-        self.budget.check_texts(one.prompt for one in requests if isinstance(one.prompt, str))
-        made: dict[Hashable, bytes] = {}
-        texts = [(one.prompt, one.add_special_tokens) for one in requests if isinstance(one.prompt, str)]
-        async for text, ids in encode_each(self._tokenizer, texts):
-            made[text] = await self._pack(text[0], ids)
-        found = []
-        for one in requests:
-            prompt = one.prompt
-            key: Hashable = (prompt, one.add_special_tokens) if isinstance(prompt, str) else id(prompt)
-            if key not in made:
-                made[key] = await self._pack(prompt)
-            found.append(made[key])
-        return found
-
-    async def _pack(self, prompt: Prompt, ids: Sequence[int] | None = None) -> bytes:
-        if len(prompt if ids is None else ids) > LONG_IDS:
-            return await asyncio.to_thread(self._intake.pack, prompt, ids)
-        return self._intake.pack(prompt, ids)
 
     async def _submit(
         self, requests: Sequence[R], prepare: Callable[[Sequence[R], Sequence[bytes]], list[TokenizedRequest]]
@@ -206,23 +202,35 @@ class AsyncEngineClient(EngineClient):
         the messages, from requests and their packed prompts.
         """
         self._check_ready()
-        packed = await self._packed(requests)
-        prepared: list[TokenizedRequest] = []
-        for at in range(0, len(requests), AT_ONCE):
-            if at:
-                await asyncio.sleep(0)
-            prepared += prepare(requests[at : at + AT_ONCE], packed[at : at + AT_ONCE])
-        prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
-        prepared = [_of_asker(ASKER.get(), one) for one in prepared]
+        async with self._prompts.packed(requests) as packed:
+            prepared: list[TokenizedRequest] = []
+            for at in range(0, len(requests), AT_ONCE):
+                if at:
+                    await asyncio.sleep(0)
+                prepared += prepare(requests[at : at + AT_ONCE], [one.ids for one in packed[at : at + AT_ONCE]])
+            prepared = [one.complete(request) for one, request in zip(packed, prepared, strict=True)]
+            prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
+            return await self._send(requests, [_of_asker(ASKER.get(), one) for one in prepared], packed)
+
+    async def _send(
+        self, requests: Sequence[Asked], prepared: Sequence[TokenizedRequest], packed: Sequence[Packed]
+    ) -> list[RequestStream]:
+        """Send what is prepared of requests; return their streams once all of them are accepted."""
         self._check_ready()
         self.pending.check_ids(prepared)
         self._intake.check_size(prepared)
         demand = Demand.of(prepared, self._info.hidden_size)
         self.budget.charge(demand)
-        engine_has((one.prompt for one in requests), demand.settings)
-        streams = [RequestStream(one, self._tokenizer, self.pending.leave) for one in prepared]
+        engine_has((_base(one.prompt) for one in requests), demand.settings)
+        streams = [
+            RequestStream(one, self._tokenizer, self.pending.leave, prompt.tokens)
+            for one, prompt in zip(prepared, packed, strict=True)
+        ]
         self.pending.add(streams)
-        for one in prepared:
+        for one, prompt in zip(prepared, packed, strict=True):
+            if prompt.files:
+                prompt.keep()
+                self.pending.when_over(one.rid, prompt.drop)
             self._outbox.send(one)
         try:
             await asyncio.gather(*(stream.accepted for stream in streams))
@@ -264,7 +272,8 @@ class AsyncEngineClient(EngineClient):
 
     async def server_info(self) -> dict[str, Any]:
         reply = await self._call("info")
-        return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
+        media = {} if self._media is None else {"media": self._media.figures()}
+        return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready, **media}
 
     def _check_ready(self) -> None:
         if self._draining:
@@ -285,6 +294,10 @@ def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
     if not asker:
         return request
     return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, principal=asker)
+
+
+def _base(prompt: str | list[int] | MediaPrompt) -> str | list[int]:
+    return prompt.base if isinstance(prompt, MediaPrompt) else prompt
 
 
 def _unavailable(message: str, code: str) -> InvalidRequest:

@@ -40,6 +40,7 @@ class Pending:
         self._abort = abort
         self._left: set[str] = set()
         """Requests that have no reader any more and whose last output has not come yet; their ids are not free."""
+        self._over: dict[str, Callable[[], None]] = {}
         self._calls: dict[int, asyncio.Future[ControlReply]] = {}
         self._call_ids = itertools.count(1)
 
@@ -58,6 +59,12 @@ class Pending:
         self.streams.update((stream.wire_id, stream) for stream in streams)
         if streams:
             self.empty.clear()
+
+    def when_over(self, wire_id: str, call: Callable[[], None]) -> None:
+        """Call this once when the scheduler has nothing more to do with a request: it has ended, or there is no
+        scheduler. That is later than its stream's end where its reader left.
+        """
+        self._over[wire_id] = call
 
     def leave(self, stream: RequestStream) -> None:
         """Abort a request that has no reader any more. Nothing happens where it has ended; its id may be another's."""
@@ -87,7 +94,7 @@ class Pending:
             if stream is not None and not stream.accepted.done():
                 stream.accepted.set_result(None)
         elif isinstance(message, Rejected):
-            self._left.discard(message.rid)
+            self._is_over(message.rid)
             param = message.param or None
             self._fail(
                 message.rid, InvalidRequest(message.message, param=param, code=message.code, status=message.status)
@@ -100,6 +107,7 @@ class Pending:
     def fail_unsent(self, message: ToScheduler, error: InvalidRequest) -> None:
         """Fail the request or the call whose message cannot be sent."""
         if isinstance(message, TokenizedRequest):
+            self._is_over(message.rid)
             self._fail(message.rid, error)
         elif isinstance(message, ControlRequest):
             call = self._calls.get(message.call_id)
@@ -111,6 +119,8 @@ class Pending:
         self._left.clear()
         streams, self.streams = self.streams, {}
         calls, self._calls = self._calls, {}
+        for wire_id in list(self._over):
+            self._is_over(wire_id)
         for stream in streams.values():
             stream.fail(error)
         for call in calls.values():
@@ -121,9 +131,9 @@ class Pending:
     def _deliver(self, output: TokenOutput) -> None:
         finished = output.finish_reason is not None
         stream = self.streams.get(output.rid)
+        if finished:
+            self._is_over(output.rid)
         if stream is None:
-            if finished:
-                self._left.discard(output.rid)
             return
         if finished:
             self._end(output.rid)
@@ -134,6 +144,12 @@ class Pending:
             logger.exception("the output of %s cannot be delivered", quoted(stream.rid))
             stream.fail(InvalidRequest(f"internal error: {type(error).__name__}", code="internal_error", status=500))
             self.leave(stream)
+
+    def _is_over(self, wire_id: str) -> None:
+        self._left.discard(wire_id)
+        call = self._over.pop(wire_id, None)
+        if call is not None:
+            call()
 
     def _fail(self, wire_id: str, error: InvalidRequest) -> None:
         stream = self._end(wire_id)

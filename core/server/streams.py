@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.client import OutputChunk, OutputStream, failure
@@ -11,6 +11,7 @@ from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import InvalidRequest
+    from pegboard.core.interfaces.media import MediaKind
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -24,8 +25,15 @@ class RequestStream(OutputStream):
 
     live = True
 
-    def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer, leave: Callable[[RequestStream], None]) -> None:
+    def __init__(
+        self,
+        request: TokenizedRequest,
+        tokenizer: Tokenizer,
+        leave: Callable[[RequestStream], None],
+        media_tokens: Mapping[MediaKind, int] = OutputStream.media_tokens,
+    ) -> None:
         self.rid = request.name or request.rid
+        self.media_tokens = media_tokens
         self.wire_id = request.rid
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = leave

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.core.interfaces.client import OutputStream
+from pegboard.core.interfaces.client import MediaPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
 from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
@@ -272,6 +272,9 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
                 param="session_params",
             )
         [request] = requests
+        if isinstance(request.prompt, MediaPrompt):
+            text = "a session keeps tokens, and no pictures or videos: send the whole conversation without one"
+            raise InvalidRequest(text, param="session_params", code="unsupported")
         session = self._find(params.id, "session_params.id")
         turn = session.begin(params, request.rid or uuid.uuid4().hex)
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -20,6 +20,9 @@ from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.core.toolkit.text.encoding import check_length, overflow
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -76,6 +79,14 @@ class Intake:
         self._check_prompt(found)
         return pack_ids(found)
 
+    def pack_laid_out(self, ids: NDArray[np.int64], of_media: int) -> bytes:
+        """`pack` of a prompt in which `of_media` tokens are those of its media."""
+        if len(ids) > self._limit:
+            raise self._too_long(len(ids), of_media)
+        if len(ids) and not 0 <= (worst := int(ids.min()) if ids.min() < 0 else int(ids.max())) < self._info.vocab_size:
+            raise self._unknown_id("prompt", worst)
+        return ids.astype("<i4").tobytes()
+
     def check_size(self, requests: Sequence[TokenizedRequest]) -> None:
         """Raise InvalidRequest for requests of one client that the engine could not take together at any time."""
         tokens = sum(len(one.prompt) for one in requests) // 4
@@ -127,7 +138,7 @@ class Intake:
         if request.return_hidden_states:
             self._check_feature("hidden_states", "return_hidden_states", "set model.hidden_states in its config")
         if packed is None:
-            packed = self.pack(request.prompt, add_special_tokens=request.add_special_tokens)
+            packed = self.pack(text_of(request.prompt), add_special_tokens=request.add_special_tokens)
         length = len(packed) // 4
         if length > self.max_prompt_len and request.sampling.max_new_tokens != 0:
             raise self._too_long(length)
@@ -190,8 +201,10 @@ class Intake:
             raise self._too_long(len(ids))
         self._check_ids("prompt", ids)
 
-    def _too_long(self, length: int) -> InvalidRequest:
+    def _too_long(self, length: int, of_media: int = 0) -> InvalidRequest:
         text = overflow(length, self.max_prompt_len, self._limit)
+        if of_media:
+            text += f"; {of_media} tokens of the prompt are those of its media"
         return InvalidRequest(text, param="prompt", code="context_length_exceeded")
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
@@ -199,9 +212,11 @@ class Intake:
             return
         worst = low if (low := min(ids)) < 0 else max(ids)
         if not 0 <= worst < self._info.vocab_size:
-            raise InvalidRequest(
-                f"{param}: {worst} is not a token id of this model (0 to {self._info.vocab_size - 1})", param=param
-            )
+            raise self._unknown_id(param, worst)
+
+    def _unknown_id(self, param: str, worst: int) -> InvalidRequest:
+        text = f"{param}: {worst} is not a token id of this model (0 to {self._info.vocab_size - 1})"
+        return InvalidRequest(text, param=param)
 
     def check_collections(self, sampling: SamplingParams) -> None:
         """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. Stop
@@ -259,6 +274,16 @@ class Intake:
         return msgspec.structs.replace(
             sampling, max_new_tokens=longest, min_new_tokens=min(sampling.min_new_tokens, longest)
         )
+
+
+def text_of(prompt: Prompt | MediaPrompt) -> Prompt:
+    """Return a prompt without media, for a model that takes none. Raises InvalidRequest where it has any."""
+    if not isinstance(prompt, MediaPrompt):
+        return prompt
+    if prompt.media:
+        place = prompt.media[0].place or None
+        raise InvalidRequest("this model takes no pictures or videos", param=place, code="unsupported")
+    return prompt.base
 
 
 def _namespace(cache_salt: str) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
@@ -30,8 +30,18 @@ hardly ever more tokens in them than the scheduler's queue takes."""
 OLDEST_EVERY = 4
 """One long text in so many is the one that has waited longest, whatever its size, so that each has its turn."""
 
-Text = tuple[str, bool]
-"""A text, and whether the model's own special tokens are added around it."""
+Ranges = tuple[tuple[int, int], ...]
+"""[start, stop) of characters of a text, in their order."""
+
+
+class Text(NamedTuple):
+    """A text, whether the model's own special tokens are added around it, and what in it means itself: see
+    `encode_now`.
+    """
+
+    text: str
+    special: bool
+    literals: Ranges = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -123,13 +133,43 @@ def check_length(text: str, context: int, param: str = "prompt") -> None:
         )
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """`Tokenizer.encode` without holding up the loop. Check the text's length first. Raises InvalidRequest (503) for a
-    long text while too many wait.
+def encode_now(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, literals: Ranges = ()) -> list[int]:
+    """Return the tokens of a text, whose `literals` mean themselves and spell no token. Raises ValueError for literals
+    that are no ranges of it.
     """
-    if len(text) <= INLINE_CHARS:
+    if not literals:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    work = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    before, after = _around(tokenizer) if add_special_tokens else ([], [])
+    ids, at = list(before), 0
+    for start, stop in literals:
+        if not at <= start < stop <= len(text):
+            raise ValueError(f"[{start}, {stop}) is not a range behind {at} of a text of {len(text)} characters")
+        if at < start:
+            ids += tokenizer.encode(text[at:start], add_special_tokens=False)
+        ids += tokenizer.encode_literal(text[start:stop])
+        at = stop
+    if at < len(text):
+        ids += tokenizer.encode(text[at:], add_special_tokens=False)
+    return ids + after
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the model wants before a prompt and after it."""
+    inner = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), 0)
+    return whole[:at], whole[at + len(inner) :]
+
+
+async def encode(
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, literals: Ranges = ()
+) -> list[int]:
+    """`encode_now` without holding up the loop. Check the text's length first. Raises InvalidRequest (503) for a long
+    text while too many wait.
+    """
+    work = partial(encode_now, tokenizer, text, add_special_tokens=add_special_tokens, literals=literals)
+    if len(text) <= INLINE_CHARS:
+        return work()
     if len(text) > LONG_CHARS:
         return await asyncio.wrap_future(_long.submit(len(text), work))
     return await asyncio.get_running_loop().run_in_executor(_medium, work)
@@ -138,13 +178,14 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
 async def encode_each(tokenizer: Tokenizer, texts: Iterable[Text]) -> AsyncIterator[tuple[Text, list[int]]]:
     """Yield each text with its tokens, as soon as it has them; equal ones once. Other work goes on between any two."""
     inline = 0
-    for text, special in dict.fromkeys(texts):
-        if len(text) <= INLINE_CHARS:
-            inline += len(text)
+    for text in dict.fromkeys(texts):
+        length = len(text.text)
+        if length <= INLINE_CHARS:
+            inline += length
             if inline > INLINE_CHARS:
-                inline = len(text)
+                inline = length
                 await asyncio.sleep(0)
-        yield (text, special), await encode(tokenizer, text, add_special_tokens=special)
+        yield text, await encode(tokenizer, text.text, add_special_tokens=text.special, literals=text.literals)
 
 
 async def encode_all(tokenizer: Tokenizer, texts: Iterable[Text]) -> Mapping[Text, list[int]]:

@@ -51,12 +51,14 @@ class Tokenizer:
         self._named = dict(named_tokens)
         self.model_max_length = model_max_length
         """Tokens that the tokenizer's own config allows, or None; the model's config has the last word."""
+        self._literal = _without_added_tokens(backend)
         self._templates = ChatTemplates(templates or {})
         special = [*self._named.values(), *extra_special_tokens]
         if special:
             backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         """Ids that `skip_special_tokens` leaves out."""
+        self._added = frozenset(backend.get_added_tokens_decoder())
         eos = backend.token_to_id(self._named["eos_token"]) if "eos_token" in self._named else None
         self.eos_token_ids = eos_token_ids if eos is None else eos_token_ids | {eos}
         """Every id that ends an answer: from generation_config.json, config.json and the tokenizer's eos_token."""
@@ -112,13 +114,17 @@ class Tokenizer:
         for text that is not valid Unicode (lone surrogates). Other threads run meanwhile: `encode_batch_fast` gives
         back the interpreter's lock, which the library's `encode` keeps, and leaves out offsets, which have no use here.
         """
-        try:
-            [found] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            return list(found.ids)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest(
-                "the text holds lone surrogates, which are not valid Unicode", param="prompt"
-            ) from error
+        return _ids(self._backend, text, add_special_tokens=add_special_tokens)
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Return the ids of a text in which nothing that spells an added token, special or not, is one. Raises as
+        `encode` does.
+        """
+        found = _ids(self._literal, text, add_special_tokens=False)
+        if self._added.isdisjoint(found):
+            return found
+        # Some vocabularies have added tokens in them, which only single characters cannot spell.
+        return [one for char in text for one in _ids(self._literal, char, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return text of `ids`. Ids that the tokenizer does not know are left out; invalid UTF-8 becomes U+FFFD."""
@@ -217,6 +223,24 @@ class _TokenBytes(dict[int, bytes]):
             return b""
         found = self[token_id] = bytes_of(spelling)
         return found
+
+
+def _ids(backend: _Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+    try:
+        [found] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
+    except (UnicodeEncodeError, TypeError) as error:
+        raise InvalidRequest("the text holds lone surrogates, which are not valid Unicode", param="prompt") from error
+
+
+def _without_added_tokens(backend: _Backend) -> _Backend:
+    """Return a tokenizer with the same vocabulary, which it shares, and no added tokens."""
+    plain = _Backend(backend.model)
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    return plain
 
 
 def _tokenizer_file(directory: Path) -> Path:

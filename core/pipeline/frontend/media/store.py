@@ -147,8 +147,13 @@ class MediaStore:
             self._files.remove(file)
             self._bytes -= file.size
             file.size = 0
-        with contextlib.suppress(FileNotFoundError):
+        try:
             file.path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            # It goes with the folder.
+            logger.error("a file of media cannot be removed: %s", error)
 
     def _count(self, file: MediaFile, size: int) -> None:
         if file in self._files:

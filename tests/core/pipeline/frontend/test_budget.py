@@ -17,7 +17,8 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
-from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.pipeline.frontend.prompts import Prompts
 
 CONTEXT = 131_072
 HIDDEN = 4096
@@ -134,8 +135,9 @@ def test_tokens_are_packed_before_the_next_text_is_tokenised() -> None:
             return ids
 
     async def scene() -> None:
-        client = AsyncEngineClient(FakeEngineClient().info, Watched())
-        requests = [GenerateRequest(prompt=f"text {i}") for i in range(20)]
-        assert len(set(await client._packed(requests))) == 20
+        tokenizer = Watched()
+        prompts = Prompts(Intake(FakeEngineClient().info, tokenizer), tokenizer)
+        async with prompts.packed([GenerateRequest(prompt=f"text {i}") for i in range(20)]) as packed:
+            assert len({one.ids for one in packed}) == 20
 
     asyncio.run(scene())

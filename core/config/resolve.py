@@ -15,6 +15,9 @@ from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
 
+MAY_LACK = frozenset({"media_encoder", "media_processor"})
+"""Contracts that an engine can do without a provider of, whatever its model and runner."""
+
 
 @dataclass
 class Resolution:
@@ -49,7 +52,7 @@ def _resolve_one(name: object, contract: Contract, merged: Merged, registry: Reg
     path = use_path(contract)
     if name == AUTO:
         found = tuple(one for one in registry.providers(contract.name) if not one.problem and one.provider.rank >= 0)
-        if found:
+        if found or contract.name in MAY_LACK:
             out.candidates[contract.name] = found
         else:
             message = f"no {contract.name} can be chosen automatically; installed: {installed(contract, registry)}"

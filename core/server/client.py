@@ -95,11 +95,6 @@ class AsyncEngineClient(EngineClient):
         self._intake = Intake(info, self._tokenizer)
         self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
 
-    def close(self) -> None:
-        """End the processes and files that media take. Blocks for a moment; may be called twice."""
-        if self._frontend is not None:
-            self._frontend.close()
-
     def detach(self, message: str) -> None:
         """Give the scheduler up: everything under way fails with 503 and this message. The caller closes the wire."""
         if self._reader is not None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
+from pegboard.core.pipeline.frontend.media.store import remove_directory
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
@@ -55,11 +57,14 @@ MAX_QUEUED_FILLS = 16
 
 
 class Orders(msgspec.Struct):
-    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name."""
+    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name; `media` the
+    folder where files of media lie, once there are any.
+    """
 
     address: str
     config: str
     builder: str = BUILDER
+    media: str = ""
 
 
 class Steppable(Protocol):
@@ -121,7 +126,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    threading.Thread(target=_die_with_parent, args=(orders.address,), name="parent-watch", daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(orders,), name="parent-watch", daemon=True).start()
     wire = SchedulerWire(orders.address)
     try:
         return _serve(orders, wire)
@@ -158,12 +163,13 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
     return 0
 
 
-def _die_with_parent(address: str) -> None:
+def _die_with_parent(orders: Orders) -> None:
     # Not through sys.stdin: its lock would be held at the interpreter's end.
     while os.read(0, 4096):
         pass
-    # A process that was killed leaves its socket's directory behind.
-    remove_endpoint(address)
+    # A process that was killed leaves its socket's directory behind, and its media.
+    remove_endpoint(orders.address)
+    remove_directory(Path(orders.media))
     os._exit(1)
 
 

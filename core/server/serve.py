@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.config.early import API_SIDE, import_chosen
 from pegboard.core.config.select import Selection
+from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
@@ -29,6 +30,7 @@ from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.interfaces.sessions import SessionStoreContext
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
+from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import ServerSection
+    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +150,9 @@ class _Server:
         self._keys = keys
         self._tls = tls
         self._listener = listener
-        self._supervisor = Supervisor(resolved, builder=builder)
+        self._media_folder = new_directory()
+        self._media: MediaFrontend | None = None
+        self._supervisor = Supervisor(resolved, builder=builder, media=str(self._media_folder))
         self._hooks = Hooks.load(resolved.registry)
         # Those of the engine's side are imported by the scheduler process, before it loads the model.
         import_chosen(resolved, API_SIDE)
@@ -165,6 +170,8 @@ class _Server:
                 await self._serve(client)
         finally:
             await self._supervisor.stop()
+            if self._media is not None:
+                self._media.close()
             self._hooks.call.shutdown()
 
     def _signalled(self) -> None:
@@ -174,16 +181,19 @@ class _Server:
         """Return the client of a scheduler that is ready; None where the server was told to stop meanwhile."""
         if not self._resolved.engine.apis:
             logger.warning("apis is empty: this server will offer no API (try --set apis='[openai, native]')")
-        model = self._resolved.engine.model.path
-        _say(f"Loading {model} ...")
+        engine = self._resolved.engine
+        _say(f"Loading {engine.model.path} ...")
         starting = asyncio.ensure_future(self._supervisor.start())
         if not await _first(starting, self._stop):
             return None
         wire, ready = starting.result()
         info = ModelInfo(**ready.info)
-        tokenizer = prepare_model(self._resolved, Selection(self._resolved)).tokenizer
-        budget = BudgetLimits(**self._resolved.engine.server.budget.model_dump())
-        client = AsyncEngineClient(info, tokenizer, self._resolved.engine.model_dump(mode="json"), limits=budget)
+        selection = Selection(self._resolved)
+        model = prepare_model(self._resolved, selection)
+        self._media = build_media(engine.media, selection, model, self._media_folder)
+        budget = BudgetLimits(**engine.server.budget.model_dump())
+        settings = engine.model_dump(mode="json")
+        client = AsyncEngineClient(info, model.tokenizer, settings, limits=budget, media=self._media)
         client.attach(wire, info)
         return client
 
@@ -251,7 +261,10 @@ def build_api(
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
     selection = Selection(resolved)
-    ctx = ApiContext(client=client, max_body_bytes=server.max_body_bytes)
+    longest = server.max_body_bytes
+    if client.media is not None:
+        longest = max(longest, resolved.engine.media.max_body_bytes)
+    ctx = ApiContext(client=client, max_body_bytes=longest)
     ctx = with_parsers(with_sessions(ctx, selection), selection)
     choices = selection.choose_all(API, ctx)
     routers = [(choice.name, choice.build(ctx)) for choice in choices]
@@ -259,7 +272,7 @@ def build_api(
     app = build_app(
         routers,
         told=told.get,
-        max_body_bytes=server.max_body_bytes,
+        max_body_bytes=longest,
         max_body_values=server.max_body_values,
         max_bodies_bytes=server.max_bodies_bytes,
         keys=keys,

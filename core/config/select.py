@@ -62,7 +62,6 @@ class Selection:
         self.resolved = resolved
         self.choices: dict[str, tuple[Choice, ...]] = {}
         self._left = dict(resolved.candidates)
-        self._without: set[str] = set()
         self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
 
     def choose(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
@@ -71,18 +70,12 @@ class Selection:
         Candidates are imported and asked in rank order until one has no objection. Raises ConfigError where none is
         left, with each one's objection, and PluginError where a plugin's own import fails.
         """
-        found = self._chosen(contract, context)
-        if found is None:
-            raise ConfigError(self._nobody(contract, self._reasons[contract.name]))
-        return found
-
-    def find(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
-        """Return what `choose` does, but None where the config leaves the choice open and no provider supports
-        `context`: for contracts that not every engine needs a provider of.
-        """
-        return (
-            self.choose(contract, context) if contract.name in self.resolved.named else self._chosen(contract, context)
-        )
+        name = contract.name
+        if name not in self.choices:
+            choice = self._pick(contract, context)
+            self.choices[name] = (choice,)
+            log.info("%s", choice)
+        return self.choices[name][0]
 
     def find(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
         """As `choose`, of what an engine may do without: None where the config names no provider and none of them
@@ -125,22 +118,9 @@ class Selection:
             if chosen or CONTRACTS[contract].cardinality is Cardinality.MANY
         }
 
-    def _chosen(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
-        """Return the choice of a contract, made now where it has not been; None where no provider is left."""
-        name = contract.name
-        if name not in self.choices and name not in self._without:
-            choice = self._pick(contract, context)
-            if choice is None:
-                self._without.add(name)
-                log.info("%s", "; ".join((f"{name}: none", *self._reasons[name])))
-            else:
-                self.choices[name] = (choice,)
-                log.info("%s", choice)
-        return self.choices[name][0] if name in self.choices else None
-
-    def _pick(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
+    def _pick(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
         reasons = self._reasons.setdefault(contract.name, [])
-        for record in self._left.get(contract.name, ()):
+        for record in self._left[contract.name]:
             narrowed = solve({**self._left, contract.name: (record,)}, self.resolved.registry, self.resolved.provides)
             if narrowed.problems:
                 reasons.append(f"{record.name}: {narrowed.problems[0].message}")
@@ -153,7 +133,7 @@ class Selection:
             for name, more in narrowed.reasons.items():
                 self._reasons.setdefault(name, []).extend(more)
             return choice
-        return None
+        raise ConfigError(self._nobody(contract, reasons))
 
     def _ask(
         self, contract: Contract[T, Ctx], record: ProviderRecord, context: Ctx, reasons: tuple[str, ...] = ()

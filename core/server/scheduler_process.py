@@ -143,6 +143,8 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
         built = builder(resolved)
+        if built.media is not None:
+            built.media.read_from(Path(orders.media))
         bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
         info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)

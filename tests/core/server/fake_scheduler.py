@@ -131,7 +131,7 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     hooks = Hooks.load(resolved.registry)
     return SimpleNamespace(
         scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=lambda: None,
-        prepare_memory=lambda seconds: None,
+        prepare_memory=lambda seconds: None, media=None,
     )  # fmt: skip
 
 

@@ -63,9 +63,8 @@ from pegboard.core.toolkit.model.model_config import read_model_config
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
-    from pegboard.core.config.select import Choice, Selection
+    from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
-    from pegboard.core.interfaces.media import MediaContext, MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.registry.hooks import Hooks
@@ -88,7 +87,6 @@ class BuiltScheduler:
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
     media: MediaParts | None = None
-    media_processor: Choice[MediaProcessor, MediaContext] | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the KV pool's memory, for about `seconds` at most: before the first request, or not at all."""
@@ -254,7 +252,6 @@ def _built(
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
         media=media,
-        media_processor=None if chosen.media is None else chosen.media.processor,
     )
 
 

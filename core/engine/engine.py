@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pegboard.core.config.compose import ResolvedConfig, compose
+from pegboard.core.config.select import Selection
+from pegboard.core.engine.media_frontend import build_media
+from pegboard.core.engine.source import PreparedModel
 from pegboard.core.engine.threads import yield_when_waiting
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
     GenerateRequest,
     Logprob,
+    MediaPrompt,
     ModelInfo,
     OutputChunk,
     failure,
@@ -30,18 +34,21 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
+from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
 from pegboard.core.registry.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.engine.build import BuiltScheduler
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.pipeline.scheduler import Scheduler
 
 RESTING_SECONDS = 0.002
 """How long a step waits while all requests are held back by gates."""
 
-Prompt = str | list[int]
+Prompt = str | list[int] | MediaPrompt
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -97,6 +104,10 @@ class Engine:
         self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
         self._built: BuiltScheduler | None = build_scheduler(self.resolved)
         self._intake = Intake(self.info, self.tokenizer)
+        self._media = self._media_of(self._built)
+        self._prompts = Prompts(self._intake, self.tokenizer, self._media)
+        self._files: dict[str, Packed] = {}
+        """Media of requests under way, whose files they need."""
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
         self._stopped: Exception | None = None
@@ -104,6 +115,16 @@ class Engine:
         self._polled: dict[str, OutputState] = {}
         """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
+
+    def _media_of(self, built: BuiltScheduler) -> MediaFrontend | None:
+        """Return what prepares media; None for a model that takes none."""
+        if built.media is None:
+            return None
+        directory = new_directory()
+        built.media.read_from(directory)
+        prepared = PreparedModel(built.directory, built.tokenizer)
+        media = build_media(self.resolved.engine.media, Selection(self.resolved), prepared, directory)
+        return None if media is None else media.with_features(self.info.features)
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:
@@ -143,7 +164,8 @@ class Engine:
     def generate(
         self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
     ) -> GenerateOutput | list[GenerateOutput]:
-        """Return answers to all prompts (texts or lists of token ids), batched together; one answer for a single text.
+        """Return answers to all prompts (texts, lists of token ids, or either with media), batched together; one answer
+        for a single text.
 
         `sampling` holds for all, or has one entry per prompt. `options` are further fields of GenerateRequest, such as
         ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and nothing runs.
@@ -219,7 +241,7 @@ class Engine:
         if known:
             self._forget(known)
 
-    def embed(self, prompts: Sequence[Prompt], **options: Any) -> list[Embedding]:
+    def embed(self, prompts: Sequence[str | list[int]], **options: Any) -> list[Embedding]:
         """Embeddings of prompts (texts or lists of token ids), batched together. `options` are further fields of
         EmbedRequest, such as ``dimensions=256``. Raises InvalidRequest as `generate` does.
         """
@@ -247,6 +269,8 @@ class Engine:
     def close(self) -> None:
         """Give back the model's memory. May be called twice."""
         if self._built is not None:
+            if self._media is not None:
+                self._media.close()
             self._built.hooks.call.shutdown()
             self._built.close()
             self._built = None
@@ -258,7 +282,15 @@ class Engine:
         self.close()
 
     def _submit(self, requests: Sequence[GenerateRequest]) -> list[TokenizedRequest]:
-        return self._send([self._intake.prepare(request) for request in requests])
+        with self._prompts.packed_now(requests) as packed:
+            prepared = self._intake.prepare_all(requests, [one.ids for one in packed])
+            prepared = [prompt.complete(one) for prompt, one in zip(packed, prepared, strict=True)]
+            self._send(prepared)
+            for one, prompt in zip(prepared, packed, strict=True):
+                if prompt.files:
+                    prompt.keep()
+                    self._files[one.rid] = prompt
+        return prepared
 
     def _send(self, prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
         for one in prepared:
@@ -308,6 +340,9 @@ class Engine:
             return
         with self._watched() as scheduler:
             scheduler.receive([AbortRequest(rid=rid) for rid in rids])
+        for rid in rids:
+            if (prompt := self._files.pop(rid, None)) is not None:
+                prompt.drop()
         if not self._mail:
             # Nothing is left to run; the scheduler only says its last words.
             self._step()

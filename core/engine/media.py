@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.engine.media_frontend import media_limits
 from pegboard.core.interfaces.contracts import MEDIA_ENCODER, MEDIA_PROCESSOR
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaLimits, MediaProcessor
+from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks
 from pegboard.core.pipeline.media.states import EncodedMedia
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.config.sections import EngineConfig, MediaSection
+    from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import ModelContext
@@ -49,11 +50,6 @@ class MediaParts:
     def read_from(self, directory: Path) -> None:
         """Say where the files of items are."""
         self.stage.directory = self.encoded.directory = directory
-
-
-def media_limits(section: MediaSection) -> MediaLimits:
-    """Return what the config allows of one item."""
-    return MediaLimits(section.max_pixels, section.max_resized_pixels, section.max_frames, section.max_seconds)
 
 
 def choose_media(resolved: ResolvedConfig, selection: Selection, model: ModelContext) -> ChosenMedia | None:

@@ -39,8 +39,7 @@ def build_media(
     """
     if not config.enabled:
         return None
-    limits = MediaLimits(config.max_pixels, config.max_resized_pixels, config.max_frames, config.max_seconds)
-    context = MediaContext(model.directory, read_model_config(model.directory), limits)
+    context = MediaContext(model.directory, read_model_config(model.directory), media_limits(config))
     choice = selection.find(MEDIA_PROCESSOR, context)
     if choice is None:
         return None
@@ -50,6 +49,11 @@ def build_media(
     pool = make_pool(_start(config, choice, context, directory), stats, helpers=config.helpers)
     preparer = Preparer(store, _sources(config), pool, stats, most=config.max_queued + config.helpers)
     return MediaFrontend(preparer, Layouts(processor, model.tokenizer), processor.kinds, config.max_items)
+
+
+def media_limits(config: MediaSection) -> MediaLimits:
+    """Return what the config allows of one item."""
+    return MediaLimits(config.max_pixels, config.max_resized_pixels, config.max_frames, config.max_seconds)
 
 
 def _start(

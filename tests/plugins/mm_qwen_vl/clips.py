@@ -32,10 +32,11 @@ def video_file(
     pixels: str = "bgr0",
     rotation: int = 0,
 ) -> bytes:
-    """A file with these frames. FFV1 in `bgr0` loses nothing."""
+    """A file with these frames. FFV1 in `bgr0` loses nothing, nor does libx264rgb here, which has rotations."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
-        stream = out.add_stream(codec, rate=Fraction(rate).limit_denominator(1001))
+        stream = out.add_stream(codec, rate=Fraction(rate).limit_denominator(1001), options={"qp": "0"})
+        assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], pixels
         if rotation:
             stream.set_display_rotation(rotation)

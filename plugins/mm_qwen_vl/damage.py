@@ -29,7 +29,7 @@ def decoding(what: str) -> Iterator[None]:
 def check_source(width: int, height: int, limits: MediaLimits) -> None:
     """Raise InvalidRequest for a picture or frame that has more pixels than the limits allow, or none."""
     if min(width, height) < 1:
-        raise InvalidRequest("this has no pixels", code="invalid_media")
+        raise InvalidRequest("this has no size that can be read", code="invalid_media")
     if width * height > limits.max_pixels:
         raise InvalidRequest(
             f"this has {width} x {height} pixels, and this server allows {limits.max_pixels}", code="media_too_large"

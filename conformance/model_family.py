@@ -10,28 +10,18 @@ import itertools
 import json
 import shutil
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from pegboard.conformance.checkpoints import ARCHITECTURES, tiny_checkpoint
+from pegboard.conformance.model_overlay import OverlayTests
+from pegboard.conformance.model_references import context, prompts, reference_logits, text_config
+from pegboard.conformance.model_suite import assert_close
 from pegboard.conformance.paged import PagedRun, PlainAttention
-from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
-
-TOLERANCE = 1e-4
-"""Largest difference of a position's logits over their largest magnitude. Float32 sums in another order make about
-1e-6.
-"""
-
-WINDOW = 16
-"""Sliding window of the tiny checkpoints that have one; the longest prompt goes beyond three of them."""
-
-_LENGTHS = (3 * WINDOW + 13, 21, 5)
+from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 
 _GARBAGE: tuple[Mapping[str, Any], ...] = (
     {},
@@ -50,7 +40,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(ContractSuite):
+class ModelFamilyContract(OverlayTests):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its
@@ -59,35 +49,6 @@ class ModelFamilyContract(ContractSuite):
     """
 
     contract = "model_family"
-
-    architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
-
-    def make_checkpoint(self, directory: Path, architecture: str, **overrides: Any) -> Path:
-        """Return a tiny float32 checkpoint in a folder below `directory`; `overrides` are fields of its config."""
-        return tiny_checkpoint(directory, architecture, **overrides)
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "architecture" in metafunc.fixturenames:
-            metafunc.parametrize("architecture", self.architectures)
-
-    @pytest.fixture
-    def checkpoint(self, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Return a checkpoint that the family supports. Skips the test, with the family's reason, where there is
-        none.
-        """
-        return self._checkpoint(architecture, tmp_path_factory)
-
-    def _checkpoint(self, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        overrides = {"sliding_window": WINDOW} if architecture in {"mistral", "gemma2"} else {}
-        return self.make_checkpoint(tmp_path_factory.getbasetemp() / "model_family", architecture, **overrides)
-
-    def _load(self, directory: Path, **changes: Any) -> tuple[ModelFamily, Network]:
-        family: ModelFamily = self.build(context(directory, **changes))
-        return family, family.load()
-
-    def _run(self, directory: Path) -> PagedRun:
-        family, network = self._load(directory)
-        return PagedRun(network, family.spec)
 
     # What is known without weights
 
@@ -114,18 +75,18 @@ class ModelFamilyContract(ContractSuite):
 
     def test_refuses_unknown_rope(self, architecture: str, checkpoint: Path) -> None:
         self.build(context(checkpoint))
-        config = json.loads((checkpoint / "config.json").read_text("utf-8"))
-        rope = {**(config.get("rope_parameters") or {}), "rope_type": "spiral"}
+        rope = {**(text_config(checkpoint).get("rope_parameters") or {}), "rope_type": "spiral"}
         _assert_refused(self.objection(context(checkpoint, rope_parameters=rope)))
 
     def test_spec_matches_config(self, architecture: str, checkpoint: Path) -> None:
         from transformers import AutoConfig
 
         spec = self.build(context(checkpoint)).spec
-        config = AutoConfig.from_pretrained(checkpoint)
+        whole = AutoConfig.from_pretrained(checkpoint)
+        config = whole.get_text_config()
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        assert spec.architecture == config.architectures[0]
+        assert spec.architecture == whole.architectures[0]
         assert (spec.vocab_size, spec.hidden_size) == (config.vocab_size, config.hidden_size)
         assert spec.max_context_len == config.max_position_embeddings
         assert config.eos_token_id in spec.eos_token_ids
@@ -146,7 +107,7 @@ class ModelFamilyContract(ContractSuite):
         from transformers import AutoConfig
 
         spec = self.build(context(checkpoint)).spec
-        config = AutoConfig.from_pretrained(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint).get_text_config()
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(spec.layers)
         expected = [window if kind == "sliding_attention" else None for kind in kinds]
@@ -212,7 +173,7 @@ class ModelFamilyContract(ContractSuite):
         self.build(context(whole))
         sharded = _shard(whole, tmp_path_factory.mktemp("sharded"))
         prompt = prompts(whole)[1]
-        _assert_close(self._run(sharded).step({0: prompt})[0], self._run(whole).step({0: prompt})[0])
+        assert_close(self._run(sharded).step({0: prompt})[0], self._run(whole).step({0: prompt})[0])
 
     def test_half_precision(self, architecture: str, checkpoint: Path) -> None:
         ctx = dataclasses.replace(context(checkpoint), dtype=torch.bfloat16)
@@ -234,13 +195,13 @@ class ModelFamilyContract(ContractSuite):
 
     def test_equals_transformers(self, architecture: str, checkpoint: Path) -> None:
         for prompt, expected in zip(prompts(checkpoint), reference_logits(checkpoint), strict=True):
-            _assert_close(self._run(checkpoint).step({0: prompt})[0], expected)
+            assert_close(self._run(checkpoint).step({0: prompt})[0], expected)
 
     def test_in_chunks(self, architecture: str, checkpoint: Path) -> None:
         run, prompt, expected = self._run(checkpoint), prompts(checkpoint)[0], reference_logits(checkpoint)[0]
         cuts = [0, 7, 8, 30, len(prompt)]
         for start, stop in itertools.pairwise(cuts):
-            _assert_close(run.step({0: prompt[start:stop]})[0], expected[start:stop])
+            assert_close(run.step({0: prompt[start:stop]})[0], expected[start:stop])
 
     def test_token_by_token(self, architecture: str, checkpoint: Path) -> None:
         run, prompt, expected = self._run(checkpoint), prompts(checkpoint)[0], reference_logits(checkpoint)[0]
@@ -248,22 +209,22 @@ class ModelFamilyContract(ContractSuite):
         run.step({0: prompt[:first]})
         for position in range(first, len(prompt)):
             logits = run.step({0: prompt[position : position + 1]}, decode=True)[0]
-            _assert_close(logits, expected[position : position + 1])
+            assert_close(logits, expected[position : position + 1])
 
     def test_ragged_batch(self, architecture: str, checkpoint: Path) -> None:
         run, all_prompts, expected = self._run(checkpoint), prompts(checkpoint), reference_logits(checkpoint)
         found = run.step(dict(enumerate(all_prompts)))
         for request, logits in found.items():
-            _assert_close(logits, expected[request])
+            assert_close(logits, expected[request])
 
     def test_mixed_batch(self, architecture: str, checkpoint: Path) -> None:
         """One request extends after a prefix, one decodes, one begins."""
         run, (long, middle, short), expected = self._run(checkpoint), prompts(checkpoint), reference_logits(checkpoint)
         run.step({0: long[:20], 1: middle[:-1]})
         found = run.step({0: long[20:], 1: middle[-1:], 2: short})
-        _assert_close(found[0], expected[0][20:])
-        _assert_close(found[1], expected[1][-1:])
-        _assert_close(found[2], expected[2])
+        assert_close(found[0], expected[0][20:])
+        assert_close(found[1], expected[1][-1:])
+        assert_close(found[2], expected[2])
 
     def test_decodes_together(self, architecture: str, checkpoint: Path) -> None:
         run, all_prompts, expected = self._run(checkpoint), prompts(checkpoint), reference_logits(checkpoint)
@@ -271,13 +232,13 @@ class ModelFamilyContract(ContractSuite):
         for back in (-2, -1):
             new = {request: [prompt[back]] for request, prompt in enumerate(all_prompts)}
             for request, logits in run.step(new, decode=True).items():
-                _assert_close(logits[0], expected[request][back])
+                assert_close(logits[0], expected[request][back])
 
     def test_order_does_not_matter(self, architecture: str, checkpoint: Path) -> None:
         run, all_prompts, expected = self._run(checkpoint), prompts(checkpoint), reference_logits(checkpoint)
         found = run.step({request: all_prompts[request] for request in (2, 0, 1)})
         for request, logits in found.items():
-            _assert_close(logits, expected[request])
+            assert_close(logits, expected[request])
 
     def test_keeps_nothing_between_batches(self, architecture: str, checkpoint: Path) -> None:
         family, network = self._load(checkpoint)
@@ -311,8 +272,8 @@ class ModelFamilyContract(ContractSuite):
             batch = run.batch({0: prompt})
             run.attention.prepare(batch)
             hidden = run.network.forward(batch)
-            _assert_close(run.network.logits(hidden[[3, 1]]), expected[[3, 1]])
-            _assert_close(run.network.logits(hidden[-1:]), expected[-1:])
+            assert_close(run.network.logits(hidden[[3, 1]]), expected[[3, 1]])
+            assert_close(run.network.logits(hidden[-1:]), expected[-1:])
 
     # Memory
 
@@ -336,44 +297,13 @@ class ModelFamilyContract(ContractSuite):
                 kept = buffer[own].clone()
                 buffer.fill_(float("nan"))
                 buffer[own] = kept
-        _assert_close(run.step({0: long[-1:]}, decode=True)[0], expected[0][-1:])
+        assert_close(run.step({0: long[-1:]}, decode=True)[0], expected[0][-1:])
 
     def test_attends_once_per_layer(self, architecture: str, checkpoint: Path) -> None:
         run = self._run(checkpoint)
         assert isinstance(run.attention, PlainAttention)
         run.step({0: prompts(checkpoint)[2]})
         assert sorted(run.attention.called) == [layer.layer_id for layer in run.spec.layers]
-
-
-def context(directory: Path, *, context_length: int | None = None, **changes: Any) -> ModelContext:
-    """Return the ModelContext of a checkpoint, with fields of its config.json changed."""
-    config = {**json.loads((directory / "config.json").read_text("utf-8")), **changes}
-    return ModelContext(directory, config, torch.float32, torch.device("cpu"), context_length)
-
-
-@lru_cache(maxsize=32)
-def prompts(directory: Path) -> tuple[list[int], ...]:
-    """Random prompts for a checkpoint, one of them beyond three windows."""
-    vocab = json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"]
-    draw = torch.Generator().manual_seed(1)
-    return tuple(torch.randint(0, vocab, (length,), generator=draw).tolist() for length in _LENGTHS)
-
-
-@lru_cache(maxsize=32)
-def reference_logits(directory: Path) -> tuple[torch.Tensor, ...]:
-    """Return logits float32 [len, vocab] of `prompts` by transformers' own eager attention."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return tuple(model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts(directory))
-
-
-def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.shape == expected.shape
-    scale = expected.abs().amax(-1).clamp_min(1e-6)
-    error = ((found - expected).abs().amax(-1) / scale).max()
-    assert float(error) <= TOLERANCE, f"logits are off by {float(error):.3g} relative"
 
 
 def _assert_refused(reason: object) -> None:

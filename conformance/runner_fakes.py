@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pegboard.conformance.model_references import OverlaidPrompt, lay_over
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
@@ -136,6 +137,38 @@ class Rig:
         """As `step`, with the runner's pauses; greedy, and sampled after every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)
         return self.runner.execute_in_parts(batch, sampling)
+
+    def overlaid(
+        self,
+        new: Mapping[int, OverlaidPrompt],
+        rows: Sequence[Mapping[str, Any]] | None = (),
+        *,
+        sampled: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        """As `step`, with logits, of prompts with states in place of some embeddings."""
+        batch, sampling = self._prepare_overlaid(new, rows, sampled)
+        return self.runner.execute(batch, sampling, return_logits=rows is not None)
+
+    def overlaid_in_parts(self, new: Mapping[int, OverlaidPrompt]) -> Generator[None, None, ForwardOutput]:
+        """As `in_parts`, of such prompts."""
+        return self.runner.execute_in_parts(*self._prepare_overlaid(new, (), None))
+
+    def decode_at(self, new: Mapping[int, int], positions: Sequence[int]) -> ForwardOutput:
+        """Run a decode step, with logits, whose tokens stand at `positions`."""
+        batch, sampling = self._prepare({request: [token] for request, token in new.items()}, (), None, True, (), False)
+        batch.positions = torch.tensor(positions)
+        return self.runner.execute(batch, sampling, return_logits=True)
+
+    def _prepare_overlaid(
+        self,
+        new: Mapping[int, OverlaidPrompt],
+        rows: Sequence[Mapping[str, Any]] | None,
+        sampled: Sequence[int] | None,
+    ) -> tuple[ForwardBatch, SamplingBatch | None]:
+        tokens = {request: part.tokens for request, part in new.items()}
+        batch, sampling = self._prepare(tokens, rows, sampled, False, (), False)
+        lay_over(batch, list(new.values()), self.pool.keys(0).dtype)
+        return batch, sampling
 
     def _prepare(
         self,

@@ -41,6 +41,8 @@ class FusedRunner(ModelRunner):
             raise Unsupported("fused", "runner.hidden_states")
         if batch.logprob_rows is not None:
             raise Unsupported("fused", "runner.input_logprobs")
+        if batch.overlay is not None:
+            raise Unsupported("fused", "runner.overlay")
         output = ForwardOutput(torch.empty(0, dtype=torch.int64))
         if batch.num_tokens == 0:
             return output

@@ -5,4 +5,4 @@ from pegboard.conformance.model_family import ModelFamilyContract
 
 class TestDenseFamily(ModelFamilyContract):
     provider = "dense"
-    architectures = ("llama", "mistral", "qwen2", "qwen3")
+    architectures = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.conformance.model_family import context
+from pegboard.conformance.model_references import context
 from pegboard.conformance.paged import PagedRun
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_dense.family import DenseFamily

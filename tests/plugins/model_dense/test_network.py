@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.model_family import context
+from pegboard.conformance.model_references import context
 from pegboard.conformance.paged import PagedRun
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode

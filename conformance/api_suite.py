@@ -25,7 +25,7 @@ from pegboard.conformance.api_texts import (
     wrong_with,
 )
 from pegboard.conformance.asgi import Exchange, call
-from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.conformance.fake_client import FakeEngineClient, prompt_text
 from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
@@ -173,7 +173,7 @@ class ApiSuite(ContractSuite):
         paths: list[tuple[Any, ...]] = list(leaves(sample.body))
         for path in paths[::-1]:
             await call(app, "POST", sample.path, {**with_suffix(sample.body, path, "caller"), **sample.ways[0]})
-            if client.requests and _is_in("caller", client.requests[-1].prompt):
+            if client.requests and "caller" in prompt_text(client.requests[-1].prompt):
                 return path
         return None
 
@@ -213,10 +213,6 @@ def with_suffix(body: dict[str, Any], path: tuple[Any, ...], suffix: str) -> dic
         place = place[key]
     place[last] += suffix
     return changed
-
-
-def _is_in(text: str, prompt: str | list[int]) -> bool:
-    return text in (prompt if isinstance(prompt, str) else "".join(map(chr, prompt)))
 
 
 async def _make() -> FakeEngineClient:

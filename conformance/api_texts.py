@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pegboard.conformance.fake_client import prompt_text
 from pegboard.core.interfaces.client import GenerateRequest
 
 LINES = (
@@ -53,9 +54,7 @@ def own_script(request: GenerateRequest, number: int) -> Sequence[str]:
     """Return the script of a fake client in which a prompt that names its caller gets the caller's text, and another
     one that of its number.
     """
-    prompt = request.prompt
-    text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
-    found = _CALLER.findall(text)
+    found = _CALLER.findall(prompt_text(request.prompt))
     return pieces_of(int(found[-1]) if found else number)
 
 

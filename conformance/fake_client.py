@@ -9,6 +9,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from pegboard.conformance.fake_media import FakeMedia, LaidOut
 from pegboard.conformance.loop_watch import RENDER, TOKENIZE, caller, on_loop
 from pegboard.core.interfaces.client import (
     Embedding,
@@ -16,11 +19,13 @@ from pegboard.core.interfaces.client import (
     EngineClient,
     GenerateRequest,
     Logprob,
+    MediaPrompt,
     ModelInfo,
     OutputChunk,
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaProcessor
 from pegboard.core.toolkit.text.encoding import check_length
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
@@ -96,6 +101,9 @@ class FakeEngineClient(EngineClient):
     is set. Without `accepting` being set, `submit` waits. Everything that was asked is kept: `requests`, `aborted`
     (ids of streams closed before their end), `abort_calls`, `flushes`, `controls`. A control action answers what
     `control_answers` holds for it.
+
+    With `media`, a processor such as `fake_processor()`, the model takes media: those of `data:` addresses, and of the
+    addresses of `web`. `laid_out` has what became of prompts with media.
     """
 
     def __init__(
@@ -110,6 +118,8 @@ class FakeEngineClient(EngineClient):
         failure: str = FAILURE,
         uneven: bool = False,
         features: Sequence[str] = (),
+        media: MediaProcessor | None = None,
+        web: Mapping[str, bytes] | None = None,
     ) -> None:
         self.script: Script = script if callable(script) else tuple(script)
         self.failure = failure
@@ -121,6 +131,7 @@ class FakeEngineClient(EngineClient):
         self.busy = False
         self.is_ready = True
         self.requests: list[GenerateRequest] = []
+        self.laid_out: list[LaidOut] = []
         self.embedded: list[EmbedRequest] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []
@@ -133,7 +144,9 @@ class FakeEngineClient(EngineClient):
         self.accepting.set()
         self.release = asyncio.Event()
         self._tokenizer = tokenizer or FakeTokenizer()
-        self._info = _model_info(self._tokenizer.vocab_size, features)
+        self._media = None if media is None else FakeMedia(media, web or {})
+        kinds = () if media is None else tuple(f"media.{kind}" for kind in sorted(media.kinds))
+        self._info = _model_info(self._tokenizer.vocab_size, (*features, *kinds))
 
     @property
     def info(self) -> ModelInfo:
@@ -144,6 +157,10 @@ class FakeEngineClient(EngineClient):
         return self._tokenizer
 
     @property
+    def media(self) -> MediaProcessor | None:
+        return None if self._media is None else self._media.processor
+
+    @property
     def ready(self) -> bool:
         return self.is_ready
 
@@ -151,14 +168,35 @@ class FakeEngineClient(EngineClient):
         if not self.is_ready:
             raise InvalidRequest("the engine is starting", code="not_ready", status=503)
         number = len(self.requests)
-        self.requests.append(request)
+        asked = request
+        if isinstance(request.prompt, MediaPrompt):
+            # The caller lets go of its media.
+            asked = msgspec.structs.replace(request, prompt=msgspec.structs.replace(request.prompt))
+        self.requests.append(asked)
         self.submitted.set()
+        laid_out = await self._laid_out(asked.prompt)
         await self.accepting.wait()
         for _ in range(self.turns(number)):
             await asyncio.sleep(0)
         if self.refuse is not None:
             raise self.refuse
-        return FakeStream(self, request, number)
+        if laid_out is not None:
+            self.laid_out.append(laid_out)
+        return FakeStream(self, asked, number, laid_out)
+
+    async def _laid_out(self, prompt: str | list[int] | MediaPrompt) -> LaidOut | None:
+        if not isinstance(prompt, MediaPrompt):
+            return None
+        if self._media is None:
+            raise InvalidRequest("this model takes no media", param="prompt", code="unsupported")
+        return await asyncio.to_thread(self._media.lay_out, prompt)
+
+    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+        laid_out = await self._laid_out(prompt)
+        if laid_out is None:
+            return await super().count_tokens(prompt, add_special_tokens=add_special_tokens)
+        self.laid_out.append(laid_out)
+        return len(laid_out.layout.ids)
 
     def turns(self, number: int) -> int:
         """Return how many turns of the event loop a request waits before each step."""
@@ -228,20 +266,24 @@ def _model_info(vocab_size: int, features: Sequence[str]) -> ModelInfo:
 class FakeStream(OutputStream):
     """The scripted answer to one request."""
 
-    def __init__(self, client: FakeEngineClient, request: GenerateRequest, number: int = 0) -> None:
+    def __init__(
+        self, client: FakeEngineClient, request: GenerateRequest, number: int = 0, laid_out: LaidOut | None = None
+    ) -> None:
         self.rid = request.rid or uuid.uuid4().hex
         self._client = client
         self._request = request
         self._number = number
         self._ended = False
         self._stall_at = client.stall_at
+        self._prompt = _ids(request.prompt) if laid_out is None else laid_out.layout.ids.tolist()
+        if laid_out is not None:
+            self.media_tokens = laid_out.tokens
 
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self._chunks()
 
     async def _chunks(self) -> AsyncIterator[OutputChunk]:
         client = self._client
-        prompt = self._request.prompt
         script = client.pieces(self._request, self._number)
         sent = 0
         for number in itertools.count():
@@ -266,7 +308,7 @@ class FakeStream(OutputStream):
                 text=piece,
                 token_ids=ids,
                 finish_reason=client.finish_reason if last else None,
-                prompt_tokens=len(prompt),
+                prompt_tokens=len(self._prompt),
                 completion_tokens=sent,
                 cached_tokens=2,
                 logprobs=self._logprobs(ids),
@@ -276,10 +318,9 @@ class FakeStream(OutputStream):
 
     def _input_logprobs(self) -> list[Logprob] | None:
         request = self._request
-        start, prompt = request.logprob_start, request.prompt
+        start, ids = request.logprob_start, self._prompt
         if start is None:
             return None
-        ids = _ids(prompt)
         first: list[Logprob] = [(None, ids[0], [])] if start == 0 else []
         return [*first, *(self._logprobs(ids[max(start, 1) :]) or [])]
 
@@ -297,5 +338,11 @@ class FakeStream(OutputStream):
             self._client.aborted.append(self.rid)
 
 
-def _ids(prompt: str | list[int]) -> list[int]:
-    return [ord(char) for char in prompt] if isinstance(prompt, str) else prompt
+def _ids(prompt: str | list[int] | MediaPrompt) -> list[int]:
+    found = prompt.base if isinstance(prompt, MediaPrompt) else prompt
+    return [ord(char) for char in found] if isinstance(found, str) else found
+
+
+def prompt_text(prompt: str | list[int] | MediaPrompt) -> str:
+    """Return a prompt as text."""
+    return "".join(map(chr, _ids(prompt)))

@@ -17,6 +17,7 @@ from pegboard.plugins.api_anthropic.tools import message_tools
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.toolkit.chat.tool_calls import Tools
     from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.plugins.api_anthropic.responses import Thinking
@@ -117,9 +118,11 @@ class PromptBody(RefusingModel):
         """Return the tools. Raises InvalidRequest for those that this server would have to run itself."""
         return message_tools(self.tools, self.tool_choice)
 
-    def template_messages(self) -> list[dict[str, object]]:
-        """Return the conversation as chat templates read it."""
-        converted = template_messages(self.system, self.messages)
+    def template_messages(self, processor: MediaProcessor | None = None) -> list[dict[str, object]]:
+        """Return the conversation as chat templates read it, of a model whose `processor` reads images, if it has
+        one.
+        """
+        converted = template_messages(self.system, self.messages, processor)
         if self.prefilled and converted[-1].get("tool_calls"):
             where = f"messages.{len(self.messages) - 1}"
             raise InvalidRequest(

@@ -71,6 +71,8 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         body.check()
         tools = body.checked_tools()
         turn = await self._turn(request, body, tools, body.grammar())
+        # The body stays until the answer has ended, and images are large.
+        body.messages.clear()
         rid = new_id(body.rid)
         request_id = getattr(request.state, "request_id", "") or new_request_id()
         answers = await self._submit(request, body.engine_request(turn, rid), body.names)
@@ -96,14 +98,14 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         check_model(self.client.info, body.model)
         body.check_prompt()
         turn = await self._turn(request, body, body.checked_tools(), None)
-        [ids] = await self.client.tokenize([turn.prompt], add_special_tokens=False)
-        return json_response({"input_tokens": len(ids)})
+        counting = self.client.count_tokens(turn.prompt, add_special_tokens=False)
+        return json_response({"input_tokens": await until_disconnect(request, counting)})
 
     async def _turn(self, request: Request, body: PromptBody, tools: Tools, grammar: Grammar | None) -> Turn:
         return await take_turn(
             self.ctx,
             request,
-            body.template_messages(),
+            body.template_messages(self.client.media),
             tools=tools,
             grammar=grammar,
             kwargs=body.chat_template_kwargs,

@@ -20,10 +20,11 @@ _UNSUPPORTED = ("input_embeds", "image_data", "video_data", "audio_data", "lora_
 
 class PromptBody(RequestModel):
     """One prompt, or a batch where `text` or `input_ids` is a list of prompts. A subclass says which of its own fields
-    are `unsupported`.
+    are `unsupported`, and which of those below are `taken` all the same.
     """
 
     unsupported: ClassVar[Sequence[str]] = ()
+    taken: ClassVar[Sequence[str]] = ()
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -39,7 +40,7 @@ class PromptBody(RequestModel):
 
     def check_supported(self) -> None:
         """Raise InvalidRequest for a field that would change the answer and that this server does not have."""
-        refuse_unsupported(self, (*_UNSUPPORTED, *self.unsupported))
+        refuse_unsupported(self, [name for name in (*_UNSUPPORTED, *self.unsupported) if name not in self.taken])
 
     @property
     def batch(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from pydantic import WithJsonSchema
 
-from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -18,6 +19,10 @@ from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, 
 from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_native.bodies import PromptBody, each
 
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.media import MediaProcessor
+
+Prompt = str | list[int] | MediaPrompt
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _PREFIX = "sampling_params."
 
@@ -103,6 +108,12 @@ class GenerateBody(RequestFields, PromptBody):
     bootstrap_port: Any = None
     bootstrap_room: Any = None
 
+    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaProcessor | None) -> list[Prompt]:
+        """Return the prompts with the body's media, for a model whose `processor` reads them. Raises InvalidRequest,
+        with the place, for what is none.
+        """
+        return [*prompts]
+
     @property
     def in_session(self) -> bool:
         """Whether it is a turn of a session."""
@@ -125,9 +136,10 @@ _SAMPLING_FIELDS = frozenset({*SamplingBody.model_fields, *SamplingParams.__stru
 _CALLED = {"logprob_start": "logprob_start_len", "logprobs": "top_logprobs_num"}
 
 
-def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
-    """Return what to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. Raises
-    InvalidRequest for what no engine could do; the rest is found out where it is submitted.
+def engine_requests(body: GenerateBody, processor: MediaProcessor | None = None) -> tuple[list[GenerateRequest], bool]:
+    """Return what to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. `processor`
+    reads the media of a model that takes some. Raises InvalidRequest for what no engine could do; the rest is found out
+    where it is submitted.
     """
     body.check_supported()
     prompts = body.prompts()
@@ -145,7 +157,8 @@ def engine_requests(body: GenerateBody) -> tuple[list[GenerateRequest], bool]:
     rids = body.rids([sampling.n for sampling in samplings])
     made: dict[int, SamplingParams] = {}
     requests: list[GenerateRequest] = []
-    for prompt, sampling, wanted in zip(prompts, samplings, _wanted(body, count), strict=True):
+    asked = body.with_media(prompts, processor)
+    for prompt, sampling, wanted in zip(asked, samplings, _wanted(body, count), strict=True):
         if id(sampling) not in made:
             made[id(sampling)] = sampling.params(sampling.grammar(), _processors(body, sampling))
         params = made[id(sampling)]

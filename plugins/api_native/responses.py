@@ -62,6 +62,9 @@ class MetaInfo(Described):
     cached_tokens: int
     """Tokens of the prompt whose KV was there already."""
     cached_tokens_details: CachedTokens | None = None
+    image_tokens: int | None = None
+    """Those of the prompt's tokens that are pictures, where there are any; the same of videos."""
+    video_tokens: int | None = None
     num_retractions: int
     """How often it had to give its memory to others."""
     weight_version: str
@@ -132,6 +135,7 @@ class Responder:
             "cached_tokens": answer.cached_tokens,
             "cached_tokens_details": {"device": answer.cached_tokens},
             "num_retractions": answer.num_retractions,
+            **{f"{kind}_tokens": count for kind, count in sorted(answer.media_tokens.items())},
             "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }

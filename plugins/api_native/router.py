@@ -23,6 +23,7 @@ from pegboard.plugins.api_native.conversations import Conversations
 from pegboard.plugins.api_native.embedding import Embedding
 from pegboard.plugins.api_native.information import Information
 from pegboard.plugins.api_native.load import LoadRoutes
+from pegboard.plugins.api_native.media import MediaGenerateBody
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.parsing import Parsing
 from pegboard.plugins.api_native.requests import GenerateBody, engine_requests
@@ -39,7 +40,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
     def routes(self) -> APIRouter:
         router = api_router(tags=["native"], dependencies=[USER])
         events = "Answers as they grow, then [DONE]."
-        docs = {**takes(GenerateBody, _EXAMPLE), **answers(GeneratedAnswer, 404, 409, 429, 504, events=events)}
+        docs = {**takes(self._body, _EXAMPLE), **answers(GeneratedAnswer, 404, 409, 429, 504, events=events)}
         # The first route with an example is what a new server suggests to try.
         router.post("/generate", summary="Generate from text or token ids", dependencies=[LARGE], **docs)(self.generate)
         ctx = self.ctx
@@ -49,10 +50,14 @@ class NativeRouter(ApiRouter[NativeOptions]):
             part.add_to(router)
         return router
 
+    @property
+    def _body(self) -> type[GenerateBody]:
+        return GenerateBody if self.client.media is None else MediaGenerateBody
+
     async def generate(self, request: Request) -> Response:
         started = time.monotonic()
-        body = await parse_body(request, GenerateBody)
-        requests, batch = engine_requests(body)
+        body = await parse_body(request, self._body)
+        requests, batch = engine_requests(body, self.client.media)
         responder = Responder(self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
         try:
             submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)

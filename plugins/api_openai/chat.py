@@ -9,9 +9,10 @@ from pegboard.core.toolkit.chat.turn import Turn, take_turn
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
-from pegboard.plugins.api_openai.chat_body import ChatBody
+from pegboard.plugins.api_openai.chat_body import ChatBody, MediaChatBody
+from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names, new_id
+from pegboard.plugins.api_openai.surface import Prompt, Surface, documented, grammar_names, new_id
 from pegboard.plugins.api_openai.tools import chat_tools
 
 
@@ -20,6 +21,8 @@ class Chat:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self.body = ChatBody if surface.client.media is None else MediaChatBody
+        """What requests are read as."""
 
     def add_to(self, router: APIRouter) -> None:
         if not self._surface.client.tokenizer.has_chat_template:
@@ -33,14 +36,14 @@ class Chat:
             "temperature": 0,
         }
         docs = documented(
-            ChatBody, ChatCompletion, example, 409, 504, events="Chunks of a chat completion, then [DONE]."
+            self.body, ChatCompletion, example, 409, 504, events="Chunks of a chat completion, then [DONE]."
         )
         router.post("/v1/chat/completions", summary="Answer a conversation", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
         body, turn, grammar = await self.read(request)
         rid = new_id("chatcmpl", body.rid)
-        prompts: list[str | list[int]] = [turn.prompt]
+        prompts: list[Prompt] = [turn.prompt]
         ids = None
         if body.return_token_ids:
             # Each choice of a stream begins with them.
@@ -61,16 +64,17 @@ class Chat:
 
     async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:
         """Return a request's body, what is to be answered, and the grammar that the body itself has."""
-        body = await parse_body(request, ChatBody)
+        body = await parse_body(request, self.body)
         surface = self._surface
         surface.check_model(body.model)
         body.check()
         body.check_constraints(surface.client.info)
         grammar = body.grammar()
+        contents = Contents(CHAT_PARTS, surface.client.media, body.media_settings)
         turn = await take_turn(
             surface.ctx,
             request,
-            template_messages(body.messages, surface.client.tokenizer.chat_templates.values()),
+            template_messages(body.messages, surface.client.tokenizer.chat_templates.values(), contents),
             tools=chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
             grammar=grammar,
             separate_reasoning=body.separate_reasoning,
@@ -80,4 +84,6 @@ class Chat:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
+        # The body stays until the answer has ended, and pictures are large.
+        body.messages.clear()
         return body, turn, grammar

@@ -34,7 +34,8 @@ class ChatWriter(Writer):
         self, surface: Surface, rid: str, body: ChatBody, turn: Turn, prompt_ids: Sequence[list[int]] | None = None
     ) -> None:
         super().__init__(surface, rid, body, prompt_ids)
-        self._turn = turn
+        # The turn itself may hold its prompt's pictures.
+        self._thinks = turn.reasoning_parser is not None
         self._streams = [turn.stream(stream_reasoning=body.stream_reasoning) for _ in range(body.n)]
         self._fed: list[OutputEvent] | None = None
         """What `plain` has read of a chunk that turned out not to be."""
@@ -98,7 +99,7 @@ class ChatWriter(Writer):
         return self._delta(index, {"content": text})
 
     def reasoning_tokens(self) -> int | None:
-        if self._turn.reasoning_parser is None:
+        if not self._thinks:
             return None
         # The engine does not know which are which. The same text has the same tokens but where it was cut.
         encode = self.surface.client.tokenizer.encode

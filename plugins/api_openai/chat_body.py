@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaSettings
 from pegboard.core.toolkit.chat.turn import effort_hints
 from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.core.toolkit.http.media_fields import common_settings
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
-from pegboard.plugins.api_openai.unsupported import CHAT
+from pegboard.plugins.api_openai.unsupported import CHAT, CHAT_WITH_MEDIA
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {
@@ -109,3 +111,22 @@ class ChatBody(CommonBody):
             "logprobs": "top_logprobs",
             "logprob_start": "prompt_logprobs",
         }
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        """What holds for all media of the messages. Raises InvalidRequest for what is wrong."""
+        return MediaSettings()
+
+
+class MediaChatBody(ChatBody):
+    """Body of `/v1/chat/completions` for a model that takes pictures or video."""
+
+    refused = CHAT_WITH_MEDIA
+
+    mm_processor_kwargs: object = None
+    """How pictures and video are read, by vLLM's name: `min_pixels`, `max_pixels`, `fps` and `num_frames`. A part of a
+    message may say the same of its own."""
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        return common_settings(self.mm_processor_kwargs)

@@ -20,6 +20,7 @@ from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFiel
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.plugins.api_openai.surface import Prompt
 
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
@@ -150,7 +151,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
 
     def engine_requests(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Prompt],
         *,
         rid: str,
         max_new_tokens: int | None,

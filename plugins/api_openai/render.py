@@ -10,8 +10,7 @@ from pydantic import BaseModel
 from pegboard.core.toolkit.http.answers import built_response
 from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat import Chat
-from pegboard.plugins.api_openai.chat_body import ChatBody
-from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id, plain_prompt
 from pegboard.plugins.api_openai.tokens import LONG
 
 _SAME = (
@@ -64,13 +63,14 @@ class Render:
             router.post(path, summary=summary, responses=error_responses(404))(self.create)
             return
         example = {"model": self._surface.model, "messages": [{"role": "user", "content": "Hello!"}]}
-        docs = documented(ChatBody, Rendered, example)
+        docs = documented(self._chat.body, Rendered, example)
         router.post(path, summary="The prompt and token ids of a conversation", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
         body, turn, _ = await self._chat.read(request)
         client = self._surface.client
-        [ids] = await client.tokenize([turn.prompt], add_special_tokens=body.add_special_tokens)
+        plain_prompt(turn.prompt, "messages")
+        [ids] = await client.tokenize([turn.text], add_special_tokens=body.add_special_tokens)
         client.charge(len(ids) * ID_BYTES)
         # A template decides whether special tokens are text of the answer.
         sampling = {name: getattr(body, name) for name in _SAME}
@@ -78,7 +78,7 @@ class Render:
         answer = {
             "request_id": new_id("chatcmpl", body.rid),
             "model": self._surface.model,
-            "prompt": turn.prompt,
+            "prompt": turn.text,
             "token_ids": ids,
             "sampling_params": sampling,
             "stream": body.stream,

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
+from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 from pegboard.core.toolkit.http.events import until_disconnect
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
+
+Prompt = str | list[int] | MediaPrompt
 
 ID_BYTES = 8
 """One token id of an answer."""
@@ -47,13 +50,16 @@ class Surface:
         check_model(self.client.info, model)
 
     async def token_ids(
-        self, request: Request, prompts: Sequence[str | list[int]], copies: int, *, add_special_tokens: bool
+        self, request: Request, prompts: Sequence[Prompt], copies: int, *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Return prompts as tokens, to be sent to the engine and to the client, who gets each so many times."""
-        texts = [one for one in prompts if isinstance(one, str)]
+        """Return prompts as tokens, to be sent to the engine and to the client, who gets each so many times. Raises
+        InvalidRequest for one with media.
+        """
+        plain = [plain_prompt(one, "return_token_ids") for one in prompts]
+        texts = [one for one in plain if isinstance(one, str)]
         tokenize = self.client.tokenize(texts, add_special_tokens=add_special_tokens)
         made = iter(await until_disconnect(request, tokenize))
-        found = [next(made) if isinstance(one, str) else one for one in prompts]
+        found = [next(made) if isinstance(one, str) else one for one in plain]
         self.client.charge(copies * sum(map(len, found)) * ID_BYTES)
         return found
 
@@ -91,6 +97,21 @@ class Surface:
 def new_id(prefix: str, rid: str = "") -> str:
     """Return an answer's id, which aborts the request: the caller's own, or a new one."""
     return rid or f"{prefix}-{uuid.uuid4().hex}"
+
+
+def plain_prompt(prompt: Prompt, param: str) -> str | list[int]:
+    """Return a prompt that is text or ids. Raises InvalidRequest, naming what asks for its tokens, for any other: the
+    engine alone knows the tokens of media.
+    """
+    if not isinstance(prompt, MediaPrompt):
+        return prompt
+    what = "have pictures or videos" if prompt.media else "spell a token that means media to this model"
+    raise InvalidRequest(
+        f"{param}: the messages {what}, and the tokens of such a prompt are not told; /v1/responses/input_tokens "
+        "counts them",
+        param=param,
+        code="unsupported",
+    )
 
 
 def documented(

@@ -17,8 +17,9 @@ from pegboard.core.toolkit.http.answers import built_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS
+from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, plain_prompt
 from pegboard.plugins.api_openai.tools import chat_tools
 
 T = TypeVar("T")
@@ -148,14 +149,17 @@ class Tokens:
         client = self._surface.client
         render = render_chat(
             client,
-            template_messages(body.messages, client.tokenizer.chat_templates.values()),
+            template_messages(
+                body.messages, client.tokenizer.chat_templates.values(), Contents(CHAT_PARTS, client.media)
+            ),
             tools=chat_tools(body.tools),
             tool_parser=self._surface.ctx.tool_parser,
             kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
         )
-        return [await until_disconnect(request, render)]
+        prompt = plain_prompt(await until_disconnect(request, render), "messages")
+        return [str(prompt)]
 
 
 async def _maybe_threaded(threaded: bool, work: Callable[[], T]) -> T:

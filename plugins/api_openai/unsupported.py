@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pegboard.core.toolkit.http.media_fields import COMMON
 from pegboard.core.toolkit.http.refusals import Refusal
 
 Refused = Mapping[str, Refusal]
@@ -115,6 +116,10 @@ RESPONSES: Refused = {
     ),
     **dict.fromkeys(("allowed_token_ids", "bad_words"), Refusal("; use custom_logit_processor")),
 }
+
+CHAT_WITH_MEDIA: Refused = {name: one for name, one in CHAT.items() if name != COMMON}
+RESPONSES_WITH_MEDIA: Refused = {name: one for name, one in RESPONSES.items() if name != COMMON}
+"""For models that take media."""
 
 _POOLING: Refused = {
     **_plain("embed_override_token_id", "embed_overrides", "lora_path", "mm_processor_kwargs"),

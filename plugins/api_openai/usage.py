@@ -16,6 +16,9 @@ class PromptDetails(BaseModel):
 
     cached_tokens: int
     """Those that were computed for an earlier request."""
+    image_tokens: int | None = None
+    """Those of pictures, where there are any; the same of videos."""
+    video_tokens: int | None = None
 
 
 class CompletionDetails(BaseModel):
@@ -40,10 +43,17 @@ def usage(answers: Sequence[Answer], n: int, reasoning_tokens: int | None = None
     prompts = answers[::n]
     completion = sum(one.completion_tokens for one in answers)
     found = prompt_usage(sum(one.prompt_tokens for one in prompts), sum(one.cached_tokens for one in prompts))
+    found["prompt_tokens_details"] |= media_details(prompts)
     found |= {"completion_tokens": completion, "total_tokens": found["prompt_tokens"] + completion}
     if reasoning_tokens is not None:
         found["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return found
+
+
+def media_details(answers: Sequence[Answer]) -> dict[str, int]:
+    """Return how many tokens the media of these prompts take; nothing for a kind that none has."""
+    kinds = sorted({kind for one in answers for kind in one.media_tokens})
+    return {f"{kind}_tokens": sum(one.media_tokens.get(kind, 0) for one in answers) for kind in kinds}
 
 
 def prompt_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:

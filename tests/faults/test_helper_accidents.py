@@ -26,6 +26,7 @@ from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
 from pegboard.core.pipeline.grammar.state import Grammars
 from pegboard.core.pipeline.grammar.worker import Start
 from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.core.toolkit.chat.render_process import Rendered
 from pegboard.core.toolkit.chat.rendering import RenderPool
 from pegboard.core.toolkit.system.helper_process import computed
 
@@ -143,8 +144,8 @@ class TestTemplates:
         return [one._process.pid for one in list(pool._helpers)]
 
     @staticmethod
-    def text(future: Future[str]) -> str:
-        return future.result(PATIENCE)
+    def text(future: Future[Rendered]) -> str:
+        return future.result(PATIENCE).text
 
     @pytest.mark.parametrize("number", ACCIDENTS)
     def test_one_accident_costs_time_only(self, pool: RenderPool, number: int) -> None:

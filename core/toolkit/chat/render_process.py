@@ -28,9 +28,10 @@ MAX_TEMPLATES = 8
 
 
 class Rendered(msgspec.Struct):
-    """What became of a conversation: its text, or the error that refused it."""
+    """What became of a conversation: its text, with the `literals` of a MediaPrompt, or the error that refused it."""
 
     text: str = ""
+    literals: list[tuple[int, int]] = []
     error: str = ""
     param: str | None = None
     code: str = ""
@@ -74,7 +75,8 @@ class _Templates:
 def _render(data: bytes, templates: _Templates) -> Rendered:
     try:
         prompt = msgspec.msgpack.decode(data, type=ChatPrompt)
-        return Rendered(text=prompt.render(templates.get(prompt.source)))
+        made = prompt.render(templates.get(prompt.source))
+        return Rendered(text=made.text, literals=made.literals)
     except InvalidRequest as error:
         return Rendered(error=error.message, param=error.param, code=error.code)
     except MemoryError:

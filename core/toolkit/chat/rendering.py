@@ -28,13 +28,14 @@ import msgspec
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat.chat_template import ChatTemplateError, select_source
+from pegboard.core.toolkit.chat.media_parts import MediaParts
 from pegboard.core.toolkit.chat.render_process import Rendered, frame, read_frame
 from pegboard.core.toolkit.parsing.json_weight import JsonTexts
 from pegboard.core.toolkit.system.environment import helper_environment
 from pegboard.core.toolkit.system.helper_process import HelperLost, Watch, ended_itself
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import EngineClient
+    from pegboard.core.interfaces.client import EngineClient, MediaPrompt
     from pegboard.core.interfaces.output_parser import OutputParser
     from pegboard.core.toolkit.chat.tool_calls import Tools
 
@@ -64,11 +65,15 @@ async def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template: str | None = None,
-) -> str:
+) -> str | MediaPrompt:
     """Return the prompt of a conversation; submit it with ``add_special_tokens=False``.
 
-    `messages` are in OpenAI's form, with text content; tool calls have their arguments as JSON text or as objects, and
-    reach the template as objects, as models expect. Templates that read `tools` get them; for others `tool_parser`
+    `messages` are in OpenAI's form, with text content; for models that take media also with lists of text parts
+    (``{"type": "text", "text": ...}``) and MediaInput. The prompt is a MediaPrompt where there are media, and where a
+    client's text spells a token that means media; it is text otherwise.
+
+    Tool calls have their arguments as JSON text or as objects, and reach the template as objects, as models expect.
+    Templates that read `tools` get them; for others `tool_parser`
     explains tools in a system message and writes earlier calls as text. `kwargs` are the request's
     chat_template_kwargs: only names that the template reads are allowed. `hints` are more of them that reach templates
     which read them and no others (``{"enable_thinking": False}``, of a field that every model takes).
@@ -76,22 +81,26 @@ async def render_chat(
     one of several templates.
 
     Raises InvalidRequest, with the field's name, for whatever the template refuses, for values of the wrong shape, for
-    a template that takes too long or too much memory (400), and where too many wait or helpers are killed from outside
-    (503). Being cancelled is fine.
+    a template that takes too long or too much memory or that does not show each item of media once (400), and where too
+    many wait or helpers are killed from outside (503). Being cancelled is fine.
     """
     active = tools if tools is not None and tools.active else None
-    texts = JsonTexts()
+    texts, media = JsonTexts(), MediaParts(client.media)
     prompt = ChatPrompt(
         source=select_source(client.tokenizer.chat_templates, name=template, with_tools=active is not None),
-        messages=[_message(i, one, texts) for i, one in enumerate(messages)],
+        messages=[_message(i, one, texts, media) for i, one in enumerate(messages)],
         tokens=dict(client.tokenizer.named_tokens),
         kwargs=dict(kwargs or {}),
         hints=dict(hints or {}),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
+        media=media.kinds,
+        parts=media.parts,
+        reserved=media.reserved,
     )
     _add_tools(prompt, active, tool_parser)
-    return await asyncio.wrap_future(_pool().submit(prompt))
+    made = await asyncio.wrap_future(_pool().submit(prompt))
+    return media.prompt(made.text, made.literals)
 
 
 def _add_tools(prompt: ChatPrompt, tools: Tools | None, parser: OutputParser | None) -> None:
@@ -109,9 +118,11 @@ def warm_up() -> None:
     _pool().submit(ChatPrompt(source="", messages=[]))
 
 
-def _message(index: int, message: Mapping[str, object], texts: JsonTexts) -> dict[str, object]:
+def _message(index: int, message: Mapping[str, object], texts: JsonTexts, media: MediaParts) -> dict[str, object]:
     """As templates expect it: calls have objects for arguments, and nothing is there that is empty."""
     found = dict(message)
+    if "content" in found:
+        found["content"] = media.take(found["content"])
     calls = found.get("tool_calls")
     if not calls:
         # Templates ask whether the key is there.
@@ -160,18 +171,18 @@ class RenderPool:
         self._seconds = seconds
         self._memory = memory
         self._most = helpers
-        self._waiting: queue.SimpleQueue[tuple[ChatPrompt, Future[str]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[ChatPrompt, Future[Rendered]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._helpers: set[_Helper] = set()
         self._unfinished = 0
         self._closed = False
 
-    def submit(self, prompt: ChatPrompt) -> Future[str]:
+    def submit(self, prompt: ChatPrompt) -> Future[Rendered]:
         """Render it when its turn comes. The future may be cancelled until then. Raises InvalidRequest (503) where too
         many wait.
         """
-        future: Future[str] = Future()
+        future: Future[Rendered] = Future()
         with self._lock:
             if self._closed or self._unfinished >= MAX_WAITING:
                 raise InvalidRequest("too many conversations wait for the chat template", code="overloaded", status=503)
@@ -209,7 +220,7 @@ class RenderPool:
             if helper is not None:
                 self._end(helper)
 
-    def _settle(self, helper: _Helper | None, prompt: ChatPrompt, future: Future[str]) -> _Helper | None:
+    def _settle(self, helper: _Helper | None, prompt: ChatPrompt, future: Future[Rendered]) -> _Helper | None:
         """Have it rendered; the helper for the next one, if this one, or the one that took its place, is still good."""
         why = ""
         for _ in range(ATTEMPTS):
@@ -249,7 +260,7 @@ class RenderPool:
             self._helpers.discard(helper)
 
 
-def _ask(helper: _Helper, prompt: ChatPrompt, future: Future[str]) -> None:
+def _ask(helper: _Helper, prompt: ChatPrompt, future: Future[Rendered]) -> None:
     """Have the helper render it. Raises ChatTemplateError or HelperLost where the helper is of no use any more."""
     try:
         data = msgspec.msgpack.encode(prompt)
@@ -260,7 +271,7 @@ def _ask(helper: _Helper, prompt: ChatPrompt, future: Future[str]) -> None:
     if answer.error:
         future.set_exception(InvalidRequest(answer.error, param=answer.param, code=answer.code or "chat_template"))
     else:
-        future.set_result(answer.text)
+        future.set_result(answer)
 
 
 class _Helper:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
+    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.output_parser import OutputParser
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Turn:
     """What the engine is asked, and how its answer is read. `prefill` is what the answer goes on from, if anything."""
 
-    prompt: str
+    prompt: str | MediaPrompt
     prefill: str
     tools: Tools
     grammar: Grammar | None
@@ -36,13 +37,18 @@ class Turn:
     openings: tuple[str, ...] = ()
     """How calls begin, where the answer is either calls or what the request's format says."""
 
+    @property
+    def text(self) -> str:
+        """The prompt as text, media being what the template made of them."""
+        return self.prompt if isinstance(self.prompt, str) else str(self.prompt.base)
+
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
         """Return a reader of one answer."""
         return ChatStream(
             tools=self.tools,
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,
-            prompt=self.prompt,
+            prompt=self.text,
             prefill=self.prefill,
             constrained=self.constrained,
             stream_reasoning=stream_reasoning,
@@ -64,7 +70,7 @@ async def take_turn(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> Turn:
-    """Return the turn after `messages`, which templates can read already. `grammar` is the request's own.
+    """Return the turn after `messages`, which are as `render_chat` takes them. `grammar` is the request's own.
 
     With a format (JSON) and tools, an answer is either calls or of that format, where parser and engine can have it so
     (many functions may be more than the engine takes), and else always of that format; a call that is required goes
@@ -133,7 +139,7 @@ def _turn(
     ctx: ApiContext,
     tools: Tools,
     form: _Form,
-    prompt: str,
+    prompt: str | MediaPrompt,
     prefill: str,
     *,
     separate_reasoning: bool,

@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
+from pegboard.core.interfaces.client import (
+    EngineClient,
+    GenerateRequest,
+    Logprob,
+    MediaPrompt,
+    ModelInfo,
+    OutputChunk,
+    OutputStream,
+)
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaKind
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore
 from pegboard.core.toolkit.http.bodies import RequestModel
@@ -177,6 +186,8 @@ class Answer:
     completion_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
+    """Of the prompt's tokens those of media, by kind."""
 
     def add(self, chunk: OutputChunk, *, whole: bool = True) -> None:
         """Take a chunk in; without `whole` only its text, tokens and counters, which stay small."""
@@ -216,7 +227,7 @@ class Answers:
     def __init__(self, streams: Sequence[OutputStream], *, whole: bool = True) -> None:
         self._streams = list(streams)
         self._whole = whole
-        self.answers = [Answer(stream.rid) for stream in self._streams]
+        self.answers = [Answer(stream.rid, media_tokens=stream.media_tokens) for stream in self._streams]
         """What has been read so far, in the order of the requests."""
         self._pumps: list[asyncio.Future[None]] = []
         self._source = self._read()
@@ -233,13 +244,19 @@ class Answers:
         session: SessionParams | None = None,
     ) -> Answers:
         """Submit all at once; or one as the turn of a session that `session` names. Where one is refused the others are
-        aborted and its InvalidRequest is raised.
+        aborted and its InvalidRequest is raised. Once they are accepted, their prompts let go of the media: those may
+        take many megabytes, and an answer takes long.
 
         Whether a grammar is any good turns out after its request has been accepted. So that a stream can be refused
         before it has begun, one with a grammar is waited for until its first output.
         """
+        if session is not None and session.id:
+            _refuse_media(requests)
         streams = client.submit_all(requests) if sessions is None else sessions.submit(client, session, requests)
         answers = cls(await streams, whole=not any(one.stream for one in requests))
+        for one in requests:
+            if isinstance(one.prompt, MediaPrompt):
+                one.prompt.media = ()
         if any(one.stream and one.sampling.grammar is not None for one in requests):
             await answers.begin()
         return answers
@@ -359,6 +376,15 @@ class Answers:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _refuse_media(requests: Sequence[GenerateRequest]) -> None:
+    """Raise InvalidRequest for a turn of a session whose prompt is more than text or ids."""
+    for one in requests:
+        if isinstance(one.prompt, MediaPrompt):
+            what = "no pictures and videos" if one.prompt.media else "no text that spells a token of them"
+            message = f"session_params: sessions remember tokens, {what}; send the whole conversation without a session"
+            raise InvalidRequest(message, param="session_params", code="unsupported")
 
 
 async def _pump(

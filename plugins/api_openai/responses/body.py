@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaSettings
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import RequestModel
 from pegboard.core.toolkit.http.generation import SamplingFields
+from pegboard.core.toolkit.http.media_fields import common_settings
 from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.fields import check_top, json_schema_of
-from pegboard.plugins.api_openai.unsupported import RESPONSES
+from pegboard.plugins.api_openai.unsupported import RESPONSES, RESPONSES_WITH_MEDIA
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
@@ -117,6 +119,29 @@ class ResponseBody(RequestFields, SamplingFields, RefusingModel):
             names=GRAMMARS,
         )
 
+    @property
+    def media_settings(self) -> MediaSettings:
+        """What holds for all media of the input. Raises InvalidRequest for what is wrong."""
+        return MediaSettings()
+
+
+class MediaResponseBody(ResponseBody):
+    """Body of `/v1/responses` for a model that takes pictures or video."""
+
+    refused = RESPONSES_WITH_MEDIA
+
+    mm_processor_kwargs: object = None
+    """How pictures and video are read, by vLLM's name: `min_pixels`, `max_pixels`, `fps` and `num_frames`. A part of an
+    item may say the same of its own."""
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        return common_settings(self.mm_processor_kwargs)
+
 
 class CountBody(ResponseBody):
     """Body of `/v1/responses/input_tokens`: what a response would be asked with."""
+
+
+class MediaCountBody(MediaResponseBody):
+    """Body of `/v1/responses/input_tokens` for a model that takes pictures or video."""

@@ -18,8 +18,16 @@ from pegboard.core.toolkit.http.events import EventStream, until_disconnect
 from pegboard.core.toolkit.http.generation import are_large
 from pegboard.core.toolkit.http.levels import principal_of
 from pegboard.core.toolkit.http.openapi import error_responses, json_answer
+from pegboard.plugins.api_openai.contents import RESPONSE_PARTS, Contents
 from pegboard.plugins.api_openai.options import OpenAIOptions
-from pegboard.plugins.api_openai.responses.body import GRAMMARS, NAMES, CountBody, ResponseBody
+from pegboard.plugins.api_openai.responses.body import (
+    GRAMMARS,
+    NAMES,
+    CountBody,
+    MediaCountBody,
+    MediaResponseBody,
+    ResponseBody,
+)
 from pegboard.plugins.api_openai.responses.custom import as_choice, as_functions
 from pegboard.plugins.api_openai.responses.items import input_items, messages_of
 from pegboard.plugins.api_openai.responses.references import listed, resolved
@@ -49,6 +57,9 @@ class Responses:
         self._surface = surface
         self._store = ResponseStore(options.stored_responses, options.stored_bytes)
         self._running: dict[str, Run] = {}
+        media = surface.client.media is not None
+        self._body: type[ResponseBody] = MediaResponseBody if media else ResponseBody
+        self._count_body: type[ResponseBody] = MediaCountBody if media else CountBody
 
     def add_to(self, router: APIRouter) -> None:
         path, one = "/v1/responses", "/v1/responses/{response_id:response_id}"
@@ -63,11 +74,11 @@ class Responses:
             "temperature": 0,
         }
         events = "Events from response.created to response.completed, each with its name."
-        docs = documented(ResponseBody, ResponseAnswer, example, 504, events=events)
+        docs = documented(self._body, ResponseAnswer, example, 504, events=events)
         found = {**json_answer(ResponseAnswer), **error_responses(404)}
         again = {**json_answer(ResponseAnswer, events=events), **error_responses(404)}
         router.post(path, summary="Answer a conversation made of items", **docs)(self.create)
-        count = documented(CountBody, InputTokens, {"model": self._surface.model, "input": example["input"]})
+        count = documented(self._count_body, InputTokens, {"model": self._surface.model, "input": example["input"]})
         router.post(f"{path}/input_tokens", summary="How many tokens an input has", **count)(self.count)
         router.post(f"{path}/compact", summary="Not supported", include_in_schema=False)(self.compact)
         router.get(one, summary="A response that was kept, or its events once more", responses=again)(self.fetch)
@@ -78,7 +89,7 @@ class Responses:
         router.post(f"{one}/cancel", summary="Stop a response that is being generated", responses=found)(self.cancel)
 
     async def create(self, request: Request) -> Response:
-        body = await parse_body(request, ResponseBody)
+        body = await parse_body(request, self._body)
         self._surface.check_model(body.model)
         body.check()
         owner = principal_of(request)
@@ -89,6 +100,10 @@ class Responses:
         identity = f"resp_{uuid.uuid4().hex}"
         names = {**NAMES, **grammar_names(grammar, turn.grammar, GRAMMARS)}
         answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
+        # The body stays until the answer has ended, and pictures are large. The items are still there, to be kept.
+        body.input = ""
+        if not body.store:
+            own.clear()
 
         def over() -> None:
             if self._running.pop(identity, None) is not None and run.over and body.store:
@@ -111,14 +126,14 @@ class Responses:
             await close()
 
     async def count(self, request: Request) -> Response:
-        body = await parse_body(request, CountBody)
+        body = await parse_body(request, self._count_body)
         self._surface.check_model(body.model)
         body.check()
         before, own = self._conversation(self._store.of(principal_of(request)), body)
         turn = await self._turn(request, body, body.grammar(), before, own)
-        counting = self._surface.client.tokenize([turn.prompt], add_special_tokens=False)
-        (ids,) = await until_disconnect(request, counting)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+        counting = self._surface.client.count_tokens(turn.prompt, add_special_tokens=False)
+        count = await until_disconnect(request, counting)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self) -> Response:
         raise InvalidRequest(
@@ -209,11 +224,12 @@ class Responses:
         self, request: Request, body: ResponseBody, grammar: Grammar | None, before: Items, own: Items
     ) -> Turn:
         items = [one.value for one in (*before, *own)]
+        contents = Contents(RESPONSE_PARTS, self._surface.client.media, body.media_settings)
         functions, choice = as_functions(body.tools), as_choice(body.tool_choice)
         return await take_turn(
             self._surface.ctx,
             request,
-            messages_of(items, body.instructions, given=len(own)),
+            messages_of(items, body.instructions, contents, given=len(own)),
             tools=response_tools(functions, choice, body.parallel_tool_calls),
             grammar=grammar,
             skip_special=body.skip_special_tokens,

@@ -16,6 +16,7 @@ from pegboard.plugins.api_openai.responses.echo import response_of
 from pegboard.plugins.api_openai.responses.events import Event
 from pegboard.plugins.api_openai.responses.output import Output
 from pegboard.plugins.api_openai.responses.replay import Tape, beginning, ending, replay
+from pegboard.plugins.api_openai.usage import media_details
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
@@ -141,7 +142,11 @@ class Run(AnswerWriter):
         encode = self._surface.client.tokenizer.encode
         return {
             "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": answer.cached_tokens,
+                "cache_write_tokens": 0,
+                **media_details([answer]),
+            },
             "output_tokens": answer.completion_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": len(encode(thoughts, add_special_tokens=False)) if thoughts else 0

@@ -74,6 +74,8 @@ class InputDetails(BaseModel):
 
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: int | None = None
+    video_tokens: int | None = None
 
 
 class OutputDetails(BaseModel):

@@ -34,7 +34,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 def render(messages: list[dict[str, Any]] = CHAT, *, template: str = TEMPLATE, **more: Any) -> str:
     async def scene() -> str:
         client = FakeEngineClient(tokenizer=FakeTokenizer(template=template))
-        return await render_chat(client, messages, **more)
+        return str(await render_chat(client, messages, **more))
 
     return asyncio.run(scene())
 
@@ -106,7 +106,7 @@ class TestWhatIsRendered:
         assert render(template=template, hints=hints, kwargs={"enable_thinking": True}) == "True\x03"
 
     def test_a_template_for_tools_is_used_with_tools(self) -> None:
-        async def scene() -> list[str]:
+        async def scene() -> list[object]:
             client = FakeEngineClient()
             client.tokenizer.chat_templates = {"default": "plain", "tool_use": "tools", "rag": "rag"}
             return [
@@ -292,7 +292,7 @@ class TestHarm:
 def test_closing_ends_helpers_and_threads() -> None:
     pool = RenderPool(helpers=2)
     prompts = [ChatPrompt(source="{{ messages[0] }}", messages=[str(i)]) for i in range(20)]
-    assert [future.result(30) for future in [pool.submit(one) for one in prompts]] == [str(i) for i in range(20)]
+    assert [future.result(30).text for future in [pool.submit(one) for one in prompts]] == [str(i) for i in range(20)]
     processes = [helper._process for helper in pool._helpers]
     assert 1 <= len(processes) <= 2
     pool.close()

@@ -1,0 +1,67 @@
+"""Pictures and videos of /generate, as SGLang has them: beside prompts whose placeholders the client has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.client import MediaInput, MediaPrompt
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaKind
+from pegboard.core.toolkit.chat.media_parts import refuse_others
+from pegboard.core.toolkit.http.media_fields import common_settings, media_data, own_settings
+from pegboard.plugins.api_native.bodies import each
+from pegboard.plugins.api_native.requests import GenerateBody, Prompt
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.media import MediaProcessor
+
+Data = str | list[str | list[str] | None] | None
+_FIELDS: dict[str, MediaKind] = {"image_data": "image", "video_data": "video"}
+
+
+class MediaGenerateBody(GenerateBody):
+    """Body of `/generate` for a model that takes pictures or video."""
+
+    taken = tuple(_FIELDS)
+
+    image_data: Data = None
+    """Pictures for the placeholders of the prompt, in their order: one or a list, each an address (`data:`, `https:`)
+    or base64. In a batch one for all prompts, or a list with one, a list or null for each. They go before videos."""
+    video_data: Data = None
+    """The same of videos."""
+    mm_processor_kwargs: object = None
+    """How they are read: `min_pixels`, `max_pixels`, and for videos `fps` or `num_frames`."""
+
+    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaProcessor | None) -> list[Prompt]:
+        """As GenerateBody's. The body has no media afterwards: it stays until the answer has ended."""
+        common = common_settings(self.mm_processor_kwargs)
+        found: list[list[MediaInput]] = [[] for _ in prompts]
+        for field, kind in _FIELDS.items():
+            settings = own_settings({}, field, kind, common)
+            for items, (data, where) in zip(found, self._of_each(field, len(prompts)), strict=True):
+                for text, place in _listed(data, where):
+                    items.append(media_data(kind, text, settings, place))
+                    refuse_others(processor, items[-1])
+            setattr(self, field, None)
+        return [
+            MediaPrompt(base=prompt, media=tuple(items)) if items else prompt
+            for prompt, items in zip(prompts, found, strict=True)
+        ]
+
+    def _of_each(self, field: str, count: int) -> list[tuple[object, str]]:
+        """Return what each prompt has, and where it stands."""
+        given = getattr(self, field)
+        if self.batch:
+            several = each(given, count, field)
+            return [(one, f"{field}.{i}" if isinstance(given, list) else field) for i, one in enumerate(several)]
+        if isinstance(given, list) and any(isinstance(one, list) for one in given):
+            raise InvalidRequest(f"{field}: lists in a list are for several prompts", param=field)
+        return [(given, field)]
+
+
+def _listed(data: object, where: str) -> list[tuple[object, str]]:
+    """Return one prompt's items with their places. What is empty is none."""
+    if isinstance(data, list):
+        return [(one, f"{where}.{i}") for i, one in enumerate(data) if one]
+    return [(data, where)] if data else []

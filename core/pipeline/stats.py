@@ -59,6 +59,19 @@ class Stats:
             "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
+            **self._media(),
+        }
+
+    def _media(self) -> dict[str, object]:
+        """Return the books of encoded media, if the model has any."""
+        if self._stages.media is None:
+            return {}
+        books = self._stages.media.books
+        return {
+            "encoded_pieces": books.encoded,
+            "encoder_cache_hits": books.hits,
+            "encoder_cache_bytes": books.used,
+            "encoder_cache_capacity": books.capacity,
         }
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:

@@ -29,15 +29,18 @@ class VisionTower(nn.Module):
         self.merger = Merger(spec, dtype=dtype, device=device)
         self.deep_mergers = nn.ModuleList(Merger(spec, whole=True, dtype=dtype, device=device) for _ in spec.deep)
 
-    def forward(self, patches: Tensor, rows: int, columns: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return states [tokens, out_size], and those of each deep level, of one picture's patches.
-
-        `patches` float32 [rows * columns, patch_values], those of a token one after the other.
+    def embed(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the first states [rows * columns, width] of one picture's patches, float32 [rows * columns,
+        patch_values], those of a token one after the other.
         """
-        spec = self.spec
         x: Tensor = self.patch_embed(patches.to(self.dtype))
-        if self.grid is not None:
-            x = x + learned_positions(self.grid, spec, rows, columns).to(self.dtype)
+        if self.grid is None:
+            return x
+        return x + learned_positions(self.grid, self.spec, rows, columns).to(self.dtype)
+
+    def forward(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return states [tokens, out_size] of what `embed` made, and those of each deep level."""
+        spec = self.spec
         cos, sin = rotations(spec, rows, columns, self.device)
         whole: Segments = [(1, rows * columns)]
         order, windows = window_order(spec, rows // spec.merge, columns // spec.merge)

@@ -115,7 +115,7 @@ class AnswersInFloat(ColourEncoder):
 class CentresTheList(ColourEncoder):
     def encode(self, pieces):
         answers = super().encode(pieces)
-        mean = torch.cat([answer.states for answer in answers]).mean(0) if answers else None
+        mean = torch.cat([answer.states for answer in answers]).mean(0) if answers else 0
         return [MediaStates(answer.states - mean, answer.deep) for answer in answers]
 
 
@@ -126,7 +126,7 @@ class AnswersTheSmallestFirst(ColourEncoder):
 
 class AnswersOncePerItem(ColourEncoder):
     def encode(self, pieces):
-        seen = {}
+        seen: dict[bytes, MediaStates] = {}
         return [seen.setdefault(piece.item.digest, self.encode_one(piece)) for piece in pieces]
 
 

@@ -8,18 +8,7 @@ from typing import ClassVar
 from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.interfaces.media import MediaItem
-
-
-def image(patch: int, rows: int, columns: int) -> MediaItem:
-    """A picture of rows by columns patches."""
-    shape = (1, rows * patch, columns * patch, 3)
-    return MediaItem(kind="image", digest=b"", file="", shape=shape, grid=(1, rows, columns))
-
-
-def video(patch: int, time: int, rows: int, columns: int) -> MediaItem:
-    """A video of `time` temporal patches, each of two frames."""
-    shape = (2 * time, rows * patch, columns * patch, 3)
-    return MediaItem(kind="video", digest=b"", file="", shape=shape, grid=(time, rows, columns), pieces=time)
+from tests.plugins.mm_qwen_vl.vision_cases import image, video
 
 
 class _QwenVL(MediaEncoderContract):

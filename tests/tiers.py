@@ -41,6 +41,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "e2e/test_grammars.py": (r"\[xgrammar",),
     "e2e/test_jump_ahead.py": (r"\[(overlap|pages-chunks)",),
     "e2e/test_memory.py": (ALL,),
+    "e2e/test_multimodal.py": (r"\[triple", r"-hub\]", r"as_transformers\[qwen2_vl", r"native_runner.*\[normal"),
     "e2e/test_scheduling_matrix.py": (r"test_other_settings",),
     "e2e/test_schemathesis.py": (ALL,),
     "e2e/test_served_gates.py": (ALL,),

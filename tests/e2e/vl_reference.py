@@ -20,9 +20,13 @@ from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 
 
+EOS = 2
+"""Of the tiny checkpoints."""
+
+
 @dataclass(frozen=True)
 class VLAnswer:
-    """Greedy tokens, the logprob of each, and by how much its logit was ahead of the next one's."""
+    """Greedy tokens without the one that ends an answer, the logprob of each, and by how much its logit was ahead of the next one's."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -60,12 +64,14 @@ class VLReference:
                 max_new_tokens=tokens,
                 do_sample=False,
                 eos_token_id=None,
+                suppress_tokens=[EOS],
                 output_logits=True,
                 return_dict_in_generate=True,
                 **self._inputs(ids, items, [pixels for _, pixels in prepared]),
             )
         answer: list[int] = out.sequences[0, ids.shape[1] :].tolist()
         logits = torch.cat(out.logits)
+        logits[:, EOS] = -torch.inf
         top = logits.topk(2).values
         logprobs = logits.log_softmax(-1)[range(len(answer)), answer]
         return VLAnswer(answer, logprobs.tolist(), (top[:, 0] - top[:, 1]).tolist())

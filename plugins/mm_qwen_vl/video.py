@@ -8,7 +8,8 @@ is imported when a video is prepared, in a helper process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ from av.buffer import Buffer
 from av.container import InputContainer
 from av.stream import Disposition
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from PIL import Image
@@ -62,8 +64,9 @@ def prepare_video(source: MediaSource, out: BinaryIO, model: ModelSettings, limi
         indices = choose_frames(clip.frames, clip.rate, model, source.settings, limits)
         writer = _Writer(out, len(indices), model, source.settings, limits)
         file.seek(0)
-        with decoding("video"), _opened(file, limits) as (container, stream):
-            _decode(container, stream, indices, clip.frames, writer)
+        with contextlib.closing(_sampled(file, indices, clip.frames, limits)) as frames:
+            for pixels in frames:
+                writer.write(pixels)
     return writer.shape(frame_times(indices, clip.frames, clip.rate, model))
 
 
@@ -82,52 +85,56 @@ class _Writer:
         self._last = b""
         self._written = 0
 
-    @property
-    def written(self) -> int:
-        return self._written
-
-    def write(self, frame: VideoFrame) -> None:
-        """Write a frame. The first one decides on the size of all."""
-        check_source(frame.width, frame.height, self._limits)
-        pixels = upright(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8), frame)
-        if not self._written:
+    def write(self, pixels: NDArray[np.uint8]) -> None:
+        """Resize and write a frame [height, width, 3]. The first one decides on the size of all."""
+        if not self._last:
             source = (pixels.shape[0], pixels.shape[1])
             self._size = video_size(source, self._frames, self._model, self._asked, self._limits)
-        image = Image.fromarray(pixels).resize(self._size[::-1], resample=self._model.video.pixels.resample)
-        self._last = image.tobytes()
-        self.repeat(1)
+        with decoding("video"):
+            image = Image.fromarray(pixels).resize(self._size[::-1], resample=self._model.video.pixels.resample)
+            self._last = image.tobytes()
+        self._repeat(1)
 
-    def repeat(self, times: int) -> None:
-        """Write the last frame again."""
+    def shape(self, times: tuple[float, ...]) -> MediaShape:
+        """Write what is missing, and return the shape of all that was written. The last frame stands for those that
+        cannot be read, and fills the last temporal patch.
+        """
+        geometry = self._model.geometry
+        pieces = -(-self._frames // geometry.temporal_patch_size)
+        frames = pieces * geometry.temporal_patch_size
+        self._repeat(frames - self._written)
+        grid = (pieces, self._size[0] // geometry.patch_size, self._size[1] // geometry.patch_size)
+        return MediaShape((frames, *self._size, 3), grid, pieces, times)
+
+    def _repeat(self, times: int) -> None:
         for _ in range(times):
             self._out.write(self._last)
         self._written += times
 
-    def shape(self, times: tuple[float, ...]) -> MediaShape:
-        """Fill the last temporal patch, and return the shape of all that was written."""
-        geometry = self._model.geometry
-        self.repeat(-self._written % geometry.temporal_patch_size)
-        pieces = self._written // geometry.temporal_patch_size
-        grid = (pieces, self._size[0] // geometry.patch_size, self._size[1] // geometry.patch_size)
-        return MediaShape((self._written, *self._size, 3), grid, pieces, times)
 
-
-def _decode(
-    container: InputContainer, stream: VideoStream, indices: tuple[int, ...], total: int, writer: _Writer
-) -> None:
-    """Write the frames at `indices`. Those that cannot be read at the end are replaced by the last one that can."""
-    number = -1
-    for number, frame in enumerate(container.decode(stream)):
-        if number == indices[writer.written]:
-            writer.write(frame)
-            if writer.written == len(indices):
-                return
-    if not writer.written or number + 1 < _READABLE * total:
-        raise InvalidRequest(
-            f"of this video's {total} frames only {number + 1} can be read: it is truncated or damaged",
-            code="invalid_media",
-        )
-    writer.repeat(len(indices) - writer.written)
+def _sampled(
+    file: BinaryIO, indices: Sequence[int], total: int, limits: MediaLimits
+) -> Generator[NDArray[np.uint8], None, None]:
+    """Decode the frames at `indices` [height, width, 3], one at a time. The last ones may be missing, of a video that
+    can be read nearly to its end.
+    """
+    reformatter = VideoReformatter()
+    wanted, read = deque(indices), 0
+    with decoding("video"), _opened(file, limits) as (container, stream):
+        for frame in container.decode(stream):
+            if read == wanted[0]:
+                check_source(frame.width, frame.height, limits)
+                pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
+                yield upright(np.asarray(pixels, dtype=np.uint8), frame)
+                wanted.popleft()
+                if not wanted:
+                    return
+            read += 1
+        if read < _READABLE * total:
+            raise InvalidRequest(
+                f"of this video's {total} frames only {read} can be read: it is truncated or damaged",
+                code="invalid_media",
+            )
 
 
 def upright(pixels: NDArray[np.uint8], frame: VideoFrame) -> NDArray[np.uint8]:

@@ -44,3 +44,27 @@ def video_file(
             out.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         out.mux(stream.encode())
     return file.getvalue()
+
+
+def without_its_first_picture(frames: int, distance: int) -> bytes:
+    """A file without its first packet: up to the next whole picture, `distance` frames on, nothing can be decoded."""
+    whole, file = io.BytesIO(), io.BytesIO()
+    with av.open(whole, "w", format="matroska") as out:
+        stream = out.add_stream(
+            "libx264", rate=10, options={"g": str(distance), "keyint_min": str(distance), "bf": "0"}
+        )
+        assert isinstance(stream, av.VideoStream)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        for number in range(frames):
+            grey = np.full((64, 64, 3), number * 2, np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        out.mux(stream.encode())
+    whole.seek(0)
+    with av.open(whole, "r") as source, av.open(file, "w", format="matroska") as out:
+        copy = out.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        for packet in packets[1:]:
+            packet.stream = copy
+            out.mux(packet)
+    return file.getvalue()

@@ -21,7 +21,7 @@ from pegboard.core.interfaces.media import MediaLimits, MediaSettings, MediaShap
 from pegboard.plugins.mm_qwen_vl.frames import choose_frames, frame_times
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings, read_settings
 from pegboard.plugins.mm_qwen_vl.sizes import video_size
-from tests.plugins.mm_qwen_vl.clips import CLIPS, clip_frames, video_file
+from tests.plugins.mm_qwen_vl.clips import CLIPS, clip_frames, video_file, without_its_first_picture
 from tests.plugins.mm_qwen_vl.models import GENEROUS, config, processor
 
 RECORDED = np.load(Path(__file__).with_name("videos.npz"))
@@ -156,6 +156,15 @@ class TestDecoding:
         with av.open(io.BytesIO(data)) as file:
             assert bool(file.streams.video[0].frames) is says
         assert Prepared(tmp_path, "qwen3", data).shape.times == pytest.approx((0.3, 1.5, 2.4))
+
+    def test_packets_without_a_picture(self, tmp_path: Path) -> None:
+        """99 packets, of which 95 can be decoded: the last picture stands for the others. Of 39 only 34 are too few."""
+        found = Prepared(tmp_path, "qwen3", without_its_first_picture(100, 5), num_frames=99).frames
+        assert len(found) == 100
+        assert all(np.array_equal(one, found[94]) for one in found[95:])
+        assert not np.array_equal(found[93], found[94])
+        with pytest.raises(InvalidRequest, match="of this video's 39 frames only 34 can be read"):
+            Prepared(tmp_path, "qwen3", without_its_first_picture(40, 8))
 
     @pytest.mark.parametrize("turn", [90, 180, -90])
     def test_rotation(self, tmp_path: Path, turn: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_neox")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_neox")
 """The names that `tiny_checkpoint` takes."""
 
 VOCAB_SIZE = 320
@@ -41,6 +41,7 @@ _CLASSES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
     "gemma2": "Gemma2",
     "gpt_neox": "GPTNeoX",
 }
@@ -64,6 +65,15 @@ _PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 2, "sliding_window": 32},
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
     "gemma2": {
         "num_key_value_heads": 2,
         "head_dim": 16,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
-    """Llama, Mistral, Qwen2, Qwen3 and the text towers of Qwen2-VL, 2.5-VL and 3-VL, unquantised. GGUF files arrive
-    here already converted to safetensors.
+    """Llama, Mistral, Qwen2, Qwen3 (with experts as well) and the text towers of Qwen2-VL, 2.5-VL and 3-VL,
+    unquantised. GGUF files arrive here already converted to safetensors.
     """
 
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pegboard.core.interfaces.model_family import Network
 from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.core.toolkit.model.moe import MixtureOfExperts
 from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ class DecoderLayer(nn.Module):
         self.q_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.post_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(
-            hidden, spec.intermediate_size, spec.hidden_act, bias=spec.mlp_bias, dtype=dtype, device=device
-        )
+        self.mlp = _mlp(spec, layer.layer_id, dtype, device)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self._attention(self.input_norm(x), cos, sin, batch)
@@ -75,6 +74,14 @@ class DecoderLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             found |= self.q_norm.targets(f"{attention}.q_norm") | self.k_norm.targets(f"{attention}.k_norm")
         return found
+
+
+def _mlp(spec: DecoderSpec, layer: int, dtype: torch.dtype, device: torch.device) -> GatedMLP | MixtureOfExperts:
+    if spec.moe is not None and spec.moe.layers[layer]:
+        return MixtureOfExperts(spec.moe, spec.hidden_size, spec.hidden_act, dtype=dtype, device=device)
+    return GatedMLP(
+        spec.hidden_size, spec.intermediate_size, spec.hidden_act, bias=spec.mlp_bias, dtype=dtype, device=device
+    )
 
 
 class DenseNetwork(nn.Module, Network):

@@ -1,4 +1,4 @@
-"""What a dense decoder is made of, read from a config.json. No torch, no transformers.
+"""What a decoder is made of, read from a config.json. No torch, no transformers.
 
 The defaults for keys that a config leaves out are those of transformers' config classes, since that is how such a file
 was meant.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
 from pegboard.core.toolkit.model.model_config import check_model_config, flag, number, size
+from pegboard.core.toolkit.model.moe_spec import MoeDefaults, MoeSpec, moe_from_config
 from pegboard.core.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
@@ -24,6 +25,8 @@ class _Windows(enum.Enum):
 
     NONE = "none"
     ALL = "all"
+    SWITCHED = "switched"
+    """All, where the config enables them."""
     BY_LAYER = "by layer"
     """Where the config enables them, by `layer_types` or from `max_window_layers` on."""
 
@@ -39,6 +42,7 @@ class _Family:
     head_dim: int | None = None
     max_position: int = 2048
     rope: RopeDefaults | None = None
+    moe: MoeDefaults | None = None
     rms_norm_eps: float = 1e-6
     windows: _Windows = _Windows.NONE
     window_layers: int = 28
@@ -79,9 +83,23 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _Family(
         kv_heads=32, head_dim=128, max_position=32768, bias_option=True, qk_norm=True, windows=_Windows.BY_LAYER
     ),
+    "Qwen3MoeForCausalLM": _Family(
+        kv_heads=4,
+        max_position=32768,
+        bias_option=True,
+        qk_norm=True,
+        windows=_Windows.SWITCHED,
+        moe=MoeDefaults(num_experts=128, per_token=8, intermediate_size=768, normalised=False),
+    ),
     "Qwen2VLForConditionalGeneration": _QWEN2_VL,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
     "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": replace(
+        _QWEN3_VL,
+        kv_heads=16,
+        head_dim=None,
+        moe=MoeDefaults(num_experts=60, per_token=4, intermediate_size=1408, normalised=True),
+    ),
 }
 
 ARCHITECTURES = tuple(_FAMILIES)
@@ -90,7 +108,7 @@ ARCHITECTURES = tuple(_FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A dense pre-norm decoder with rotary embeddings, RMS norms and a gated MLP.
+    """A pre-norm decoder with rotary embeddings, RMS norms and a gated MLP, or experts in the layers that `moe` says.
 
     `windows` has, per layer, the number of keys a query sees (itself included), or None for all. A `tower` is the text
     part of a model with media, whose checkpoint has other parts as well. Sizes are in elements.
@@ -115,6 +133,7 @@ class DecoderSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     tower: bool = False
+    moe: MoeSpec | None = None
 
     @property
     def q_size(self) -> int:
@@ -164,6 +183,7 @@ class DecoderSpec:
             mlp_bias=family.mlp_bias_option and flag(text, "mlp_bias"),
             qk_norm=family.qk_norm,
             tower=family.tower,
+            moe=moe_from_config(text, layers, family.moe) if family.moe else None,
         )
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
@@ -273,6 +293,8 @@ def _windows(config: Mapping[str, object], family: _Family, layers: int) -> tupl
     if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
         return (None,) * layers
     window = size(config, "sliding_window", 4096)
+    if family.windows is _Windows.SWITCHED:
+        return (window,) * layers
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", family.window_layers)

@@ -15,7 +15,7 @@ from typing import Any
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.hf_files import read_json_object
 
-_LAYERS, _WIDTH, _HEADS, _VOCABULARY, _POSITIONS = 1024, 2**24, 2**16, 2**28, 2**31 - 1
+_LAYERS, _WIDTH, _HEADS, _VOCABULARY, _POSITIONS, _EXPERTS = 1024, 2**24, 2**16, 2**28, 2**31 - 1, 2**16
 
 LARGEST: Mapping[str, int] = {
     "num_hidden_layers": _LAYERS,
@@ -36,6 +36,11 @@ LARGEST: Mapping[str, int] = {
     "n_positions": _POSITIONS,
     "original_max_position_embeddings": _POSITIONS,
     "sliding_window": _POSITIONS,
+    "num_experts": _EXPERTS,
+    "num_local_experts": _EXPERTS,
+    "num_experts_per_tok": _EXPERTS,
+    "moe_intermediate_size": _WIDTH,
+    "decoder_sparse_step": _LAYERS,
 }
 """The largest value of a size. Positions are 32-bit numbers."""
 

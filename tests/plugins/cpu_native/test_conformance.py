@@ -43,9 +43,10 @@ class TestSmallHeads(Native):
 
 
 class TestQwen2(Native):
-    """Biases."""
+    """Biases, and axes in chunks."""
 
     __test__ = True
+    tower = "qwen2_5_vl"
     architecture = "qwen2"
     checkpoint_settings = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 

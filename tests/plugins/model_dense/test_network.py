@@ -60,6 +60,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
+    "moe-weights-as-they-are": ("qwen3_moe", {"norm_topk_prob": False}),
+    "moe-every-other-layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
+    "moe-one-expert": ("qwen3_moe", {"num_experts_per_tok": 1, "hidden_act": "gelu"}),
+    "moe-all-experts": ("qwen3_moe", {"num_experts_per_tok": 6, "attention_bias": True}),
+    "moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
 }
 
 

@@ -10,9 +10,10 @@ class TestLayered(ModelRunnerContract):
 
 
 class TestLayeredOnWindows(ModelRunnerContract):
-    """A sliding window shorter than the prompts, and pages of one token."""
+    """A sliding window shorter than the prompts, and pages of one token; axes in chunks."""
 
     provider = "layered"
     architecture = "mistral"
     checkpoint_settings = {"sliding_window": 8}
     page_size = 1
+    tower = "qwen2_vl"

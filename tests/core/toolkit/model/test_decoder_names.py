@@ -79,3 +79,58 @@ def test_a_text_model_has_its_plain_names_and_nothing_else(tmp_path: Path) -> No
     assert set(names.targets(buffers(tied=False))) == set(buffers(tied=False))
     with pytest.raises(ModelError, match=r"model\.visual\.blocks.* has no place in this model"):
         check_weights(tmp_path, names.targets(buffers(tied=False)), ignore=names.ignores)
+
+
+SHAPES = {"wide": (2, 64, 48), "square up": (2, 64, 32), "square down": (2, 48, 48)}
+"""Experts, hidden size and intermediate size."""
+
+
+def moe_spec(architecture: str, hidden: int, inter: int) -> DecoderSpec:
+    sizes = {"hidden_size": hidden, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 10, "moe_intermediate_size": inter}
+    return DecoderSpec.from_config(
+        {"architectures": [architecture], "num_experts": 2, "num_experts_per_tok": 1, **text}
+    )
+
+
+def save_experts(file: Path, layout: str, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+    stored = {f"{name}.gate_up_proj": gate_up, f"{name}.down_proj": down}
+    if layout == "turned":
+        stored = {key: one.transpose(1, 2).contiguous() for key, one in stored.items()}
+    if layout == "single":
+        inter = down.shape[2]
+        stored = {f"{name}.{e}.gate_proj.weight": one[:inter].clone() for e, one in enumerate(gate_up)}
+        stored |= {f"{name}.{e}.up_proj.weight": one[inter:].clone() for e, one in enumerate(gate_up)}
+        stored |= {f"{name}.{e}.down_proj.weight": one.clone() for e, one in enumerate(down)}
+    save_file(stored, file)
+
+
+@pytest.mark.parametrize("layout", ["together", "turned", "single"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"])
+def test_experts_load_from_every_layout(architecture: str, shape: str, layout: str, tmp_path: Path) -> None:
+    """Also where one of the two matrices is square, so that the other has to say which way round both are."""
+    experts, hidden, inter = SHAPES[shape]
+    gate_up, down = torch.randn(experts, 2 * inter, hidden), torch.randn(experts, hidden, inter)
+    body = "model." if architecture == "Qwen3MoeForCausalLM" else "model.language_model."
+    save_experts(tmp_path / "model.safetensors", layout, f"{body}layers.0.mlp.experts", gate_up, down)
+    names = DecoderNames.of(moe_spec(architecture, hidden, inter), tmp_path)
+    found = {
+        "model.layers.0.mlp.experts.gate_up_proj": torch.zeros(experts, 2 * inter, hidden),
+        "model.layers.0.mlp.experts.down_proj": torch.zeros(experts, hidden, inter),
+    }
+    load_weights(tmp_path, names.targets(found), ignore=names.ignores)
+    assert torch.equal(found["model.layers.0.mlp.experts.gate_up_proj"], gate_up)
+    assert torch.equal(found["model.layers.0.mlp.experts.down_proj"], down)
+
+
+def test_an_expert_that_lacks_is_named(tmp_path: Path) -> None:
+    save_experts(
+        tmp_path / "model.safetensors", "single", "model.layers.0.mlp.experts", torch.ones(2, 6, 4), torch.ones(2, 4, 3)
+    )
+    names = DecoderNames.of(moe_spec("Qwen3MoeForCausalLM", 4, 3), tmp_path)
+    gate_up, down = torch.zeros(3, 6, 4), torch.zeros(3, 4, 3)
+    name = "model.layers.0.mlp.experts"
+    targets = names.targets({f"{name}.gate_up_proj": gate_up, f"{name}.down_proj": down})
+    with pytest.raises(ModelError, match=r"lacks model\.layers\.0\.mlp\.experts\.2\.gate_proj\.weight \[3, 4\]"):
+        check_weights(tmp_path, targets, ignore=names.ignores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
@@ -22,7 +23,7 @@ def spec(architecture: str, **changes: Any) -> DecoderSpec:
     return DecoderSpec.from_config({"architectures": [architecture], **SMALL, **changes})
 
 
-TOWERS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+TOWERS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe")
 WIDE = {**SMALL, "hidden_size": 512}
 """Heads of 128, for which the axes of the towers' positions are made where a config does not say."""
 
@@ -41,9 +42,17 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
     assert ours.max_position == theirs.max_position_embeddings
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.tied_embeddings == getattr(theirs, "tie_word_embeddings", False)
+    # A tower's is the whole model's to say: see test_which_config_ties_a_tower.
+    assert ours.tied_embeddings == (not ours.tower and theirs.tie_word_embeddings)
     assert ours.windows == (getattr(theirs, "sliding_window", None) if "Mistral" in architecture else None,) * 4
     assert ours.qkv_bias == architecture.startswith("Qwen2")
+    if ours.moe is not None:
+        moe = (ours.moe.num_experts, ours.moe.per_token, ours.moe.intermediate_size)
+        assert moe == (theirs.num_experts, theirs.num_experts_per_tok, theirs.moe_intermediate_size)
+        # Qwen3-VL-MoE divides in any case, and has no key for that.
+        assert ours.moe.normalised == getattr(theirs, "norm_topk_prob", True)
+        assert all(ours.moe.layers)
+    assert (ours.moe is not None) == ("Moe" in architecture)
     assert ours.position_axes == ours.model_spec().position_axes == (3 if name.endswith("TextConfig") else 1)
 
 
@@ -54,6 +63,45 @@ def test_key_value_heads_of_towers(tower: str) -> None:
     changes = {**WIDE, "num_attention_heads": 32, "head_dim": 128}
     theirs = getattr(transformers, f"{tower}TextConfig")(**changes)
     assert spec(f"{tower}ForConditionalGeneration", **changes).num_kv_heads == theirs.num_key_value_heads
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decoder_sparse_step": 2},
+        {"decoder_sparse_step": 3, "mlp_only_layers": [2]},
+        {"mlp_only_layers": [0, 3, 7]},
+        {"decoder_sparse_step": 5},
+    ],
+)
+def test_layers_with_experts(changes: dict[str, Any]) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeModel
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    given = {**SMALL, "num_key_value_heads": 4, "head_dim": 16, "num_local_experts": 3, "num_experts_per_tok": 2}
+    ours = spec("Qwen3MoeForCausalLM", **given, **changes).moe
+    assert ours is not None
+    with torch.device("meta"):
+        theirs = Qwen3MoeModel(Qwen3MoeConfig(**given, **changes))
+    assert ours.num_experts == 3
+    assert ours.layers == tuple(isinstance(layer.mlp, Qwen3MoeSparseMoeBlock) for layer in theirs.layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts must be a positive integer, found 0"),
+        ({"num_local_experts": 10**6}, "num_local_experts must be at most 65536"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok 5 is above num_experts 4"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must be a list of integers, found 3"),
+        ({"mlp_only_layers": ["0"]}, "mlp_only_layers must be a list of integers"),
+        ({"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive integer"),
+    ],
+)
+def test_experts_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec("Qwen3MoeForCausalLM", **{"num_key_value_heads": 4, **changes})
 
 
 def test_a_tower_is_read_from_old_and_new_configs() -> None:
@@ -99,7 +147,7 @@ def test_windows_of_towers(tower: str, changes: dict[str, Any]) -> None:
     import transformers
 
     ours = spec(f"{tower}ForConditionalGeneration", **WIDE, **{"num_key_value_heads": 4, **changes}).windows
-    if tower == "Qwen3VL":
+    if tower.startswith("Qwen3VL"):
         assert ours == (None,) * 4
         return
     theirs = getattr(transformers, f"{tower}TextConfig")(**WIDE, num_key_value_heads=4, **changes)

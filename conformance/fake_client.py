@@ -182,7 +182,7 @@ class FakeEngineClient(EngineClient):
             raise self.refuse
         if laid_out is not None:
             self.laid_out.append(laid_out)
-        return FakeStream(self, asked, number, laid_out)
+        return FakeStream(self, request, number, laid_out)
 
     async def _laid_out(self, prompt: str | list[int] | MediaPrompt) -> LaidOut | None:
         if not isinstance(prompt, MediaPrompt):

@@ -19,14 +19,13 @@ from pegboard.core.toolkit.model.model_config import read_model_config
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 
-
 EOS = 2
 """Of the tiny checkpoints."""
 
 
 @dataclass(frozen=True)
 class VLAnswer:
-    """Greedy tokens without the one that ends an answer, the logprob of each, and by how much its logit was ahead of the next one's."""
+    """Greedy tokens but the one that ends an answer, the logprob of each, and by how much it was ahead of the next."""
 
     tokens: list[int]
     logprobs: list[float]

@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.client import GenerateRequest, OutputStream
+from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
 
@@ -50,6 +50,7 @@ class Talk:
     @property
     def seen(self) -> str:
         prompt = self.client.requests[-1].prompt
+        assert not isinstance(prompt, MediaPrompt)
         return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
 
 

@@ -85,9 +85,7 @@ class Contents:
         said = {**part, **inner}
         settings = own_settings(said, where, kind, self._common)
         if kind == "image":
-            settings = detailed(
-                settings, said.get("detail"), f"{here}.detail" if inner is given else f"{where}.detail"
-            )
+            settings = detailed(settings, said.get("detail"), f"{here}.detail" if inner is given else f"{where}.detail")
         item = media_input(kind, inner.get("url"), settings, here)
         refuse_others(self._processor, item)
         item.place = place or here

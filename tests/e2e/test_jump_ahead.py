@@ -18,6 +18,7 @@ from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.grammar import follow, state
+from tests.token_prompts import prompt_ids
 
 FORCED = "is the first letter of an alphabet"
 PATTERN = rf"(alpha|beta|gamma) {FORCED}(, or the last one|: [a-z]{{1,5}}) {FORCED} [a-z]{{1,3}}\."
@@ -148,7 +149,7 @@ def test_the_model_has_computed_the_forced_tokens(engine: Engine, checkpoint: Pa
     """What the prefix cache has of an answer, from the steps that caught up, is what a prefill would have computed."""
     request = constrained(7)
     answer = engine.run([request])[0]
-    prompt = [*request.prompt, *answer.token_ids, 11]
+    prompt = [*prompt_ids(request), *answer.token_ids, 11]
     params = SamplingParams(temperature=0.0, max_new_tokens=1)
     with make(checkpoint, prefix_cache={"use": "none"}) as fresh:
         (expected,) = fresh.generate([prompt], params, logprobs=5)

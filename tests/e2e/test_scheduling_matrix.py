@@ -27,6 +27,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.registry.registry import Registry
 from tests.e2e.reference import MIN_COMPARED, NEAR_TIE, Comparison, Reference
+from tests.token_prompts import prompt_ids
 
 TIGHT, ROOMY = 288, 4096
 """Tokens of the pool. The longest request needs nearly all of the smaller one."""
@@ -312,7 +313,7 @@ def check(cases: Sequence[Case], outputs: Sequence[GenerateOutput]) -> None:
         if agreed == len(case.answer.token_ids) == len(output.token_ids):
             assert output.finish_reason == case.answer.finish_reason, rid
             assert output.text == case.answer.text, rid
-            assert output.prompt_tokens == len(case.request.prompt)
+            assert output.prompt_tokens == len(prompt_ids(case.request))
     total = sum(len(case.answer.token_ids) for case in cases)
     assert compared >= MIN_COMPARED * total, f"only {compared} of {total} positions were compared"
 

@@ -18,6 +18,7 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from tests.token_prompts import prompt_ids
 
 TOLERANCE = 1e-3
 
@@ -120,7 +121,7 @@ class TestPromptLogprobs:
                 self.check(request, answer, reference)
 
     def check(self, request: GenerateRequest, answer: Any, reference: Reference) -> None:
-        prompt, start = list(request.prompt), request.logprob_start
+        prompt, start = prompt_ids(request), request.logprob_start
         assert len(answer.token_ids) == request.sampling.max_new_tokens or not request.sampling.ignore_eos
         if start is None:
             assert answer.input_logprobs is None
@@ -183,9 +184,9 @@ class TestPromptLogprobs:
         assert (engine.stats()["retractions"] > 0) == (engine.resolved.engine.memory.max_total_tokens == TIGHT)
         for request, answer in zip(requests, answers, strict=True):
             self.check(request, answer, reference)
-            _, hidden = reference.run([*request.prompt, *answer.token_ids])
+            _, hidden = reference.run([*prompt_ids(request), *answer.token_ids])
             found = torch.tensor(answer.hidden_states)
-            torch.testing.assert_close(found, hidden[len(request.prompt) - 1 : -1], atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(found, hidden[len(prompt_ids(request)) - 1 : -1], atol=1e-3, rtol=1e-3)
 
 
 class TestHiddenStates:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
@@ -76,7 +77,7 @@ def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
     harness = Harness(loop="overlap")
     model, calls = harness.model, iter(range(1, 1000))
 
-    def launch(work: Any) -> Done:
+    def launch(work: Any) -> Done[BatchResult]:
         if next(calls) == fails:
             raise RuntimeError("out of memory before anything was done")
         return Done(model(work))

@@ -17,6 +17,7 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.plugins.cpu_native.instruction_sets import SETS
+from tests.token_prompts import prompt_ids
 
 WIDE = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -85,7 +86,7 @@ def test_error_is_that_of_bf16(directory: Path, architecture: str, arrangement: 
         answers = engine.run(requests)
     ours, theirs = [], []
     for request, answer in zip(requests, answers, strict=True):
-        ids = [*request.prompt, *answer.token_ids]
+        ids = [*prompt_ids(request), *answer.token_ids]
         exact = logprobs(checkpoint, torch.float32, ids)
         found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]  # type: ignore[index, union-attr]
         ours.append(torch.tensor(found) - exact)

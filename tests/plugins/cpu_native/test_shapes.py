@@ -22,6 +22,7 @@ from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from tests.plugins.cpu_native.instruction_sets import SETS
+from tests.token_prompts import prompt_ids
 
 SHAPES = {
     "2": (2, 4, 2),
@@ -103,7 +104,7 @@ def test_heads(directory: Path, shape: str, instructions: str) -> None:
         answers = engine.run(requests)
     ours, theirs = [], []
     for request, answer in zip(requests, answers, strict=True):
-        ids = [*request.prompt, *answer.token_ids]
+        ids = [*prompt_ids(request), *answer.token_ids]
         found = [value for value, _, _ in answer.input_logprobs[1:]] + [value for value, _, _ in answer.logprobs]  # type: ignore[index, union-attr]
         exact = logprobs(checkpoint, torch.float32, ids)
         ours.append(torch.tensor(found) - exact)

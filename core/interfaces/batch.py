@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
-    from pegboard.core.interfaces.media import MediaItem
+    from pegboard.core.interfaces.media import MediaItem, PieceKey
     from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
@@ -114,14 +114,6 @@ class WantedRows:
     pool_rows: NDArray[np.int64]
     pool_spans: tuple[PoolSpan, ...]
     hidden_rows: NDArray[np.int64]
-
-
-class PieceKey(NamedTuple):
-    """What identifies an encoded piece of media: whose it is, what the item looks like, and which piece of it."""
-
-    namespace: str
-    digest: bytes
-    piece: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,14 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     grid: tuple[int, int, int]
     pieces: int = 1
     times: tuple[float, ...] = ()
+
+
+class PieceKey(NamedTuple):
+    """What identifies an encoded piece of media: whose it is, what the item looks like, and which piece of it."""
+
+    namespace: str
+    digest: bytes
+    piece: int
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):

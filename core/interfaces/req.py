@@ -16,8 +16,7 @@ from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_trans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import PieceKey
-    from pegboard.core.interfaces.media import MediaItem, MediaSpan
+    from pegboard.core.interfaces.media import MediaItem, MediaSpan, PieceKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle
     from pegboard.core.interfaces.sampling import SamplingParams
 
@@ -111,7 +110,8 @@ class KeyedTokens(TokenBuffer):
 @dataclass(frozen=True, slots=True)
 class ReqMedia:
     """A prompt's media. `spans` in their order, with what each of them shows in `pieces`; `positions` int64 [3, prompt
-    tokens] and `delta` as in MediaLayout. `starts` and `stops` int64 [spans] are the spans' own.
+    tokens] and `delta` as in MediaLayout. `starts` and `stops` int64 [spans] are the spans' own. `keys` int64 [prompt
+    tokens] stand for the prompt in prefix caches.
     """
 
     items: tuple[MediaItem, ...]
@@ -121,6 +121,7 @@ class ReqMedia:
     delta: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
+    keys: NDArray[np.int64]
 
     def spans_in(self, start: int, stop: int) -> range:
         """Return the indices of the spans that have some of the tokens [start, stop)."""
@@ -237,8 +238,7 @@ class Req:
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
     never the key; "" on a server without keys. `flags` are the pipeline's own notes. With `pooling`
-    its embedding is wanted and no token. `media` are its pictures and video; `keys` int64 [prompt tokens] then stand
-    for the prompt in prefix caches, and None says that its ids do.
+    its embedding is wanted and no token. `media` are its pictures and video.
     """
 
     __slots__ = (
@@ -281,7 +281,6 @@ class Req:
         logprobs: ReqLogprobs | None = None,
         pooling: ReqPooling | None = None,
         media: ReqMedia | None = None,
-        keys: NDArray[np.int64] | None = None,
         params: Mapping[str, Any] | None = None,
         name: str = "",
         arrived: float | None = None,
@@ -289,7 +288,7 @@ class Req:
     ) -> None:
         self.rid = rid
         self.name = name or rid
-        self.tokens = TokenBuffer(prompt_ids) if keys is None else KeyedTokens(prompt_ids, keys)
+        self.tokens = TokenBuffer(prompt_ids) if media is None else KeyedTokens(prompt_ids, media.keys)
         self.input_len = int(prompt_ids.shape[0])
         self.sampling = sampling
         self.eos_ids = eos_ids

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from pegboard.core.interfaces.batch import PieceKey
+    from pegboard.core.interfaces.media import PieceKey
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia, ReqPooling
-from pegboard.core.pipeline.media.arrival import key_lane
 from pegboard.core.toolkit.text.encoding import overflow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def new_req(
@@ -20,7 +23,6 @@ def new_req(
     media: ReqMedia | None = None,
 ) -> Req:
     """Return a request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
-    prompt_ids = np.frombuffer(message.prompt, dtype="<i4").astype(np.int64)
     seed = message.sampling.seed
     logprobs = None
     if message.logprobs is not None:
@@ -29,7 +31,7 @@ def new_req(
         )
     req = Req(
         message.rid,
-        prompt_ids,
+        ids_of(message),
         message.sampling,
         eos_ids=eos_ids,
         namespace=message.namespace,
@@ -39,7 +41,6 @@ def new_req(
         logprobs=logprobs,
         pooling=ReqPooling() if message.embed else None,
         media=media,
-        keys=None if media is None else key_lane(prompt_ids, media),
         params=message.params,
         name=message.name,
         arrived=now,
@@ -48,6 +49,11 @@ def new_req(
     if message.return_hidden_states:
         req.output.hidden = []
     return req
+
+
+def ids_of(message: TokenizedRequest) -> NDArray[np.int64]:
+    """Return the prompt's token ids."""
+    return np.frombuffer(message.prompt, dtype="<i4").astype(np.int64)
 
 
 def refusal(message: TokenizedRequest, status: int, code: str, text: str, *, param: str = "") -> Rejected:

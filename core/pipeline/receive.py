@@ -22,7 +22,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
+from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, ids_of, new_req, refusal
 from pegboard.core.pipeline.media.arrival import MediaMismatch
 from pegboard.core.registry.blame import in_words
 from pegboard.core.toolkit.system.log_lines import quoted
@@ -109,7 +109,7 @@ class Reception:
         if stage is None or message.embed:
             return None, refusal(message, 400, "unsupported", "this engine takes no media here")
         try:
-            return stage.read(media, len(message.prompt) // 4, message.namespace), None
+            return stage.read(media, ids_of(message), message.namespace), None
         except InvalidRequest as error:
             return None, refusal(message, error.status, error.code, error.message)
         except MediaMismatch as error:

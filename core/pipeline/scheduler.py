@@ -52,10 +52,9 @@ class Scheduler:
         self.counters = Counters()
         self.clock = clock
         self.guarded_policy = GuardedPolicy(stages.policy)
-        self._books = None if stages.media is None else stages.media.books
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, self._books,
+            self._cannot_fit, stages.books,
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -280,10 +279,11 @@ class Scheduler:
         """Recover from an encoder that raised: its pieces are encoded one by one. Requests that want one which fails
         alone end with status 500.
         """
-        assert self._books is not None
+        books = self.stages.books
+        assert books is not None
         self._note_failure(step.number, f"{len(step.work.pieces)} pieces of media", error)
         late = None if behind is None else self._wait_for(behind)
-        for wanting, why in encode_apart(step, self._books, self.stages.executor):
+        for wanting, why in encode_apart(step, books, self.stages.executor):
             culprit = self.stages.culprits.of(why)
             text = f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
             reason = FinishReason(FinishType.ABORT, message=text, status=500, code="media_failed")
@@ -345,7 +345,8 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        if error := self.stages.memory.idle_error() or (self._books and self._books.idle_error()):
+        books = self.stages.books
+        if error := self.stages.memory.idle_error() or (books and books.idle_error()):
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
+    from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.step_log import StepReport
@@ -49,6 +50,11 @@ class Stages:
     media: MediaStage | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
+
+    @property
+    def books(self) -> EncoderBooks | None:
+        """The books of encoded media, if the model takes any."""
+        return None if self.media is None else self.media.books
 
 
 @dataclass(frozen=True, slots=True)

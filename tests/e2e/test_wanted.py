@@ -126,7 +126,7 @@ class TestPromptLogprobs:
         if start is None:
             assert answer.input_logprobs is None
             return
-        table, _ = reference.run([*prompt, *answer.token_ids])  # type: ignore[list-item]
+        table, _ = reference.run([*prompt, *answer.token_ids])
         found = answer.input_logprobs
         assert [token for _, token, _ in found] == prompt[start:]
         for position, (value, token, tops) in enumerate(found, start):

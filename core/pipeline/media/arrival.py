@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import PieceKey
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import PieceKey
 from pegboard.core.interfaces.req import ReqMedia
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import MediaEncoder, MediaItem
+    from pegboard.core.interfaces.media import MediaItem, MediaSpan
     from pegboard.core.interfaces.messages import RequestMedia
     from pegboard.core.pipeline.media.books import EncoderBooks
 
@@ -28,23 +29,30 @@ class MediaMismatch(ValueError):
     """Media that do not fit their prompt or their files: the API process and this one do not agree."""
 
 
+class CountsTokens(Protocol):
+    """The part of a MediaEncoder that takes no device."""
+
+    def tokens(self, item: MediaItem, piece: int) -> int: ...
+
+
 class MediaStage:
     """Takes media in. `books` say what is encoded, for KV in pages of `page_size` tokens. `directory` is where the
     files of items are: it is set before the first request comes.
     """
 
-    def __init__(self, encoder: MediaEncoder, books: EncoderBooks, page_size: int) -> None:
+    def __init__(self, encoder: CountsTokens, books: EncoderBooks, page_size: int) -> None:
         self.books = books
         self.directory: Path | None = None
         self._encoder = encoder
         self._page_size = page_size
 
-    def read(self, media: RequestMedia, prompt_len: int, namespace: str) -> ReqMedia:
+    def read(self, media: RequestMedia, prompt_ids: NDArray[np.int64], namespace: str) -> ReqMedia:
         """Return a request's media, checked: every piece of every item has one span, of as many tokens as the encoder
         makes of it, in order and within the prompt, and every item its file.
 
         Raises MediaMismatch, and InvalidRequest for pieces that are too large to be encoded side by side.
         """
+        prompt_len = prompt_ids.shape[0]
         positions = np.frombuffer(media.positions, "<i4")
         if positions.shape[0] != 3 * prompt_len:
             raise MediaMismatch(f"{positions.shape[0]} positions for a prompt of {prompt_len} tokens on three axes")
@@ -53,14 +61,16 @@ class MediaStage:
         self._check_spans(media, prompt_len)
         starts = np.fromiter((span.start for span in media.spans), np.int64, len(media.spans))
         counts = np.fromiter((span.count for span in media.spans), np.int64, len(media.spans))
+        pieces = tuple(PieceKey(namespace, media.items[span.item].digest, span.piece) for span in media.spans)
         found = ReqMedia(
             items=media.items,
             spans=media.spans,
-            pieces=tuple(PieceKey(namespace, media.items[span.item].digest, span.piece) for span in media.spans),
+            pieces=pieces,
             positions=positions.reshape(3, prompt_len).astype(np.int64),
             delta=media.delta,
             starts=starts,
             stops=starts + counts,
+            keys=key_lane(prompt_ids, media.spans, pieces),
         )
         self._check_size(found)
         return found
@@ -71,7 +81,7 @@ class MediaStage:
         if Path(item.file).name != item.file:
             raise MediaMismatch(f"{item.file!r} is not a file name")
         if self.directory is None:
-            raise MediaMismatch("nobody has said where media are")
+            raise MediaMismatch("no directory for media is set")
         try:
             size = (self.directory / item.file).stat().st_size
         except OSError as error:
@@ -105,7 +115,9 @@ class MediaStage:
             )
 
 
-def key_lane(prompt_ids: NDArray[np.int64], media: ReqMedia) -> NDArray[np.int64]:
+def key_lane(
+    prompt_ids: NDArray[np.int64], spans: Sequence[MediaSpan], pieces: Sequence[PieceKey]
+) -> NDArray[np.int64]:
     """Return what identifies each token of the prompt to prefix caches: its id, and at media a negative number of 62
     bits, drawn for each position from what the piece shows.
 
@@ -113,7 +125,7 @@ def key_lane(prompt_ids: NDArray[np.int64], media: ReqMedia) -> NDArray[np.int64
     one is not taken for a page of the other.
     """
     keys = prompt_ids.copy()
-    for span, piece in zip(media.spans, media.pieces, strict=True):
+    for span, piece in zip(spans, pieces, strict=True):
         # An extendable hash gives all numbers of a span in one call.
         drawn = hashlib.shake_256(piece.digest + piece.piece.to_bytes(8, "little")).digest(8 * span.count)
         numbers = np.frombuffer(drawn, "<i8") & _KEY_BITS

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, PieceKey
+from pegboard.core.interfaces.batch import EncodePiece, EncodeWork
+from pegboard.core.interfaces.media import PieceKey
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqMedia

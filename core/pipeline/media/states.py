@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, OverlayPart, PieceKey
-    from pegboard.core.interfaces.media import MediaEncoder, MediaItem
+    from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, OverlayPart
+    from pegboard.core.interfaces.media import MediaEncoder, MediaItem, PieceKey
 
 
 class EncodedMedia:

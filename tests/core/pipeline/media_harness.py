@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, PieceKey
-from pegboard.core.interfaces.media import MediaItem, MediaSpan
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaSpan, PieceKey
 from pegboard.core.interfaces.messages import RequestMedia
 from pegboard.core.interfaces.req import ReqMedia
 from pegboard.core.pipeline.media.arrival import MediaStage
@@ -97,7 +97,7 @@ class Prompt:
     def layout(self) -> ReqMedia:
         positions = np.frombuffer(self.media.positions, "<i4").reshape(3, -1).astype(np.int64)
         none = np.empty(0, np.int64)
-        return ReqMedia(self.media.items, self.media.spans, (), positions, self.media.delta, none, none)
+        return ReqMedia(self.media.items, self.media.spans, (), positions, self.media.delta, none, none, none)
 
     def answer(self, n: int) -> list[int]:
         """What it would get, alone in the world."""
@@ -132,8 +132,8 @@ class Album:
         self._files += 1
         file = f"item-{self._files}"
         (self.directory / file).write_bytes(bytes(math.prod(shape)))
-        kind = "image" if pieces == 1 else "video"
-        return MediaItem(kind, digest, file, shape, (pieces, height, width), pieces)  # type: ignore[arg-type]
+        kind: MediaKind = "image" if pieces == 1 else "video"
+        return MediaItem(kind, digest, file, shape, (pieces, height, width), pieces)
 
     def words(self, count: int) -> list[int]:
         return [self.random.choice([one for one in range(VOCAB) if one != EOS]) for _ in range(count)]
@@ -165,7 +165,7 @@ class Album:
 def media_harness(directory: Path, *, capacity: int = 64, encode_tokens: int = 16, **more: Any) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
     books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens)
-    stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))  # type: ignore[arg-type]
+    stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))
     stage.directory = directory
     harness = Harness(model=MediaModel, parts={"media": stage}, **more)
     assert isinstance(harness.model, MediaModel)

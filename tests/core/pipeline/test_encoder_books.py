@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.media import PieceKey
+from pegboard.core.interfaces.req import Req, ReqMedia
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.media.arrival import MediaStage, key_lane
+from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
 from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
 
@@ -20,13 +22,19 @@ class Shelf:
     def __init__(self, folder: Path, capacity: int, step_tokens: int = 100) -> None:
         self.books = EncoderBooks(capacity, 1, step_tokens)
         self._album = Album(folder)
-        self._stage = MediaStage(FakeEncoder(), self.books, 1)  # type: ignore[arg-type]
+        self._stage = MediaStage(FakeEncoder(), self.books, 1)
         self._stage.directory = folder
 
     def req(self, names: str) -> Req:
         prompt = self._album.prompt(*(self._album.item(name, 1, 2) for name in names))
-        media = self._stage.read(prompt.media, len(prompt.ids), "")
+        media = self._stage.read(prompt.media, np.array(prompt.ids), "")
         return Req(names, np.array(prompt.ids), SamplingParams(), media=media)
+
+    def media(self, names: str) -> ReqMedia:
+        """The media of such a request."""
+        media = self.req(names).media
+        assert media is not None
+        return media
 
     def encode(self, names: str, start: int = 0, stop: int = 1000) -> tuple[str, str]:
         """Wish for tokens of a prompt, plan, and name the pieces that are encoded and dropped."""
@@ -35,15 +43,15 @@ class Shelf:
         work = wishes.plan()
         return self.names(one.key for one in work.pieces), self.names(work.drop)
 
-    def names(self, keys: object) -> str:
-        known = {self.req(name).media.pieces[0]: name for name in "abcdef"}  # type: ignore[union-attr]
-        return "".join(known[key] for key in keys)  # type: ignore[attr-defined]
+    def names(self, keys: Iterable[PieceKey]) -> str:
+        known = {self.media(name).pieces[0]: name for name in "abcdef"}
+        return "".join(known[key] for key in keys)
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, 6)
     assert [shelf.encode(name) for name in "abc"] == [("a", ""), ("b", ""), ("c", "")]
-    shelf.books.hold(1, shelf.req("a").media.pieces)  # type: ignore[union-attr]
+    shelf.books.hold(1, shelf.media("a").pieces)
     shelf.books.release(1)
     assert shelf.encode("d") == ("d", "b")
     assert shelf.books.used == 6
@@ -67,10 +75,10 @@ def test_what_comes_first_is_encoded_where_not_all_fits(tmp_path: Path) -> None:
 def test_what_steps_read_is_never_dropped(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, 4)
     shelf.encode("ab")
-    shelf.books.hold(7, shelf.req("a").media.pieces)  # type: ignore[union-attr]
+    shelf.books.hold(7, shelf.media("a").pieces)
     assert shelf.encode("c") == ("c", "b")
     wishes = EncodeWishes(shelf.books)
-    shelf.books.hold(8, shelf.req("c").media.pieces)  # type: ignore[union-attr]
+    shelf.books.hold(8, shelf.media("c").pieces)
     wishes = EncodeWishes(shelf.books)
     assert not wishes.add(shelf.req("d"), 0, 2)
     assert wishes.blocked
@@ -88,19 +96,17 @@ def test_one_step_encodes_so_many_tokens_or_one_larger_piece(tmp_path: Path) -> 
 
 def test_a_page_that_reads_too_much_at_once(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, 4)
-    media = shelf.req("abcd").media
-    assert media is not None
+    media = shelf.media("abcd")
     assert shelf.books.too_large(media, 1) == 0
     assert shelf.books.too_large(media, 4) == 0
     assert shelf.books.too_large(media, 8) == 8
-    twice = shelf.req("aaaabbbb").media
-    assert twice is not None
+    twice = shelf.media("aaaabbbb")
     assert shelf.books.too_large(twice, 16) == 0
 
 
 def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
     album, found = Album(tmp_path), dict[str, list[int]]()
-    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1)  # type: ignore[arg-type]
+    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1)
     stage.directory = tmp_path
     for name, (height, width, pieces) in {
         "a": (2, 8, 1),
@@ -110,11 +116,10 @@ def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
     }.items():
         item = album.item("same" if name != "b" else "b", height, width, pieces)
         prompt = album.prompt([5, 6], item, [7])
-        media = stage.read(prompt.media, len(prompt.ids), "")
-        keys = key_lane(np.array(prompt.ids), media).tolist()
+        keys = stage.read(prompt.media, np.array(prompt.ids), "").keys.tolist()
         assert (keys[:2], keys[-1]) == ([5, 6], 7)
         assert all(-(2**62) <= key < 0 for key in keys[2:-1])
-        assert key_lane(np.array(prompt.ids), media).tolist() == keys
+        assert stage.read(prompt.media, np.array(prompt.ids), "other").keys.tolist() == keys
         found[name] = keys[2:-1]
     every = [key for keys in found.values() for key in keys]
     assert len(set(every)) == len(every)

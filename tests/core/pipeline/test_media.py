@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.interfaces.messages import Rejected
 from tests.core.pipeline.harness import Harness
 from tests.core.pipeline.media_harness import (
@@ -21,7 +23,7 @@ from tests.core.pipeline.media_harness import (
     text_answer,
 )
 
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {},
     {"page_size": 16},
     {"chunk": 7},
@@ -34,7 +36,7 @@ SETTINGS = [
     {"cache": "block", "page_size": 16, "chunk": 16},
     {"cache": "none", "chunk": 7},
 ]
-TIGHT = {"tokens": 224, "max_context_len": 224, "max_running_requests": 8, "new_token_ratio": 0.01}
+TIGHT: dict[str, Any] = {"tokens": 224, "max_context_len": 224, "max_running_requests": 8, "new_token_ratio": 0.01}
 
 
 def _conversations(album: Album, count: int) -> dict[str, Prompt | list[int]]:
@@ -45,18 +47,18 @@ def _conversations(album: Album, count: int) -> dict[str, Prompt | list[int]]:
         if i % 4 == 3:
             found[f"text-{i}"] = rng.choice(openings) + album.words(rng.randint(1, 30))
             continue
-        parts: list[object] = [rng.choice(openings)]
+        parts: list[list[int] | MediaItem] = [rng.choice(openings)]
         for _ in range(rng.randint(1, 3)):
             pieces = rng.choice([1, 1, 1, 3])
             parts += [album.item(rng.randrange(4), rng.randint(1, 4), rng.randint(1, 4), pieces)]
             parts += [album.words(rng.randint(0, 9))]
-        found[f"media-{i}"] = album.prompt(*parts, album.words(1))  # type: ignore[arg-type]
+        found[f"media-{i}"] = album.prompt(*parts, album.words(1))
     return found
 
 
 @pytest.mark.parametrize("memory", ["ample", "tight"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: "-".join(f"{k}={v}" for k, v in one.items()) or "plain")
-def test_the_same_tokens_as_alone(setting: dict[str, object], memory: str, tmp_path: Path) -> None:
+def test_the_same_tokens_as_alone(setting: dict[str, Any], memory: str, tmp_path: Path) -> None:
     tight = memory == "tight"
     retractions = 0
     for seed in range(3 if tight else 1):

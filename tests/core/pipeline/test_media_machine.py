@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pegboard.core.interfaces.messages import AbortRequest
 from tests.core.pipeline.media_harness import Album, Prompt, books_of, media_harness, model_of, submit
 
-SETTINGS = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"chunk": 7, "loop": "overlap"},
     {"chunk": 16, "page_size": 16, "mixed_chunk": True, "cache": "block"},
@@ -35,7 +36,7 @@ class MediaMachine(RuleBasedStateMachine):
         self.aborted: set[str] = set()
 
     @initialize(setting=st.sampled_from(SETTINGS))
-    def start(self, setting: dict[str, object]) -> None:
+    def start(self, setting: dict[str, Any]) -> None:
         tight = {"tokens": 128, "max_context_len": 128, "max_running_requests": 5, "new_token_ratio": 0.01}
         capacity = 18 if setting.get("page_size", 1) == 1 else 64
         self.harness = media_harness(self.album.directory, capacity=capacity, encode_tokens=9, **{**tight, **setting})

@@ -299,14 +299,12 @@ class Req:
         self.logprobs = logprobs
         self.pooling = pooling
         self.media = media
-        self.output = ReqOutput()
-        self.kv = ReqKV()
+        self.output, self.kv = ReqOutput(), ReqKV()
         self.principal = principal
         self.params: Mapping[str, Any] = params or {}
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING
-        self.blocked_by = ""
-        self.flags = 0
+        self.blocked_by, self.flags = "", 0
         self.slots: dict[int, Any] = {}
         self.memo = PrefixMemo()
 

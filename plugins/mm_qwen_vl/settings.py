@@ -28,8 +28,6 @@ FAMILIES: Mapping[str, Family] = {
 """Architectures, and the family whose rules they follow."""
 
 BICUBIC = 3
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALF = (0.5, 0.5, 0.5)
 _MOST = 2**31 - 1
 
 
@@ -48,13 +46,11 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PixelSettings:
-    """The bounds of resized pixels, Pillow's filter for resizing, and what pixels from 0 to 1 are normalised with."""
+    """The bounds of resized pixels, and Pillow's filter for resizing."""
 
     min_pixels: int
     max_pixels: int
     resample: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def read_settings(hf_config: Mapping[str, object], directory: Path) -> ModelSett
     return ModelSettings(
         family=family,
         geometry=geometry,
-        image=_pixels(image, family, (56 * 56, 28 * 28 * 1280), image_file),
+        image=_pixels(image, (56 * 56, 28 * 28 * 1280), image_file),
         video=_video(video, family, geometry, video_file),
         image_token_id=_id(hf_config, "image_token_id", 151655),
         video_token_id=_id(hf_config, "video_token_id", 151656),
@@ -131,9 +127,9 @@ def _processor_configs(directory: Path) -> tuple[tuple[Mapping[str, object], str
     nested = read_json_object(directory / "processor_config.json")
     picture_file, video_file = "preprocessor_config.json", "video_preprocessor_config.json"
     image: Mapping[str, object] = read_json_object(directory / picture_file)
+    if not (directory / video_file).exists():
+        video_file = picture_file
     video: Mapping[str, object] = read_json_object(directory / video_file)
-    if not video:
-        video, video_file = image, picture_file
     found = []
     for key, config, file in (("image_processor", image, picture_file), ("video_processor", video, video_file)):
         value = nested.get(key)
@@ -151,26 +147,17 @@ def _check_geometry(config: Mapping[str, object], geometry: Geometry, file: str)
         raise ModelError(f"{file}: do_resize is off, and pictures of any size cannot be encoded")
 
 
-def _pixels(config: Mapping[str, object], family: Family, bounds: tuple[int, int], file: str) -> PixelSettings:
+def _pixels(config: Mapping[str, object], bounds: tuple[int, int], file: str) -> PixelSettings:
     size = config.get("size")
     size = size if isinstance(size, Mapping) else {}
     found = []
     for key, edge, default in (("min_pixels", "shortest_edge", bounds[0]), ("max_pixels", "longest_edge", bounds[1])):
         inner = _count(size, key, _count(size, edge, default, f"size of {file}"), f"size of {file}")
         found.append(_count(config, key, inner, file))
-    if found[0] > found[1]:
-        raise ModelError(f"{file}: at least {found[0]} pixels, and at most {found[1]}")
     resample = config.get("resample", BICUBIC)
     if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample <= 5:
         raise ModelError(f"{file}: resample must be a filter of Pillow, from 0 to 5, found {resample!r:.80}")
-    mean, std = (_HALF, _HALF) if family == "qwen3" else (_CLIP_MEAN, _CLIP_STD)
-    return PixelSettings(
-        found[0],
-        found[1],
-        resample,
-        _colours(config, "image_mean", mean, file),
-        _colours(config, "image_std", std, file),
-    )
+    return PixelSettings(found[0], found[1], resample)
 
 
 def _video(config: Mapping[str, object], family: Family, geometry: Geometry, file: str) -> VideoSettings:
@@ -181,7 +168,7 @@ def _video(config: Mapping[str, object], family: Family, geometry: Geometry, fil
     tokens = _count(config, "max_video_tokens", tokens, file)
     least = _count(config, "min_frames", 4, file)
     return VideoSettings(
-        pixels=_pixels(config, family, bounds, file),
+        pixels=_pixels(config, bounds, file),
         fps=_number(config, "fps", 2.0, file),
         min_frames=least,
         max_frames=max(_count(config, "max_frames", 768, file), least, geometry.temporal_patch_size),
@@ -211,14 +198,3 @@ def _number(config: Mapping[str, object], key: str, default: float, where: str) 
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ModelError(f"{where}: {key} must be a number above 0, found {value!r:.80}")
     return float(value)
-
-
-def _colours(config: Mapping[str, object], key: str, default: tuple[float, ...], where: str) -> tuple[float, ...]:
-    value = config.get(key)
-    if value is None:
-        return default
-    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
-    found = tuple(float(one) for one in values if isinstance(one, int | float) and math.isfinite(one))
-    if len(found) != 3:
-        raise ModelError(f"{where}: {key} must be three numbers, found {value!r:.80}")
-    return found

@@ -23,6 +23,12 @@ IDS = {
     "vision_start_token_id": 151652,
     "vision_end_token_id": 151653,
 }
+NORMAL = {
+    "qwen2": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "qwen2_5": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "qwen3": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+"""What pixels from 0 to 1 are normalised with: mean and standard deviation of each colour."""
 GENEROUS = MediaLimits(max_pixels=2**30, resized_pixels=2**40, max_frames=10**6, max_seconds=10**6)
 
 

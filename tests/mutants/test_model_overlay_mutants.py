@@ -18,7 +18,6 @@ from pegboard.core.toolkit.model.rope import RotaryEmbedding
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_transformers.family import TransformersFamily
-from pegboard.plugins.model_transformers.network import TransformersNetwork
 
 
 class OneTower(ModelFamilyContract):
@@ -212,20 +211,24 @@ class DecodesAtTheirIndex(_Spoiled):
                 batch.positions = batch.seq_lens - 1
 
 
+class Silent(Network):
+    """Runs a network as if batches had no overlays."""
+
+    def __init__(self, inner: Network) -> None:
+        self.inner = inner
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.inner.forward(dataclasses.replace(batch, overlay=None))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner.logits(hidden)
+
+
 class IgnoresInSilence(TransformersFamily):
     """Has not got the capability, and does not say so."""
 
     def load(self) -> Network:
-        network = super().load()
-        assert isinstance(network, TransformersNetwork)
-        forward = network.forward
-
-        def silent(batch: ForwardBatch) -> torch.Tensor:
-            batch.overlay = None
-            return forward(batch)
-
-        network.forward = silent  # type: ignore[method-assign]
-        return network
+        return Silent(super().load())
 
 
 MUTANTS = [

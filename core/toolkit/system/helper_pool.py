@@ -130,6 +130,8 @@ class HelperPool(Generic[J, A]):
         try:
             result = self._done(seat, job, future)
         except _Unwanted:
+            # Not by its future, where the pool is closed.
+            future.cancel()
             return
         except BaseException as raised:
             error = raised

@@ -50,13 +50,15 @@ class PreparedItem:
     file: MediaFile
 
 
-def make_pool(start: Start, stats: MediaStats, *, helpers: int) -> HelperPool[PrepareJob, Reply]:
-    """Return the pool whose helpers are what `start` says. Its futures raise InvalidRequest, and have replies, which
-    `item_of` reads.
+def make_pool(start: Start, stats: MediaStats, *, helpers: int = 1, jobs: int = 500) -> HelperPool[PrepareJob, Reply]:
+    """Return the pool whose helpers are what `start` says, each for so many jobs. Its futures raise InvalidRequest, and
+    have replies, which `item_of` reads.
     """
     preparing = _Preparing(start, stats)
     return HelperPool(
-        HelperKind("media", preparing.start, preparing.work, _lost, spent=lambda reply: reply.spent), helpers=helpers
+        HelperKind("media", preparing.start, preparing.work, _lost, spent=lambda reply: reply.spent),
+        helpers=helpers,
+        jobs=jobs,
     )
 
 

@@ -152,7 +152,7 @@ def open_below(path: str, directories: Sequence[str]) -> int:
 
     Its way is walked again without following any link, so that one that is put there meanwhile leads nowhere.
     """
-    real = Path(os.path.realpath(path))
+    real = Path(os.path.realpath(path, strict=True))
     roots = [Path(os.path.realpath(one)) for one in directories]
     root = next((one for one in roots if real != one and real.is_relative_to(one)), None)
     if root is None:

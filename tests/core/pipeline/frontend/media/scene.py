@@ -1,0 +1,83 @@
+"""Preparers of media around the toy, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pegboard.conformance.media_toy import toy_checkpoint
+from pegboard.core.interfaces.media import MediaLimits
+from pegboard.core.pipeline.frontend.media.prepare import Preparer
+from pegboard.core.pipeline.frontend.media.process import make_pool
+from pegboard.core.pipeline.frontend.media.sources import Sources
+from pegboard.core.pipeline.frontend.media.stats import MediaStats
+from pegboard.core.pipeline.frontend.media.store import PREFIX, MediaStore
+from pegboard.core.pipeline.frontend.media.worker import Start
+
+TOY = "pegboard.conformance.media_toy:ToyProcessor"
+DRILL = "pegboard.conformance.media_fakes:DrillProcessor"
+MOST = 2**28
+
+
+def start_of(model: Path, folder: Path, **more: Any) -> Start:
+    """What a helper is told for a model with the toy's settings."""
+    options: dict[str, Any] = {
+        "factory": DRILL,
+        "options_model": "pegboard.core.interfaces.options:NoOptions",
+        "options": {},
+        "directory": str(model),
+        "hf_config": json.loads((model / "config.json").read_text()),
+        "limits": MediaLimits(),
+        "media": str(folder),
+        "memory": 2**29,
+        "seconds": 60.0,
+    }
+    return Start(**{**options, **more})
+
+
+@contextlib.contextmanager
+def preparing(
+    tmp_path: Path,
+    *,
+    room: int = MOST,
+    most: int = 64,
+    sources: Sources | None = None,
+    helpers: int = 1,
+    jobs: int = 500,
+    **start: Any,
+) -> Iterator[Preparer]:
+    """A preparer with files below `tmp_path`, and nothing of it left afterwards."""
+    model = tmp_path / "model"
+    if not model.exists():
+        config = {"toy_media": {"image_token_id": 1, "video_token_id": 2, "hidden_size": 4}}
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+    store = MediaStore(tmp_path / f"{PREFIX}test", room)
+    stats = MediaStats()
+    pool = make_pool(start_of(model, store.directory, **start), stats, helpers=helpers, jobs=jobs)
+    preparer = Preparer(store, sources or Sources(2**26), pool, stats, most=most)
+    try:
+        yield preparer
+    finally:
+        pids = pool.pids()
+        preparer.close()
+        assert not store.directory.exists()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def files(preparer: Preparer) -> list[str]:
+    """The files of media that are there."""
+    return sorted(path.name for path in preparer.store.directory.iterdir() if path.name != "lock")
+
+
+def picture(height: int = 8, width: int = 8, seed: int = 0) -> Any:
+    """Random pixels."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+__all__ = ["DRILL", "MOST", "TOY", "files", "picture", "preparing", "start_of", "toy_checkpoint"]

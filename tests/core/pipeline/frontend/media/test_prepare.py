@@ -1,0 +1,345 @@
+"""Preparing media with real helper processes: what comes of good ones, of bad ones, and of helpers that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.conformance.media_toy import ToyProcessor, ppm
+from pegboard.core.interfaces.client import MediaInput
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.frontend.media.prepare import Preparer
+from tests.core.pipeline.frontend.media.scene import files, picture, preparing
+
+PATIENCE = 60.0
+
+
+def image(data: bytes, place: str = "") -> MediaInput:
+    return MediaInput(kind="image", data=data, place=place)
+
+
+def drill(what: str, place: str = "here") -> MediaInput:
+    return image(b"DRILL " + what.encode(), place)
+
+
+GOOD = image(ppm(picture()))
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if found := true():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"in vain: {what}")
+
+
+@pytest.fixture(scope="module")
+def preparer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preparer]:
+    """One for what needs no settings of its own. Each test leaves it as it was."""
+    with preparing(tmp_path_factory.mktemp("media")) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(preparer: Preparer) -> Iterator[None]:
+    yield
+    assert (files(preparer), preparer.store.bytes, preparer.store.files, preparer.open) == ([], 0, 0, 0)
+
+
+def item_of(preparer: Preparer, media: MediaInput) -> MediaItem:
+    with preparer.prepared_now([media]) as [one]:
+        return one.item
+
+
+def error_of(preparer: Preparer, *media: MediaInput) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught, preparer.prepared_now(media):
+        pass
+    return caught.value
+
+
+def is_well(preparer: Preparer) -> bool:
+    return item_of(preparer, GOOD).shape == (1, 8, 8, 3)
+
+
+def test_pixels_and_what_is_said_of_them(preparer: Preparer, tmp_path: Path) -> None:
+    frames = np.stack([picture(20, 30, seed) for seed in range(3)])
+    toy = ToyProcessor(
+        NoOptions(), MediaContext(tmp_path, {"toy_media": {"image_token_id": 1, "video_token_id": 2, "hidden_size": 4}})
+    )
+    received = tmp_path / "received"
+    received.write_bytes(ppm(frames))
+    out = io.BytesIO()
+    shape = toy.prepare(MediaSource("video", received), out)
+    url = "data:video/x;base64," + base64.b64encode(ppm(frames)).decode()
+    with preparer.prepared_now([MediaInput(kind="video", url=url)]) as [found]:
+        item = found.item
+        assert (item.kind, item.shape, item.grid, item.pieces, item.times) == (
+            "video", shape.shape, shape.grid, shape.pieces, shape.times,
+        )  # fmt: skip
+        path = preparer.store.directory / item.file
+        assert path.read_bytes() == out.getvalue()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert files(preparer) == [item.file], "what was received is gone"
+        assert preparer.store.bytes == len(out.getvalue())
+    figures = preparer.stats.figures()
+    assert figures["prepared_bytes"] == len(out.getvalue())
+
+
+def test_digests_tell_apart_what_differs(preparer: Preparer) -> None:
+    """In a pixel, in dimensions, in kind, in times; and nothing else."""
+    pixels = picture(16, 16)
+    other = pixels.copy()
+    other[3, 3, 1] ^= 1
+    flat = np.zeros((2, 8, 16, 3), np.uint8)
+    several = [
+        image(ppm(pixels)),
+        image(ppm(other)),
+        MediaInput(kind="video", data=ppm(pixels)),
+        image(ppm(np.zeros((8, 32, 3), np.uint8))),
+        image(ppm(np.zeros((32, 8, 3), np.uint8))),
+        image(ppm(np.zeros((16, 16, 3), np.uint8))),
+        MediaInput(kind="video", data=ppm(flat)),
+    ]
+    digests = [item_of(preparer, one).digest for one in several]
+    assert {len(one) for one in digests} == {32}
+    assert len(set(digests)) == len(several)
+    assert digests == [item_of(preparer, one).digest for one in several]
+
+
+def test_equal_items_are_prepared_once(preparer: Preparer) -> None:
+    data = ppm(picture(seed=5))
+    url = "data:;base64," + base64.b64encode(data).decode()
+    before = sum(preparer.stats.items.values())
+    several = [image(data), image(bytes(data)), MediaInput(kind="image", url=url), MediaInput(kind="image", url=url[:])]
+    several.append(MediaInput(kind="image", data=data, settings=MediaSettings(detail="low")))
+    with preparer.prepared_now(several) as found:
+        assert len({one.item.file for one in found}) == 2
+        assert found[0].item == found[1].item == found[2].item == found[3].item
+        assert len(files(preparer)) == 2
+    assert sum(preparer.stats.items.values()) - before == 2
+
+
+def test_nothing_to_prepare(preparer: Preparer) -> None:
+    with preparer.prepared_now([]) as found:
+        assert found == []
+
+
+def test_files_stay_for_those_that_keep_them(preparer: Preparer) -> None:
+    with preparer.prepared_now([GOOD]) as [found]:
+        found.file.keep()
+    assert files(preparer) == [found.item.file]
+    found.file.drop()
+
+
+@pytest.mark.parametrize(
+    ("media", "status", "code"),
+    [
+        (image(b"nothing known", "here"), 400, "invalid_media"),
+        (image(ppm(picture())[:-1], "here"), 400, "invalid_media"),
+        (MediaInput(kind="image", url="data:;base64,!", place="here"), 400, "invalid_media_address"),
+        (MediaInput(kind="image", url="http://open.test/", place="here"), 400, "media_source_not_allowed"),
+        (drill("refuse"), 400, "as_asked"),
+        (drill("raise"), 400, "invalid_media"),
+        (drill("die"), 400, "media_too_complex"),
+        (drill("leave"), 400, "media_too_complex"),
+        (drill("eat"), 400, "media_too_complex"),
+        (drill("nest"), 400, "media_too_complex"),
+        (drill("lie"), 500, "internal_error"),
+        (drill("nothing"), 500, "internal_error"),
+    ],
+)
+def test_bad_ones(preparer: Preparer, media: MediaInput, status: int, code: str) -> None:
+    before = preparer.stats.failures[code]
+    error = error_of(preparer, GOOD, media)
+    assert (error.status, error.code) == (status, code), error.message
+    if status == 400:
+        assert error.param == "here"
+        assert error.message.startswith("here: ")
+    assert str(preparer.store.directory) not in error.message
+    assert preparer.stats.failures[code] == before + 1
+    assert is_well(preparer)
+
+
+def test_one_that_talks(preparer: Preparer) -> None:
+    assert item_of(preparer, drill("print")).shape == (1, 8, 8, 3)
+
+
+def test_more_pixels_than_the_limits_allow(tmp_path: Path) -> None:
+    with preparing(tmp_path, limits=MediaLimits(resized_pixels=2**20)) as one:
+        error = error_of(one, drill("pour"))
+        assert (error.status, error.code) == (400, "media_too_large")
+        assert is_well(one)
+
+
+def test_more_pixels_than_there_is_room_for(tmp_path: Path) -> None:
+    with preparing(tmp_path, room=2**21) as one:
+        error = error_of(one, drill("pour"))
+        assert (error.status, error.code) == (503, "media_store_full")
+        assert one.store.bytes == 0
+        assert error_of(one, image(bytes(2**21 + 1))).code == "media_store_full"
+        assert is_well(one)
+
+
+@pytest.mark.parametrize("what", ["hang", "hang in C"])
+def test_one_that_takes_too_long(tmp_path: Path, what: str) -> None:
+    with preparing(tmp_path, seconds=0.5) as one:
+        error = error_of(one, drill(what))
+        assert (error.status, error.code) == (400, "media_too_complex")
+        assert "0.5 s" in error.message
+        assert is_well(one)
+
+
+@pytest.mark.parametrize("start", [{"factory": "pegboard.nothing:Here"}, {"memory": 2**25}, {"options": {"a": 1}}])
+def test_helpers_that_cannot_start(tmp_path: Path, start: dict[str, Any]) -> None:
+    with preparing(tmp_path, **start) as one:
+        error = error_of(one, GOOD)
+        assert (error.status, error.code) == (500, "internal_error")
+        assert one.pool.pids() == []
+        assert files(one) == []
+
+
+def test_a_helper_makes_way_for_a_new_one_after_some_jobs(tmp_path: Path) -> None:
+    with preparing(tmp_path, jobs=2) as one:
+        pids = set()
+        for _ in range(5):
+            assert is_well(one)
+            pids.update(one.pool.pids())
+        assert len(pids) == 3
+        assert one.pool.lost == 0
+
+
+class Slow:
+    """An item that takes a while, and the helpers that have begun with it."""
+
+    def __init__(self, tmp_path: Path, seconds: float = 1.0) -> None:
+        self.begun = tmp_path / "begun"
+        self.begun.touch()
+        self.media = drill(f"slow {seconds} {self.begun}")
+
+    def pids(self) -> list[int]:
+        return [int(line) for line in self.begun.read_text().split()]
+
+
+def strike(slow: Slow, number: int, times: int) -> None:
+    """Send a signal to as many helpers, each once it is at work."""
+    for count in range(times):
+        os.kill(until(lambda count=count: slow.pids()[count:], "a helper at work")[0], number)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_one_accident_costs_time_only(tmp_path: Path, number: int) -> None:
+    slow = Slow(tmp_path)
+    with preparing(tmp_path) as one, beside(lambda: strike(slow, number, 1)):
+        assert item_of(one, slow.media).shape == (1, 8, 8, 3)
+        assert one.pool.lost == 1
+        assert len(slow.pids()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_two_are_the_servers_fault(tmp_path: Path, number: int) -> None:
+    slow = Slow(tmp_path)
+    with preparing(tmp_path) as one, beside(lambda: strike(slow, number, 2)):
+        error = error_of(one, slow.media)
+        assert (error.status, error.code) == (503, "media_helper_lost")
+        assert is_well(one)
+
+
+def test_one_that_was_killed_while_idle(preparer: Preparer) -> None:
+    assert is_well(preparer)
+    [pid] = preparer.pool.pids()
+    os.kill(pid, signal.SIGKILL)
+    assert is_well(preparer)
+    assert preparer.pool.pids() != [pid]
+
+
+def test_the_queue_is_bounded_and_one_request_always_fits(tmp_path: Path) -> None:
+    slow = Slow(tmp_path)
+    several = [image(ppm(picture(seed=seed))) for seed in range(6)]
+
+    async def scene(one: Preparer) -> None:
+        async def prepared(*media: MediaInput) -> int:
+            async with one.prepared(media) as found:
+                return len(found)
+
+        assert await prepared(*several) == 6
+        running = asyncio.ensure_future(prepared(slow.media, several[0]))
+        while not slow.pids():
+            await asyncio.sleep(0.01)
+        assert one.open == 2
+        with pytest.raises(InvalidRequest) as caught:
+            await prepared(*several[:2])
+        assert (caught.value.status, caught.value.code) == (503, "media_queue_full")
+        assert await asyncio.gather(running, prepared(several[1])) == [2, 1]
+        assert one.open == 0
+
+    with preparing(tmp_path, most=3) as one:
+        asyncio.run(scene(one))
+
+
+def test_one_that_nothing_waits_for_any_more(tmp_path: Path) -> None:
+    """Its files go at once, and its helper does not work on for it."""
+    slow = Slow(tmp_path, 1000)
+
+    async def scene(one: Preparer) -> None:
+        async def prepare(*media: MediaInput) -> None:
+            async with one.prepared(media):
+                raise AssertionError("it is never ready")
+
+        tasks = [asyncio.ensure_future(prepare(GOOD, slow.media)) for _ in range(3)]
+        while not slow.pids():
+            await asyncio.sleep(0.01)
+        [pid] = one.pool.pids()
+        assert files(one)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (files(one), one.store.bytes, one.open) == ([], 0, 0)
+        async with one.prepared([GOOD]) as found:
+            assert len(found) == 1
+        assert one.pool.pids() != [pid]
+        assert one.pool.lost == 0
+
+    with preparing(tmp_path) as one:
+        asyncio.run(scene(one))
+
+
+def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
+    slow = Slow(tmp_path, 1000)
+    errors: list[InvalidRequest] = []
+    with preparing(tmp_path) as one:
+        waiting = [
+            threading.Thread(target=lambda media=media: errors.append(error_of(one, media)))  # type: ignore[misc]
+            for media in (slow.media, GOOD)
+        ]
+        for thread in waiting:
+            thread.start()
+        until(slow.pids, "a helper at work")
+        one.close()
+        for thread in waiting:
+            thread.join(PATIENCE)
+        assert [(error.status, error.code) for error in errors] == [(503, "shutting_down")] * 2
+        errors.append(error_of(one, GOOD))
+        assert errors[-1].status == 503

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.api_answers import AnswerTests
+from pegboard.conformance.api_media import MediaTests
 from pegboard.conformance.api_suite import Sample
 from pegboard.conformance.api_texts import Unreadable, mark, own_script
 from pegboard.conformance.asgi import PATIENCE, Exchange, call, strings
@@ -43,7 +44,7 @@ ODD = {
 """JSON, more or less, that servers have stumbled over, by what it is."""
 
 
-class ApiRouterContract(AnswerTests):
+class ApiRouterContract(MediaTests, AnswerTests):
     """What every API owes its clients and the engine, whatever its format."""
 
     contract = "api"

@@ -174,28 +174,26 @@ class FakeEngineClient(EngineClient):
             asked = msgspec.structs.replace(request, prompt=msgspec.structs.replace(request.prompt))
         self.requests.append(asked)
         self.submitted.set()
-        laid_out = await self._laid_out(asked.prompt)
+        laid_out = self._laid_out(asked.prompt)
         await self.accepting.wait()
         for _ in range(self.turns(number)):
             await asyncio.sleep(0)
         if self.refuse is not None:
             raise self.refuse
-        if laid_out is not None:
-            self.laid_out.append(laid_out)
         return FakeStream(self, request, number, laid_out)
 
-    async def _laid_out(self, prompt: str | list[int] | MediaPrompt) -> LaidOut | None:
+    def _laid_out(self, prompt: str | list[int] | MediaPrompt) -> LaidOut | None:
         if not isinstance(prompt, MediaPrompt):
             return None
         if self._media is None:
             raise InvalidRequest("this model takes no media", param="prompt", code="unsupported")
-        return await asyncio.to_thread(self._media.lay_out, prompt)
+        self.laid_out.append(self._media.lay_out(prompt))
+        return self.laid_out[-1]
 
     async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
-        laid_out = await self._laid_out(prompt)
+        laid_out = self._laid_out(prompt)
         if laid_out is None:
             return await super().count_tokens(prompt, add_special_tokens=add_special_tokens)
-        self.laid_out.append(laid_out)
         return len(laid_out.layout.ids)
 
     def turns(self, number: int) -> int:

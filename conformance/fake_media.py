@@ -66,7 +66,7 @@ class FakeMedia:
     web: Mapping[str, bytes] = field(default_factory=dict)
 
     def lay_out(self, prompt: MediaPrompt) -> LaidOut:
-        """Return a prompt with its media in it. Blocks, for an instant."""
+        """Return a prompt with its media in it."""
         data = tuple(map(self._bytes, prompt.media))
         items = [self._item(one, content) for one, content in zip(prompt.media, data, strict=True)]
         layout = self.processor.lay_out(ids_of(prompt), items, lambda text: [ord(char) for char in text])

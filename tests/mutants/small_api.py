@@ -8,8 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.core.toolkit.http.events import EventStream, event, until_disconnect
@@ -68,6 +69,22 @@ async def events(answers: Answers) -> AsyncGenerator[bytes, None]:
     """One event per piece of text."""
     async for _, chunk in answers.chunks():
         yield event({"text": chunk.text})
+
+
+class SmallChat(SmallApi):
+    """The same for a conversation of one message."""
+
+    async def answer(self, request: Request, body: TextBody) -> Response:
+        asked = body.request()
+        asked.prompt = await until_disconnect(request, self.prompt(body.text))
+        answers = await until_disconnect(request, Answers.submit(self.client, [asked]))
+        if body.stream:
+            return self.streamed(answers)
+        [answer] = await until_disconnect(request, answers.collect())
+        return json_response({"text": answer.text})
+
+    async def prompt(self, text: str) -> str | MediaPrompt:
+        return await render_chat(self.client, [{"role": "user", "content": text}])
 
 
 class SmallLines(SmallApi):

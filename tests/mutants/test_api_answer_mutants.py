@@ -15,13 +15,14 @@ from fastapi import Request, Response
 from pegboard.conformance import asgi
 from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.chat_template import ChatTemplate
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.events import EventStream, event
 from pegboard.core.toolkit.http.generation import Answers
 from pegboard.core.toolkit.http.line_stream import LineStream, line
-from tests.mutants.small_api import SmallApi, SmallLines, TextBody
+from tests.mutants.small_api import SmallApi, SmallChat, SmallLines, TextBody
 
 
 class KeepsTheAnswer(SmallApi):
@@ -205,14 +206,47 @@ class CompilesTemplatesOnTheLoop(_Busy):
         ChatTemplate(self.client.tokenizer.chat_templates["default"])
 
 
+class TakesTheTextAlone(SmallChat):
+    """As if a prompt with media were the text that the template made."""
+
+    async def prompt(self, text: str) -> str | MediaPrompt:
+        found = await super().prompt(text)
+        return str(found.base) if isinstance(found, MediaPrompt) else found
+
+
+class RendersByItself(SmallChat):
+    async def prompt(self, text: str) -> str | MediaPrompt:
+        template = ChatTemplate(self.client.tokenizer.chat_templates["default"])
+        chat = [{"role": "user", "content": text}]
+        return await asyncio.to_thread(template.render, chat, add_generation_prompt=True)
+
+
+class KnowsOnlyTexts(SmallChat):
+    """Measures what it takes for a text."""
+
+    async def prompt(self, text: str) -> str | MediaPrompt:
+        found = await super().prompt(text)
+        if len(found) > 10**6:  # type: ignore[arg-type]
+            raise InvalidRequest("this is too long", param="text")
+        return found
+
+
+class ServesTextModels(SmallApi):
+    async def answer(self, request: Request, body: TextBody) -> Response:
+        if any(one.startswith("media.") for one in self.client.info.features):
+            raise InvalidRequest("this model is for pictures")
+        return await super().answer(request, body)
+
+
 def _mutant(factory: type[Any], caught_by: str, says: str) -> Mutant:
-    base = SmallLines if issubclass(factory, SmallLines) else SmallApi
+    base = next(one for one in (SmallLines, SmallChat, SmallApi) if issubclass(factory, one))
     return Mutant(factory, suite=ApiRouterContract, caught_by=caught_by, base=base, says=says)
 
 
 HOLDS, MIXED, LOOP = "test_stream_holds_the_text", "test_answers_are_not_mixed_up", "test_nothing_blocks_the_loop"
 ARRIVES = "test_sampling_parameters_reach_the_engine"
 BY_HAND = "put together by hand"
+SPELLED = "test_spelled_tokens_stay_text"
 
 MUTANTS = [
     _mutant(KeepsTheAnswer, MIXED, "mixed up"),
@@ -235,6 +269,10 @@ MUTANTS = [
     _mutant(TokenizesOnTheLoop, LOOP, "self.client.tokenize"),
     _mutant(RendersOnTheLoop, "test_templates_do_not_block_the_loop", "render_chat"),
     _mutant(CompilesTemplatesOnTheLoop, LOOP, "render_chat"),
+    _mutant(TakesTheTextAlone, SPELLED, "submit what `render_chat` returns as it is"),
+    _mutant(RendersByItself, SPELLED, "as the token that it spells"),
+    _mutant(KnowsOnlyTexts, SPELLED, "`render_chat` may return a MediaPrompt"),
+    _mutant(ServesTextModels, "test_models_with_media_are_served", "a model that takes media gets 400"),
 ]
 
 

@@ -41,6 +41,7 @@ from pegboard.core.registry.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.engine.build import BuiltScheduler
+    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.pipeline.scheduler import Scheduler
@@ -152,6 +153,11 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.built.tokenizer
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """What knows the model's media; None for a model that takes none."""
+        return None if self._media is None else self._media.processor
 
     @overload
     def generate(self, prompts: str, sampling: SamplingParams | None = None, **options: Any) -> GenerateOutput: ...

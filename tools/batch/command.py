@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +12,14 @@ import typer
 from pegboard.core.cli.config import Json, Overrides
 from pegboard.core.cli.output import note, quiet_logging, spinner, write, write_json
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.tools.batch.options import FileOptions, SamplingOptions, TemplateOptions
+from pegboard.tools.batch.options import FileOptions, MediaOptions, SamplingOptions, TemplateOptions
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
     from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.engine.engine import Engine
+    from pegboard.core.interfaces.client import MediaInput, MediaPrompt
     from pegboard.tools.batch.lines import Defaults, PromptFile
     from pegboard.tools.batch.output import Output
 
@@ -38,6 +40,7 @@ def generate(
     overrides: Overrides = None,
     sampling: SamplingOptions,
     template: TemplateOptions,
+    media: MediaOptions,
     lines: FileOptions,
     as_json: Json = False,
 ) -> None:
@@ -50,8 +53,9 @@ def generate(
         lines.refuse_without_file()
         if prompt is None:
             raise PegboardError("there is no prompt; give one, or a file of them with --file")
-        _one(_config(paths, overrides), prompt, values, template, as_json=as_json)
+        _one(_config(paths, overrides), prompt, media.read(), values, template, as_json=as_json)
         return
+    media.refuse_with_file()
     if prompt is not None:
         paths.insert(0, Path(prompt))
     output = lines.checked_output(as_json=as_json)
@@ -68,18 +72,27 @@ def _config(files: list[Path], overrides: list[str] | None) -> ResolvedConfig:
 
 
 def _one(
-    resolved: ResolvedConfig, prompt: str, values: dict[str, Any], template: TemplateOptions, *, as_json: bool
+    resolved: ResolvedConfig,
+    prompt: str,
+    media: Sequence[MediaInput],
+    values: dict[str, Any],
+    template: TemplateOptions,
+    *,
+    as_json: bool,
 ) -> None:
     from pegboard.core.engine.engine import Engine
+    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.tools.batch.lines import sampling_of
 
     sampling = sampling_of(values)
+    chat = template.applies_to(media)
     with Engine(resolved) as engine:
-        text = prompt
-        if template.applies:
-            messages = [{"role": "system", "content": template.system}] if template.system else []
-            text = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt}])
-        output = engine.generate(text, sampling, add_special_tokens=not template.applies)
+        asked: str | MediaPrompt = prompt
+        if chat:
+            asked = _conversation(engine, prompt, media, template.system)
+        elif media:
+            asked = MediaPrompt(base=prompt, media=tuple(media))
+        [output] = engine.generate([asked], sampling, add_special_tokens=not chat)
     if not as_json:
         write(output.text)
         return
@@ -92,6 +105,17 @@ def _one(
             "cached_tokens": output.cached_tokens,
         }
     )
+
+
+def _conversation(engine: Engine, prompt: str, media: Sequence[MediaInput], system: str) -> str | MediaPrompt:
+    """Return the prompt of a conversation of one message."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    if engine.media is None and not media:
+        return engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt}])
+    from pegboard.tools.chat.conversation import Interlocutor
+
+    content = [*media, {"type": "text", "text": prompt}] if media else prompt
+    return Interlocutor(engine).prompt([*messages, {"role": "user", "content": content}])
 
 
 class _Command:

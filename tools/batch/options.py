@@ -12,6 +12,9 @@ import typer
 from pegboard.core.interfaces.errors import PegboardError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pegboard.core.interfaces.client import MediaInput
     from pegboard.tools.batch.output import Mode
 
 _FILE = "With --file"
@@ -42,13 +45,45 @@ class SamplingOptions:
 class TemplateOptions:
     """Whether prompts are conversations."""
 
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Put prompts into the model's chat template.")] = False
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Put prompts into the model's chat template.", show_default="raw"),
+    ] = None
     system: Annotated[str, typer.Option(help="System message of conversations without one; implies --chat.")] = ""
 
     @property
     def applies(self) -> bool:
         """Whether prompts go into the chat template."""
-        return self.chat or bool(self.system)
+        return bool(self.chat) or bool(self.system)
+
+    def applies_to(self, media: Sequence[MediaInput]) -> bool:
+        """Return whether a prompt does that has these media: unless --raw is given, whose prompts have placeholders."""
+        return self.applies or (self.chat is None and bool(media))
+
+
+@dataclass(frozen=True)
+class MediaOptions:
+    """Pictures and videos of the one prompt. They imply --chat, and go before its text; with --raw the prompt has a
+    placeholder for each of them.
+    """
+
+    image: Annotated[list[Path] | None, typer.Option(help="A picture for the prompt, a file; may be given again.")] = (
+        None
+    )
+    video: Annotated[list[Path] | None, typer.Option(help="The same of a video; videos go after pictures.")] = None
+
+    def read(self) -> list[MediaInput]:
+        """Return the media, in their order. Raise PegboardError for files that cannot be read."""
+        from pegboard.tools.chat.attachments import read_media
+
+        images = [read_media(path, "image", "--image") for path in self.image or ()]
+        return images + [read_media(path, "video", "--video") for path in self.video or ()]
+
+    def refuse_with_file(self) -> None:
+        """Raise PegboardError for media beside a file of prompts."""
+        for flag, used in (("--image", self.image), ("--video", self.video)):
+            if used:
+                raise PegboardError(f"{flag} goes with one prompt, not with --file")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.registry.names import did_you_mean
+from pegboard.tools.chat.attachments import attachment, shown, with_attached
 from pegboard.tools.chat.backends import Figures, sampling_params
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.media import MediaKind
+    from pegboard.tools.chat.attachments import Content, Part
     from pegboard.tools.chat.backends import Message, Speaker
     from pegboard.tools.chat.terminal import Terminal
 
@@ -91,8 +94,10 @@ class Session:
         self.messages: list[Message] = []
         self.failed = 0
         self._terminal = terminal
-        self._unanswered: str | None = None
+        self._unanswered: Content | None = None
         """The last message, where it got no answer; it is not in `messages`."""
+        self._attached: list[Part] = []
+        """What goes with the next message."""
         self._last: Figures | None = None
         self._all: list[Figures] = []
         self._own_files: set[Path] = set()
@@ -103,7 +108,8 @@ class Session:
         if not text.strip():
             return True
         if not text.startswith("/") or text.startswith("//"):
-            self.ask(text.removeprefix("/") if text.startswith("//") else text)
+            attached, self._attached = self._attached, []
+            self.ask(with_attached(text.removeprefix("/") if text.startswith("//") else text, attached))
             return True
         name, _, rest = text[1:].partition(" ")
         name, lines, more = name.partition("\n")
@@ -122,7 +128,7 @@ class Session:
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
-    def ask(self, question: str) -> None:
+    def ask(self, question: Content) -> None:
         """Send a message and show the answer as it comes. Where it is stopped, what was said stays; where it fails
         before anything was said, nothing does, and /retry sends the message again.
         """
@@ -190,6 +196,7 @@ class Session:
     def reset(self, rest: str) -> None:
         """forget the conversation; the system message and the settings stay"""
         self.messages.clear()
+        self._attached.clear()
         self._unanswered = None
         self._note("the conversation begins anew")
 
@@ -233,7 +240,7 @@ class Session:
         system = [{"role": "system", "content": self.system}] if self.system else []
         for one in [*system, *self.messages]:
             self._note(f"{one['role']}:")
-            self._terminal.say(str(one["content"]))
+            self._terminal.say(shown(one["content"]))
             self._terminal.end_answer()
         if not self.messages and not system:
             self._note("nothing was said yet")
@@ -293,14 +300,14 @@ class Session:
         try:
             data = json.loads(path.read_text("utf-8"))
             data = {"messages": data} if isinstance(data, list) else data
-            messages = check_messages(data["messages"]) if data["messages"] else []
+            messages = check_messages(data["messages"], media=True) if data["messages"] else []
         except OSError as error:
             raise PegboardError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise PegboardError(f"{path} holds no conversation: {error}") from None
         system = str(data.get("system") or "")
         while messages and messages[0]["role"] in ("system", "developer"):
-            system = "\n\n".join(filter(None, [system, messages.pop(0)["content"]]))
+            system = "\n\n".join(filter(None, [system, shown(messages.pop(0)["content"])]))
         settings = data.get("settings")
         known = {
             name: parse_setting(name, value if isinstance(value, str) else json.dumps(value))
@@ -311,7 +318,24 @@ class Session:
         self._own_files.add(path)
         self._say_length(f"loaded {path}")
 
-    def _take_last(self) -> str:
+    def image(self, rest: str) -> None:
+        """attach a picture to the next message; - forgets what is attached"""
+        self._attach(rest, "image")
+
+    def video(self, rest: str) -> None:
+        """attach a video to the next message"""
+        self._attach(rest, "video")
+
+    def _attach(self, rest: str, kind: MediaKind) -> None:
+        if rest == "-":
+            self._attached.clear()
+            self._note("nothing is attached")
+            return
+        path = _path(rest, f"/{kind}")
+        self._attached.append(attachment(path, kind, f"/{kind}"))
+        self._note(f"{path.name} goes with your next message")
+
+    def _take_last(self) -> Content:
         """Return the last message of the user, out of the history together with all that came after it."""
         if self._unanswered is not None:
             question, self._unanswered = self._unanswered, None
@@ -319,7 +343,8 @@ class Session:
         while self.messages:
             last = self.messages.pop()
             if last["role"] == "user":
-                return str(last["content"])
+                content: Content = last["content"]
+                return content
         raise PegboardError("there is no message of yours in the conversation")
 
 
@@ -354,5 +379,8 @@ COMMANDS: dict[str, Callable[[Session, str], None]] = {
     "set": Session.set,
     "save": Session.save,
     "load": Session.load,
+    "image": Session.image,
+    "video": Session.video,
 }
-ARGUMENTS = {"system": "[TEXT]", "drop": "[N]", "set": "[NAME VALUE]", "save": "FILE", "load": "FILE"}
+_OF_FILES = dict.fromkeys(("save", "load", "image", "video"), "FILE")
+ARGUMENTS = {"system": "[TEXT]", "drop": "[N]", "set": "[NAME VALUE]", **_OF_FILES}

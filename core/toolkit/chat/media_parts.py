@@ -68,6 +68,11 @@ class MediaParts:
         return MediaPrompt(base=text, media=tuple(self.items), literals=spans)
 
 
+def prompt_text(prompt: str | MediaPrompt) -> str:
+    """Return the prompt of a conversation as text, media being what the template made of them."""
+    return prompt if isinstance(prompt, str) else str(prompt.base)
+
+
 def refuse_others(processor: MediaProcessor | None, item: MediaInput) -> None:
     """Raise InvalidRequest for media of a kind that the model does not take."""
     if processor is None or item.kind not in processor.kinds:

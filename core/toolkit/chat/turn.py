@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.toolkit.chat.media_parts import prompt_text
 from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
 from pegboard.core.toolkit.http.events import until_disconnect
@@ -40,7 +41,7 @@ class Turn:
     @property
     def text(self) -> str:
         """The prompt as text, media being what the template made of them."""
-        return self.prompt if isinstance(self.prompt, str) else str(self.prompt.base)
+        return prompt_text(self.prompt)
 
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
         """Return a reader of one answer."""

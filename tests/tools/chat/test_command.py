@@ -109,6 +109,69 @@ class Chat:
         return [one["content"] for one in self.speaker.asked[-1][0]]
 
 
+class TestAttached:
+    """Pictures and videos that go with a message."""
+
+    @pytest.fixture
+    def picture(self, tmp_path: Path) -> Path:
+        path = tmp_path / "a cat.png"
+        path.write_bytes(b"\x89PNG")
+        return path
+
+    IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+
+    def test_they_go_with_the_next_message_alone(self, picture: Path) -> None:
+        chat = Chat()
+        chat.type(f"/image {picture}", f"/video {picture}", "What is it?", "And now?")
+        asked = chat.speaker.asked[0][0][-1]["content"]
+        assert asked[0] == self.IMAGE
+        assert asked[1]["video_url"]["url"].startswith("data:image/png;base64,")
+        assert asked[2:] == [{"type": "text", "text": "What is it?"}]
+        assert chat.last_asked[-1] == "And now?"
+        assert chat.screen.notes == ["a cat.png goes with your next message"] * 2
+        chat.type("/show")
+        assert "[picture] [video] What is it?" in chat.screen.shown
+
+    def test_they_may_be_forgotten(self, picture: Path) -> None:
+        chat = Chat()
+        chat.type(f"/image {picture}", "/image -", "Hi", f"/image {picture}", "/reset", "Ho")
+        assert chat.messages == [("user", "Ho"), ("assistant", "Hello.")]
+
+    def test_a_message_that_failed_is_sent_again_with_them(self, picture: Path) -> None:
+        chat = Chat(InvalidRequest("not now", status=503))
+        chat.type(f"/image {picture}", "What?")
+        chat.speaker.pieces = (Piece("A cat."),)
+        chat.type("/retry")
+        assert chat.session.messages[0]["content"] == [self.IMAGE, {"type": "text", "text": "What?"}]
+
+    def test_they_are_saved_and_loaded(self, picture: Path, tmp_path: Path) -> None:
+        chat = Chat()
+        chat.type(f"/image {picture}", "What?", f"/save {tmp_path / 'chat.json'}")
+        other = Chat()
+        other.type(f"/load {tmp_path / 'chat.json'}")
+        assert other.session.messages == chat.session.messages
+
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            ("/image", "/image needs the name of a file"),
+            ("/image /nowhere/a.png", "cannot be read: No such file"),
+            ("/video /tmp", "cannot be read: Is a directory"),
+        ],
+    )
+    def test_what_cannot_be_attached(self, command: str, said: str) -> None:
+        chat = Chat()
+        chat.type(command, "Hi")
+        assert said in chat.screen.notes[0]
+        assert chat.messages == [("user", "Hi"), ("assistant", "Hello.")]
+
+    def test_an_empty_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "none.png").touch()
+        chat = Chat()
+        chat.type(f"/image {tmp_path / 'none.png'}")
+        assert "is empty" in chat.screen.notes[0]
+
+
 class TestSession:
     def test_messages_and_answers_make_the_history(self) -> None:
         chat = Chat(system="Be brief.", settings={"temperature": 0.0})

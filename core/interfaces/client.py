@@ -228,6 +228,12 @@ class EngineClient(abc.ABC):
         """What knows the model's media; None for a model that takes none."""
         return None
 
+    def media_stats(self) -> Mapping[str, Any]:
+        """Return counters and gauges of preparing media, as plain values; nothing for a model that takes none. Asks no
+        scheduler.
+        """
+        return {}
+
     @property
     @abc.abstractmethod
     def ready(self) -> bool:

@@ -153,6 +153,9 @@ class AsyncEngineClient(EngineClient):
     def media(self) -> MediaProcessor | None:
         return None if self._media is None else self._media.processor
 
+    def media_stats(self) -> Mapping[str, Any]:
+        return {} if self._media is None else self._media.figures()
+
     @property
     def ready(self) -> bool:
         return self._outbox.wire is not None and not self._draining
@@ -267,8 +270,8 @@ class AsyncEngineClient(EngineClient):
 
     async def server_info(self) -> dict[str, Any]:
         reply = await self._call("info")
-        media = {} if self._media is None else {"media": self._media.figures()}
-        return {"config": self._settings, "scheduler": reply.payload, "ready": self.ready, **media}
+        found = {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
+        return found if self._media is None else {**found, "media": self.media_stats()}
 
     def _check_ready(self) -> None:
         if self._draining:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pegboard.plugins.metrics_prometheus.families import PREFIX, Families
 from pegboard.plugins.metrics_prometheus.histogram import Histogram
+from pegboard.plugins.metrics_prometheus.media import encoding
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.req import Req
-
-V = TypeVar("V")
-_Values: TypeAlias = V | Mapping[str, V]
-
-PREFIX = "pegboard_"
 
 WINDOW_S = 1.0
 """Generation throughput is told of windows of at least this length."""
@@ -76,7 +73,7 @@ class SchedulerCollector(Collector):
     def __init__(
         self, model_name: str, stats: Callable[[], Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._model = model_name
+        self._families = Families(model_name)
         self._stats = stats
         self._clock = clock
         self._first_token = Histogram(FIRST_TOKEN)
@@ -141,29 +138,32 @@ class SchedulerCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
+        stats, families = self._stats(), self._families
         for name, key, text in _COUNTERS:
-            yield self._counter(name, text, stats.get(key, 0))
+            yield families.counter(name, text, stats.get(key, 0))
         prompt = stats.get("prompt_tokens", 0) + stats.get("cached_tokens", 0)
-        yield self._counter("prompt_tokens", "Tokens of scheduled prompts, computed or found in the cache.", prompt)
-        yield self._counter("requests_finished", "Requests that ended, by reason.", self._finished, "reason")
+        yield families.counter("prompt_tokens", "Tokens of scheduled prompts, computed or found in the cache.", prompt)
+        yield families.counter("requests_finished", "Requests that ended, by reason.", self._finished, "reason")
         yield self._failures(stats.get("plugin_failures_by", {}))
         stages = {stage: stats.get(key, 0.0) for stage, key in _STAGES}
-        yield self._counter("stage_seconds", "Time of the scheduler's loop, by stage.", stages, "stage")
+        yield families.counter("stage_seconds", "Time of the scheduler's loop, by stage.", stages, "stage")
         for name, key, text in _GAUGES:
-            yield self._gauge(name, text, stats.get(key, 0))
+            yield families.gauge(name, text, stats.get(key, 0))
         yield from self._shares(stats)
+        yield from encoding(families, stats)
         policy = stats.get("policy", {})
-        yield self._gauge("policy", "What the schedule policy says of itself.", policy, "figure")
+        yield families.gauge("policy", "What the schedule policy says of itself.", policy, "figure")
         yield from self._histograms()
 
     def _shares(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
-        total = max(1, stats.get("total_tokens", 0))
+        families, total = self._families, max(1, stats.get("total_tokens", 0))
         used = (stats.get("held_tokens", 0) + stats.get("locked_tokens", 0)) / total
-        yield self._gauge("token_usage", "Share of the KV pool that running requests use, cached parts included.", used)
+        yield families.gauge(
+            "token_usage", "Share of the KV pool that running requests use, cached parts included.", used
+        )
         cached = stats.get("cached_tokens_now", 0) / total
-        yield self._gauge("cache_usage", "Share of the KV pool that the prefix cache keeps, in use or not.", cached)
-        yield self._gauge(
+        yield families.gauge("cache_usage", "Share of the KV pool that the prefix cache keeps, in use or not.", cached)
+        yield families.gauge(
             "gen_throughput", "Tokens generated per second, over the last second or so.", self.throughput()
         )
 
@@ -183,44 +183,17 @@ class SchedulerCollector(Collector):
             ("generation_tokens_histogram", "Output lengths of requests that ended well.", self._output_len),
             ("cached_share", "Share of a request's prompt that was found in the cache.", self._cached_share),
         ):
-            yield self._histogram(name, text, histogram)
-        yield self._histogram("step_seconds", "From planning a batch to taking its results.", self._steps, "mode")
+            yield self._families.histogram(name, text, histogram)
+        yield self._families.histogram(
+            "step_seconds", "From planning a batch to taking its results.", self._steps, "mode"
+        )
 
     # ---- families -------------------------------------------------------------------------------------------------
-
-    def _counter(self, name: str, text: str, values: _Values[float], label: str = "") -> Metric:
-        family = CounterMetricFamily(PREFIX + name, text, labels=_names(label))
-        for labels, value in self._series(values):
-            family.add_metric(labels, value)
-        return family
 
     def _failures(self, values: Mapping[str, Mapping[str, int]]) -> Metric:
         text = "Calls into plugins that raised, by contract and provider."
         family = CounterMetricFamily(f"{PREFIX}plugin_failures", text, labels=["model_name", "contract", "provider"])
         for contract, by_name in values.items():
             for name, count in by_name.items():
-                family.add_metric([self._model, contract, name], count)
+                family.add_metric([self._families.model_name, contract, name], count)
         return family
-
-    def _gauge(self, name: str, text: str, values: _Values[float], label: str = "") -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, text, labels=_names(label))
-        for labels, value in self._series(values):
-            family.add_metric(labels, value)
-        return family
-
-    def _histogram(self, name: str, text: str, values: _Values[Histogram], label: str = "") -> Metric:
-        family = HistogramMetricFamily(PREFIX + name, text, labels=_names(label))
-        for labels, value in self._series(values):
-            family.add_metric(labels, value.buckets(), value.total)
-        return family
-
-    def _series(self, values: _Values[V]) -> Iterator[tuple[list[str], V]]:
-        """Label values and value of each series; one value alone has no label of its own."""
-        if isinstance(values, Mapping):
-            yield from (([self._model, str(name)], value) for name, value in values.items())
-        else:
-            yield [self._model], values
-
-
-def _names(label: str) -> list[str]:
-    return ["model_name", label] if label else ["model_name"]

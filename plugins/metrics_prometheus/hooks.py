@@ -45,7 +45,8 @@ class MetricsHooks:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import generate_latest
 
-        from pegboard.plugins.metrics_prometheus.collector import PREFIX, SchedulerCollector
+        from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
+        from pegboard.plugins.metrics_prometheus.families import PREFIX
 
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(namespace=f"{PREFIX}scheduler", registry=registry)

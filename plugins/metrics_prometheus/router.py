@@ -16,6 +16,7 @@ from pegboard.core.toolkit.http.levels import ADMIN, PUBLIC, USER
 from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.metrics_prometheus.hooks import RENDER
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
+from pegboard.plugins.metrics_prometheus.media import MediaCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,16 @@ class MetricsRouter(ApiRouter[MetricsOptions]):
     async def metrics(self, request: Request) -> Response:
         scheduler = await self._scheduler()
         http = HttpMetrics.of(request.app)
-        parts = [_UP.format(scheduler is not None), scheduler or "", "" if http is None else http.render()]
+        parts = [_UP.format(scheduler is not None), scheduler or "", self._media()]
+        parts.append("" if http is None else http.render())
         return Response("".join(parts), media_type=CONTENT_TYPE_LATEST)
+
+    def _media(self) -> str:
+        """Return what this process knows of media; nothing of a model that takes none."""
+        if self.client.media is None:
+            return ""
+        kinds, stats = self.client.media.kinds, self.client.media_stats()
+        return MediaCollector(self.client.info.served_name, kinds, stats).render()
 
     async def _scheduler(self) -> str | None:
         if self._asking is None or self._asking.done():

@@ -208,10 +208,13 @@ class Scheduler:
     def _settle_encode(self, step: EncodeStep, behind: Launched | None) -> bool:
         assert step.pending is not None
         try:
-            self.counters.encode_time += step.pending.result()
+            seconds = step.pending.result()
         except Exception as error:
             self._recover_encode(step, error, behind)
             return False
+        self.counters.encode_time += seconds
+        if self.stages.report is not None:
+            self.stats.log_encode(self.stages.report, step.work, seconds)
         return True
 
     def _commit(self, step: Step, result: BatchResult) -> None:

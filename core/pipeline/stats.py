@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from pegboard.core.pipeline.step_log import MediaFigures
+
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.batch import EncodeWork, ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
@@ -87,9 +89,21 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
+                    media=self._media_figures,
                 )
         elif report.decode_due(counters.generated_tokens):
             report.decode(running=len(planner.running), queued=len(planner.waiting), used_tokens=self._used_tokens)
+
+    def log_encode(self, report: StepReport, work: EncodeWork, seconds: float) -> None:
+        """Log a step that encoded media, where debug lines are wanted."""
+        report.encode(len(work.pieces), sum(piece.tokens for piece in work.pieces), seconds)
+
+    @property
+    def _media_figures(self) -> MediaFigures | None:
+        if self._stages.media is None:
+            return None
+        books = self._stages.media.books
+        return MediaFigures(books.encoded, books.hits)
 
     @property
     def _running_requests(self) -> int:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFigures:
+    """Pieces of media that were encoded, and those that were found encoded; totals, or since the last line."""
+
+    encoded: int
+    hits: int
 
 
 class StepReport:
@@ -30,6 +39,7 @@ class StepReport:
         self._since = 0.0
         self._before = 0
         self._generated = 0
+        self._media = MediaFigures(0, 0)
 
     @property
     def talks(self) -> bool:
@@ -37,17 +47,28 @@ class StepReport:
         return logger.isEnabledFor(logging.INFO)
 
     def prefill(
-        self, requests: int, new_tokens: int, cached_tokens: int, running: int, queued: int, used_tokens: int
+        self,
+        requests: int,
+        new_tokens: int,
+        cached_tokens: int,
+        running: int,
+        queued: int,
+        used_tokens: int,
+        media: MediaFigures | None = None,
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache."""
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` are
+        totals since the start, of a model that takes media.
+        """
         if not self.talks:
             return
         usage = used_tokens / self._total
         hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
+        since = None if media is None else self._since_last(media)
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
-            "#running-req: %d, #queue-req: %d",
+            "#running-req: %d, #queue-req: %d%s",
             requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
+            "" if since is None else f", #encoded-piece: {since.encoded}, #encoder-hit: {since.hits}",
             extra={
                 "event": "prefill",
                 "new_requests": requests,
@@ -57,8 +78,17 @@ class StepReport:
                 "token_usage": round(usage, 4),
                 "running": running,
                 "queued": queued,
+                **({} if since is None else {"encoded_pieces": since.encoded, "encoder_hits": since.hits}),
             },
         )  # fmt: skip
+
+    def encode(self, pieces: int, tokens: int, seconds: float) -> None:
+        """Count a step that encoded media, at debug."""
+        logger.debug("Encode batch. #piece: %d, #token: %d, took: %.1f ms", pieces, tokens, seconds * 1000)
+
+    def _since_last(self, media: MediaFigures) -> MediaFigures:
+        before, self._media = self._media, media
+        return MediaFigures(media.encoded - before.encoded, media.hits - before.hits)
 
     def decode_due(self, generated_tokens: int) -> bool:
         """Count a decode step; whether it is time for a line. `generated_tokens` is the total since the start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.step_log import StepReport
+from tests.core.pipeline.media_harness import Album, media_harness, submit
 
 
 class Clock:
@@ -50,6 +52,30 @@ def test_a_prefill_line_has_its_figures(caplog: pytest.LogCaptureFixture) -> Non
     )
     fields: dict[str, Any] = vars(record)
     assert (fields["event"], fields["hit_rate"], fields["queued"]) == ("prefill", 0.75, 7)
+
+
+def test_a_model_with_media_tells_of_encoding_since_the_last_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three pictures, two at once, then one of them again with a new one."""
+    harness, album = media_harness(tmp_path), Album(tmp_path)
+    harness.scheduler.stages.report = StepReport(40)
+    with caplog.at_level(logging.DEBUG, "pegboard.core.pipeline.step_log"):
+        for rid, names in (("a", "xy"), ("b", "yz")):
+            items = [album.item(name, 2, 3) for name in names]
+            submit(harness, rid, album.prompt(album.words(3), *items))
+            harness.run()
+        harness.submit("c", [1, 2, 3, 4, 5])
+        harness.run()
+    lines = [record for record in caplog.records if vars(record).get("event") == "prefill"]
+    assert [(vars(one)["encoded_pieces"], vars(one)["encoder_hits"]) for one in lines] == [(2, 0), (1, 1), (0, 0)]
+    assert lines[1].getMessage().endswith("#queue-req: 0, #encoded-piece: 1, #encoder-hit: 1")
+    steps = [record for record in caplog.records if record.getMessage().startswith("Encode batch")]
+    assert [record.getMessage() for record in steps] == [
+        "Encode batch. #piece: 2, #token: 12, took: 1.0 ms",
+        "Encode batch. #piece: 1, #token: 6, took: 1.0 ms",
+    ]
+    assert {record.levelname for record in steps} == {"DEBUG"}
 
 
 def test_a_prefill_says_nothing_above_info(caplog: pytest.LogCaptureFixture) -> None:

@@ -93,6 +93,20 @@ class ByFloat64(KeyedByTokens):
         return tokens.astype(np.float64).tobytes()
 
 
+class ByVocabulary(KeyedByTokens):
+    """As if all tokens were a vocabulary's, of which none is negative."""
+
+    def digest(self, tokens):
+        return np.maximum(tokens, 0).tobytes()
+
+
+class By61Bits(KeyedByTokens):
+    """As if numbers of media needed no more."""
+
+    def digest(self, tokens):
+        return np.maximum(tokens, -(1 << 61)).tobytes()
+
+
 class ByDigits(KeyedByTokens):
     def digest(self, tokens):
         return "".join(map(str, tokens.tolist()))
@@ -331,6 +345,8 @@ CAUGHT = [
     (ByUint16, TWINS, "they differ by 2**16"),
     (ByFloat32, TWINS, "they are equal as float32"),
     (ByFloat64, TWINS, "they are equal as float64"),
+    (ByVocabulary, TWINS, "they are negative, as at media"),
+    (By61Bits, TWINS, "they are negative and have 62 bits"),
     (ByDigits, TWINS, "their digits are the same"),
     (ByShownArray, TWINS, "Compare namespace and tokens themselves"),
     (ByFirstAndLast, TWINS, "Compare namespace and tokens themselves"),

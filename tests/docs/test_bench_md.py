@@ -18,7 +18,7 @@ from pegboard.tools.bench.load import Outcome
 from pegboard.tools.bench.options import WorkloadName
 from pegboard.tools.bench.records import Record
 from pegboard.tools.bench.report import FORMAT
-from pegboard.tools.bench.step import STAGES, StepMode, Steps
+from pegboard.tools.bench.step import ENCODE, STAGES, StepMode, Steps
 from pegboard.tools.bench.target import TOKEN_RANGE
 from tests.docs.test_docs import blocks
 
@@ -63,9 +63,9 @@ def test_all_that_the_json_holds_is_named() -> None:
     assert not named(*run, *run["client"])
     assert not named(*(spread([1.0]) or ()))
     assert not named(*Record(0, error="x").to_dict(0.0))
-    steps = Steps([1.0])
-    steps.stages = {name: [1.0] for name in STAGES}
-    assert not named(*(name for name in steps.figures(1) if name != "tokens"))
+    steps = Steps(tokens=1)
+    steps.add(dict.fromkeys((*STAGES, ENCODE), 1.0), {})
+    assert not named(*(name for name in steps.figures() if name != "tokens"))
     assert not named("why", *(f"p{p}" for p in PERCENTILES))
     assert {"rate", "why", "figures"} <= Trial.__annotations__.keys()
     assert f"`format` | {FORMAT};" in PAGE
@@ -74,7 +74,7 @@ def test_all_that_the_json_holds_is_named() -> None:
 def test_names_and_numbers_are_those() -> None:
     assert not named(*WorkloadName, "openai-chat", "native")
     assert f"--api {next(iter(APIS))}" in PAGE
-    for stage in STAGES:
+    for stage in (*STAGES, ENCODE):
         assert f"| {stage} |" in PAGE
     assert f"({TOKEN_RANGE[0]} to {TOKEN_RANGE[1] - 1};" in PAGE
     assert StepMode.__args__ == ("decode", "prefill", "mixed")  # type: ignore[attr-defined]

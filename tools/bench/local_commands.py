@@ -135,11 +135,16 @@ def _runs(
 
 
 def _show_steps(steps: dict[str, Any]) -> None:
-    rows = [(name, f"{seconds:.2f}", f"{steps['ms_per_step'][name]:.3f}") for name, seconds in steps["seconds"].items()]
+    rows = [
+        (name, f"{seconds:.2f}", f"{steps['share'][name]:.1%}", f"{steps['ms_per_step'][name]:.3f}")
+        for name, seconds in steps["seconds"].items()
+    ]
     count = f"{steps['prefill_steps']:g} prefills, {steps['decode_steps']:g} decodes"
+    if "encode_steps" in steps:
+        count = f"{count}, {steps['encode_steps']:g} encodings"
     inside = steps["forward_seconds"]
-    rows += [(f"  forward: {name}", f"{seconds:.2f}", "") for name, seconds in inside.items()]
-    write_table((f"steps: {count}", "s", "ms per step"), rows)
+    rows += [(f"  forward: {name}", f"{seconds:.2f}", "", "") for name, seconds in inside.items()]
+    write_table((f"steps: {count}", "s", "share", "ms per step"), rows)
 
 
 def step(
@@ -149,6 +154,8 @@ def step(
     batch: Annotated[int, typer.Option(min=1, help="How many requests.")] = 1,
     context: Annotated[int, typer.Option(min=0, help="Tokens that each of them has already.")] = 128,
     extend: Annotated[int, typer.Option(min=1, help="prefill, mixed: new tokens of a prompt.")] = 512,
+    images: Annotated[int, typer.Option(min=0, help="prefill, mixed: new pictures of a prompt.")] = 0,
+    image_size: options.ImageSizeText = "1024x1024",
     repetitions: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 30,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 5,
     seed: options.Seed = 0,
@@ -157,13 +164,15 @@ def step(
 ) -> None:
     """Measure one step of the engine: one batch of a given shape, stage by stage."""
     check_results(json_file, plot)
+    from pegboard.tools.bench.images import ImageSize
     from pegboard.tools.bench.step import StepBench, StepSettings, resolve
 
-    settings = StepSettings(mode.value, batch, context, extend, repetitions, warmup, seed)
+    size = ImageSize.parse(image_size)
+    settings = StepSettings(mode.value, batch, context, extend, repetitions, warmup, seed, images, size)
     with _engine(resolve(settings, files or (), overrides or ())) as engine:
         bench = StepBench(engine, settings)
         with _steps(settings.steps) as watch:
-            found = bench.run(watch).figures(settings.tokens)
+            found = bench.run(watch).figures()
         about = _about(engine)
     if json_file is None or str(json_file) != "-":
         _show_step(str(settings), found)

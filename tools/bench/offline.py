@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, failure
+from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt, OutputChunk, failure
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.tools.bench.apis import Prompt
 from pegboard.tools.bench.files import Lines, has_messages, make_workload
+from pegboard.tools.bench.images import chat_prompt
 from pegboard.tools.bench.load import INTERRUPTED, TICK, Outcome, Progress, Watcher
 from pegboard.tools.bench.records import STOPPED, Record
 from pegboard.tools.bench.target import token_range_of
-from pegboard.tools.bench.workloads import WARM_UP_RUN, Kind, Session, Shape, follow
+from pegboard.tools.bench.workloads import IMAGES, WARM_UP_RUN, Kind, Session, Shape, follow
 
 _STEPS = ("prefill_steps", "decode_steps")
 _SECONDS = {"schedule": "schedule_time", "forward": "forward_time", "results": "results_time"}
+_ENCODES = "encoder_cache_capacity"
+"""The figure that an engine has only where its model takes media."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class OfflineBench:
         self._settings = settings
         self._lines = lines
         kind = settings.prompt_kind
-        if lines is not None and has_messages(lines):
+        if settings.workload == IMAGES or (lines is not None and has_messages(lines)):
             self._kind = Kind.MESSAGES
         else:
             self._kind = Kind.TOKENS if kind == "auto" else Kind(kind)
@@ -69,6 +72,8 @@ class OfflineBench:
         self._outcome = Outcome(0)
         self._done = 0
         self._failed = 0
+        self._preparing = 0.0
+        """Seconds in which this run waited for media to be prepared."""
 
     def sessions(self, run: int, shape: Shape) -> list[Session]:
         """Return what is asked in one run."""
@@ -87,6 +92,7 @@ class OfflineBench:
         most = self._settings.concurrency or len(sessions)
         outcome = self._outcome = Outcome(sum(len(one.turns) for one in sessions))
         self._done = self._failed = 0
+        self._preparing = 0.0
         runner = self._engine.built.runner
         runner.stage_times()
         before, cpu = self._engine.stats(), time.process_time()
@@ -108,7 +114,8 @@ class OfflineBench:
         for task in self._tasks.values():
             self._end(task.record, STOPPED)
         self._tasks.clear()
-        return outcome, step_figures(before, after, runner.stage_times(), outcome.duration)
+        found = step_figures(before, after, runner.stage_times(), outcome.duration, self._preparing)
+        return outcome, found
 
     def _send(self, session: Session, number: int, so_far: Prompt, tokens: int, first: int | None = None) -> None:
         """Send the turn of this number; after `so_far`, of so many `tokens`, in the conversation of the record
@@ -128,17 +135,20 @@ class OfflineBench:
         )
         record.sent = record.due = time.perf_counter()
         try:
-            rid = self._engine.submit(self._request(prompt, sampling))
+            request = self._request(prompt, sampling)
+            rid = self._engine.submit(request)
         except InvalidRequest as error:
             self._end(record, error.message)
         else:
+            if isinstance(request.prompt, MediaPrompt):
+                self._preparing += time.perf_counter() - record.sent
             self._tasks[rid] = _Task(session, record, prompt)
 
     def _request(self, prompt: Prompt, sampling: SamplingParams) -> GenerateRequest:
         stream = self._settings.stream
         if prompt and isinstance(prompt[0], dict):
-            text = self._engine.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
-            return GenerateRequest(prompt=text, sampling=sampling, stream=stream, add_special_tokens=False)
+            asked = chat_prompt(self._engine, prompt)  # type: ignore[arg-type]
+            return GenerateRequest(prompt=asked, sampling=sampling, stream=stream, add_special_tokens=False)
         return GenerateRequest(prompt=prompt, sampling=sampling, stream=stream)  # type: ignore[arg-type]
 
     def _take(self, chunk: OutputChunk) -> None:
@@ -178,16 +188,23 @@ class OfflineBench:
 
 
 def step_figures(
-    before: dict[str, Any], after: dict[str, Any], stages: dict[str, float], seconds: float
+    before: dict[str, Any], after: dict[str, Any], stages: dict[str, float], seconds: float, preparing: float = 0.0
 ) -> dict[str, Any]:
-    """Of the steps between two looks at an engine: how many, where their time went (in seconds, and per step in
-    milliseconds), and what the runner says of its own stages.
+    """Of the steps between two looks at an engine: how many, where their time went (in seconds, as a share, and per
+    step in milliseconds), and what the runner says of its own stages. A model that takes media has encodings besides,
+    and may have waited for media to be prepared.
     """
-    found: dict[str, Any] = {name: after[name] - before[name] for name in _STEPS}
-    spent = {name: after[key] - before[key] for name, key in _SECONDS.items()}
+    encodes = _ENCODES in after
+    counted = (*_STEPS, "encode_steps") if encodes else _STEPS
+    timed = {**_SECONDS, "encode": "encode_time"} if encodes else _SECONDS
+    found: dict[str, Any] = {name: after[name] - before[name] for name in counted}
+    spent = {name: after[key] - before[key] for name, key in timed.items()}
+    if preparing:
+        spent["prepare"] = preparing
     spent["other"] = max(0.0, seconds - sum(spent.values()))
     steps = max(1, sum(found.values()))
     found["seconds"] = spent
+    found["share"] = {name: value / seconds for name, value in spent.items()}
     found["ms_per_step"] = {name: value * 1000 / steps for name, value in spent.items()}
     found["forward_seconds"] = dict(stages)
     return found

@@ -41,6 +41,7 @@ class WorkloadName(StrEnum):
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
     MULTI_TURN = "multi-turn"
+    IMAGES = "images"
     FILE = "file"
 
 
@@ -55,6 +56,9 @@ class StepMode(StrEnum):
 WORKLOAD, LOAD, REQUESTS, SERVER, RESULTS = "Workload", "Load", "Requests", "Server", "Results"
 DEFAULT_REQUESTS = 100
 
+ImageSizeText = Annotated[
+    str, typer.Option(metavar="WxH", help="Pixels of a picture, width and height.", rich_help_panel=WORKLOAD)
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.", rich_help_panel=WORKLOAD)]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write all figures to this file; - prints.", rich_help_panel=RESULTS)
@@ -125,6 +129,8 @@ class WorkloadOptions:
     turns: Annotated[
         int, typer.Option(min=1, help="multi-turn: requests of a conversation.", rich_help_panel=WORKLOAD)
     ] = 4
+    images: Annotated[int, typer.Option(min=1, help="images: pictures of a request.", rich_help_panel=WORKLOAD)] = 1
+    image_size: ImageSizeText = "1024x1024"
     file: Annotated[
         Path | None,
         typer.Option(
@@ -144,10 +150,19 @@ class WorkloadOptions:
 
     def shape(self, requests: int) -> Shape:
         """Return the shape of a run of so many requests."""
+        from pegboard.tools.bench.images import ImageSize
         from pegboard.tools.bench.workloads import Shape
 
         return Shape(
-            requests, self.input_len, self.output_len, self.range_ratio, self.groups, self.prefix_len, self.turns
+            requests,
+            self.input_len,
+            self.output_len,
+            self.range_ratio,
+            self.groups,
+            self.prefix_len,
+            self.turns,
+            self.images,
+            ImageSize.parse(self.image_size),
         )
 
 

@@ -19,7 +19,7 @@ from pegboard.tools.bench.files import FROM_FILE, has_messages, make_workload, r
 from pegboard.tools.bench.find_rate import IDLE, Bound, Trial, search, stop_early, verdict
 from pegboard.tools.bench.load import INTERRUPTED, TICK, Load, Outcome, StopWhen, Watcher
 from pegboard.tools.bench.target import Target, find_target
-from pegboard.tools.bench.workloads import WARM_UP_RUN, Arrivals, Session, Shape, Workload
+from pegboard.tools.bench.workloads import IMAGES, WARM_UP_RUN, Arrivals, Session, Shape, Workload
 
 DEFAULT_REQUESTS = 100
 BURST_RUN = 1 << 21
@@ -184,7 +184,7 @@ class Measurement:
             api=settings.api,
             kind=settings.prompt_kind,
             wanted=Wanted(settings.model, settings.temperature, settings.ignore_eos, extra=settings.extra),
-            messages=self._lines is not None and has_messages(self._lines),
+            messages=settings.workload == IMAGES or (self._lines is not None and has_messages(self._lines)),
             answers=settings.workload == "multi-turn",
             wait=settings.wait,
             waiting=self._waiting,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.tools.bench.apis import Prompt
+from pegboard.tools.bench.images import ImageSize, content_part, draw
 from pegboard.tools.bench.words import WORDS
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Shape:
     groups: int = 1
     prefix_len: int = 1024
     turns: int = 4
+    images: int = 1
+    image_size: ImageSize = field(default_factory=ImageSize)
 
     def __post_init__(self) -> None:
         if not 0 <= self.range_ratio < 1:
@@ -202,7 +205,32 @@ class MultiTurn(Workload):
             yield Session(turns)
 
 
-WORKLOADS: dict[str, type[Workload]] = {"random": Random, "shared-prefix": SharedPrefix, "multi-turn": MultiTurn}
+class Images(Workload):
+    """Questions about pictures, each of which is new."""
+
+    def _make(self, random: Generator, source: Source) -> Iterator[Session]:
+        if self.kind is not Kind.MESSAGES:
+            raise PegboardError("--workload images asks in chats; leave out --api, or take openai-chat")
+        for _ in range(self.shape.requests):
+            turn = self._turn(random, source)
+            pictures = [content_part(draw(random, self.shape.image_size)) for _ in range(self.shape.images)]
+            turn.new = [
+                {**one, "content": [*pictures, {"type": "text", "text": one["content"]}]}
+                for one in turn.new
+                if isinstance(one, dict)
+            ]
+            # How many tokens a picture has is the server's affair.
+            turn.input_len = None
+            yield Session([turn])
+
+
+IMAGES = "images"
+WORKLOADS: dict[str, type[Workload]] = {
+    "random": Random,
+    "shared-prefix": SharedPrefix,
+    "multi-turn": MultiTurn,
+    IMAGES: Images,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,15 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         return len(prompt)
-    text = prompt if prompt is not None else " ".join(one["content"] for one in body["messages"])
+    text = prompt if prompt is not None else " ".join(_words(one["content"]) for one in body["messages"])
     return len(text.split())
+
+
+def _words(content: str | list[dict[str, Any]]) -> str:
+    """What a message says, beside its pictures."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _json(writer: asyncio.StreamWriter, status: int, body: Any) -> bool:

@@ -10,14 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.cli.main import app
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.tools.bench.step import STAGES
+from pegboard.tools.bench.step import ENCODE, STAGES
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("bench"), "llama", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vl_checkpoint(tmp_path_factory.mktemp("bench"), "qwen3_vl")
 
 
 def bench(command: str, model: Path, *options: str, code: int = 0) -> Any:
@@ -78,6 +84,33 @@ class TestOffline:
         assert "999999" in data["median"]["errors"][0]["message"]
 
 
+PICTURES = ("--workload", "images", "--images", "2", "--image-size", "96x64")
+
+
+class TestOfflineWithPictures:
+    def test_encoding_is_a_stage(self, seeing: Path) -> None:
+        data = bench("offline", seeing, *SHORT, *PICTURES)
+        run = data["median"]
+        assert (run["completed"], run["output_tokens"]) == (6, 24)
+        # A picture of 96 x 64 has six tokens.
+        assert run["input_tokens"] > 6 * (10 + 2 * 6)
+        steps = run["steps"]
+        assert steps["encode_steps"] >= 1
+        assert set(steps["seconds"]) == {"schedule", "forward", "results", "encode", "prepare", "other"}
+        assert min(steps["seconds"].values()) > 0
+        assert sum(steps["share"].values()) == pytest.approx(1, abs=0.01)
+        assert steps["share"]["encode"] == pytest.approx(steps["seconds"]["encode"] / run["duration_s"], rel=0.01)
+
+    def test_text_waits_for_no_media(self, seeing: Path) -> None:
+        steps = bench("offline", seeing, *SHORT)["median"]["steps"]
+        assert (steps["encode_steps"], steps["seconds"]["encode"]) == (0, 0)
+        assert "prepare" not in steps["seconds"]
+
+    def test_a_model_that_takes_none(self, model: Path) -> None:
+        with pytest.raises(PegboardError, match="takes no pictures"):
+            bench("offline", model, *SHORT, *PICTURES)
+
+
 FEW = ("--repetitions", "3", "--warmup", "1")
 
 
@@ -100,6 +133,27 @@ class TestStep:
         assert sum(one["min"] for one in found["stages_ms"].values()) <= found["total_ms"]["min"] + 0.001
         assert found["tokens_per_s"] == pytest.approx(tokens / found["total_ms"]["median"] * 1000, rel=0.01)
         assert 0 < found["total_ms"]["min"] <= found["total_ms"]["median"]
+
+    def test_prompts_with_pictures(self, seeing: Path) -> None:
+        """A picture of 96 x 64 has six tokens, and one before and after it."""
+        shape = ("--mode", "prefill", "--batch", "2", "--context", "12", "--extend", "9", "--image-size", "96x64")
+        one, two = (bench("step", seeing, *FEW, *shape, "--images", count)["step"] for count in ("1", "2"))
+        assert two["tokens"] - one["tokens"] == 2 * 8
+        assert one["tokens"] > 2 * (9 + 8)
+        for found in (one, two):
+            assert tuple(found["stages_ms"]) == ("plan", ENCODE, *STAGES[1:])
+            assert found["stages_ms"][ENCODE]["min"] > 0
+            assert sum(part["min"] for part in found["stages_ms"].values()) <= found["total_ms"]["min"] + 0.001
+
+    def test_a_prompt_with_a_picture_beside_decodes(self, seeing: Path) -> None:
+        shape = ("--mode", "mixed", "--batch", "2", "--context", "12", "--extend", "9")
+        found = bench("step", seeing, *FEW, *shape, "--images", "1", "--image-size", "96x64")["step"]
+        assert found["tokens"] > 2 + 9 + 8
+        assert found["stages_ms"][ENCODE]["min"] > 0
+
+    def test_nothing_is_encoded_in_a_decode_step(self, seeing: Path) -> None:
+        with pytest.raises(PegboardError, match="--images is for --mode prefill and mixed"):
+            bench("step", seeing, *FEW, "--images", "1")
 
     def test_a_context_that_is_not_in_the_cache(self, model: Path) -> None:
         options = ("--mode", "prefill", "--context", "12", "--extend", "4", "--set", "prefix_cache.use=none")

@@ -71,6 +71,20 @@ class TestFigures:
                     "stream_options": {"include_usage": True}, "ignore_eos": True,
                 }  # fmt: skip
 
+    def test_pictures_come_in_chats(self) -> None:
+        with fake_server() as fake:
+            size = ("--images", "2", "--image-size", "64x48")
+            data = bench(fake, *SMALL, "--workload", "images", *size, "--warmup", "1", "--concurrency", "4")
+            run = data["median"]
+            assert (run["completed"], run["failed"], run["output_tokens"]) == (12, 0, 60)
+            assert run["ttft_ms"] is not None
+            assert run["itl_ms"] is not None
+            assert data["server"]["api"] == "openai-chat"
+            assert data["settings"]["shape"]["image_size"] == {"width": 64, "height": 48}
+            asked = [body["messages"][0]["content"] for body in fake.seen[1:]]
+            assert [[part["type"] for part in content] for content in asked] == [["image_url"] * 2 + ["text"]] * 13
+            assert len({part["image_url"]["url"] for content in asked for part in content[:2]}) == 26
+
     def test_several_tokens_in_a_piece(self) -> None:
         with fake_server(tokens_per_piece=4, piece_s=0.02) as fake:
             data = bench(fake, "--num-prompts", "3", "--output-len", "16", "--concurrency", "1")

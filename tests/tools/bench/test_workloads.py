@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from collections import Counter
@@ -10,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.tools.bench.files import FROM_FILE, has_messages, make_workload, read_lines
+from pegboard.tools.bench.images import ImageSize
 from pegboard.tools.bench.words import WORDS
 from pegboard.tools.bench.workloads import Arrivals, Kind, Session, Shape, follow
 
@@ -49,6 +53,34 @@ class TestSynthetic:
         assert sessions(name, kind, **shape) == sessions(name, kind, **shape)  # type: ignore[arg-type]
         assert sessions(name, kind, **shape) != sessions(name, kind, seed=1, **shape)  # type: ignore[arg-type]
         assert sessions(name, kind, **shape) != sessions(name, kind, run=1, **shape)  # type: ignore[arg-type]
+
+    def test_pictures_are_new_and_of_their_size(self) -> None:
+        shape: dict[str, Any] = {"requests": 4, "input_len": 7, "images": 2, "image_size": ImageSize(96, 64)}
+        found = sessions("images", Kind.MESSAGES, **shape)
+        assert found == sessions("images", Kind.MESSAGES, **shape)
+        addresses = []
+        for one in found:
+            message = one.turns[0].new[0]
+            assert isinstance(message, dict)
+            *pictures, text = message["content"]
+            assert len(pictures) == 2
+            assert (len(text["text"].split()), one.turns[0].input_len) == (7, None)
+            addresses += [picture["image_url"]["url"] for picture in pictures]
+        assert len(set(addresses)) == 8
+        for address in addresses:
+            kind, _, data = address.partition(",")
+            picture = Image.open(io.BytesIO(base64.b64decode(data)))
+            assert (kind, picture.format, picture.size) == ("data:image/jpeg;base64", "JPEG", (96, 64))
+
+    @pytest.mark.parametrize("kind", [Kind.TOKENS, Kind.TEXT])
+    def test_pictures_are_asked_about_in_chats_only(self, kind: Kind) -> None:
+        with pytest.raises(PegboardError, match="openai-chat"):
+            sessions("images", kind, requests=1)
+
+    @pytest.mark.parametrize("text", ["", "100", "0x5", "5x0", "100x100x3", "99999x10", "-1x5", "axb"])
+    def test_sizes_that_are_none(self, text: str) -> None:
+        with pytest.raises(PegboardError, match="--image-size"):
+            ImageSize.parse(text)
 
     def test_runs_share_no_prefix(self) -> None:
         shape = {"requests": 20, "input_len": 16, "prefix_len": 16}

@@ -50,23 +50,24 @@ class Model:
         return str(self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def fresh(seed: int) -> Iterable[Scene]:
-    """Yield scenes that training never draws: its seeds begin with another word."""
+def fresh(count: int, seed: int = 1) -> list[Scene]:
+    """Return scenes that training never draws: its seeds begin with another word."""
     rng = random.Random(f"fresh {seed}")
-    while True:
-        yield random_scene(rng)
+    return [random_scene(rng) for _ in range(count)]
 
 
-def shares(model: Model, scenes: list[Scene], seed: int = 1, shuffled: bool = False) -> dict[str, float]:
+def shares(
+    model: Model, scenes: list[Scene], seed: int = 1, shuffled: bool = False, kinds: Iterable[str] = tuple(QUESTIONS)
+) -> dict[str, float]:
     """Return the share of exact answers to each kind of question, each asked once about each scene."""
     rng = random.Random(f"questions {seed}")
     shown = [png(draw(scene)) for scene in scenes]
     if shuffled:
         rng.shuffle(shown)
-    right = dict.fromkeys(QUESTIONS, 0)
+    right = dict.fromkeys(kinds, 0)
     for scene, picture in zip(scenes, shown, strict=True):
-        for kind, texts in QUESTIONS.items():
-            said = model.ask([question(rng.choice(texts), 1)], [picture])
+        for kind in right:
+            said = model.ask([question(rng.choice(QUESTIONS[kind]), 1)], [picture])
             right[kind] += said == answer(kind, scene)
     return {kind: count / len(scenes) for kind, count in right.items()}
 
@@ -78,8 +79,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shuffled", action="store_true")
     args = parser.parse_args()
-    scenes = [scene for scene, _ in zip(fresh(args.seed), range(args.pictures), strict=False)]
-    for kind, share in shares(Model(args.model), scenes, args.seed, args.shuffled).items():
+    found = shares(Model(args.model), fresh(args.pictures, args.seed), args.seed, args.shuffled)
+    for kind, share in found.items():
         print(f"{kind}: {share:.1%} of {args.pictures}")
 
 

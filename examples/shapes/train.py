@@ -17,6 +17,8 @@ import json
 import math
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +122,7 @@ class Trainer:
         seed = f"train {self.args.seed} {self.step} {self.rank}"
         loss = self.loss(random_batch(seed, self.prompts, self.args.rows // self.args.processes))
         self.model.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         grads = torch.cat([p.grad.flatten().float() for p in self.model.parameters()]) / self.args.processes
         dist.all_reduce(grads)
         grads *= min(1.0, 1.0 / (grads.norm().item() + 1e-6))
@@ -196,7 +198,11 @@ def main() -> None:
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     (args.work / "meeting").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(work, (args,), nprocs=args.processes)
+    if args.processes == 1:
+        work(0, args)
+    else:
+        with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+            list(pool.map(work, range(args.processes), [args] * args.processes))
 
 
 if __name__ == "__main__":

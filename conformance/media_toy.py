@@ -82,16 +82,27 @@ def toy_checkpoint(
     """Return a tiny random checkpoint whose config and tokenizer know the toy's media. `media` are further fields of
     `ToySettings`.
     """
-    ids = {name: VOCAB_SIZE + i for i, name in enumerate(TOKENS)}
-    settings = {"image_token_id": ids[TOKENS[1]], "video_token_id": ids[TOKENS[2]], "hidden_size": 64, **(media or {})}
-    path = tiny_checkpoint(directory, architecture, vocab_size=VOCAB_SIZE + 8, toy_media=settings)
+    path = tiny_checkpoint(directory, architecture, vocab_size=VOCAB_SIZE + 8, toy_media=toy_settings(**(media or {})))
+    add_toy_tokens(path)
+    return path
+
+
+def toy_settings(**more: object) -> dict[str, object]:
+    """Return what the config.json of a model with the toy's tokens says, as fields of `ToySettings`."""
+    ids = {"image_token_id": VOCAB_SIZE + 1, "video_token_id": VOCAB_SIZE + 2}
+    return {**ids, "hidden_size": 64, **more}
+
+
+def add_toy_tokens(path: Path) -> None:
+    """Have the tiny tokenizer in a folder know the toy's tokens."""
     file = path / "tokenizer_config.json"
     config = json.loads(file.read_text("utf-8"))
-    config["added_tokens_decoder"] = {str(i): {"content": name, "special": True} for name, i in ids.items()}
+    config["added_tokens_decoder"] = {
+        str(VOCAB_SIZE + i): {"content": name, "special": True} for i, name in enumerate(TOKENS)
+    }
     with tempfile.NamedTemporaryFile("w", dir=path, suffix=".json", delete=False, encoding="utf-8") as scratch:
         json.dump(config, scratch)
     Path(scratch.name).replace(file)
-    return path
 
 
 class ToyProcessor(MediaProcessor[NoOptions]):

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.conformance.media_toy import toy_checkpoint
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.conformance.media_toy import add_toy_tokens, toy_settings
 from pegboard.core.interfaces.media import MediaLimits
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
 from pegboard.core.pipeline.frontend.media.process import make_pool
@@ -40,6 +41,17 @@ def start_of(model: Path, folder: Path, **more: Any) -> Start:
     return Start(**{**options, **more})
 
 
+def toy_model(path: Path, **media: object) -> Path:
+    """A folder with the tokenizer and the config of a model that takes the toy's media, and no weights."""
+    if not path.exists():
+        path.mkdir()
+        write_tiny_tokenizer(path)
+        add_toy_tokens(path)
+        (path / "config.json").write_text(json.dumps({"toy_media": toy_settings(**media)}))
+        (path / "model.safetensors").touch()
+    return path
+
+
 @contextlib.contextmanager
 def preparing(
     tmp_path: Path,
@@ -52,11 +64,7 @@ def preparing(
     **start: Any,
 ) -> Iterator[Preparer]:
     """A preparer with files below `tmp_path`, and nothing of it left afterwards."""
-    model = tmp_path / "model"
-    if not model.exists():
-        config = {"toy_media": {"image_token_id": 1, "video_token_id": 2, "hidden_size": 4}}
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(config))
+    model = toy_model(tmp_path / "model")
     store = MediaStore(tmp_path / f"{PREFIX}test", room)
     stats = MediaStats()
     pool = make_pool(start_of(model, store.directory, **start), stats, helpers=helpers, jobs=jobs)
@@ -78,6 +86,3 @@ def files(preparer: Preparer) -> list[str]:
 def picture(height: int = 8, width: int = 8, seed: int = 0) -> Any:
     """Random pixels."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-__all__ = ["DRILL", "MOST", "TOY", "files", "picture", "preparing", "start_of", "toy_checkpoint"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.media_toy import ToyProcessor, ppm
+from pegboard.conformance.media_toy import ToyProcessor, ppm, toy_settings
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
@@ -78,9 +78,7 @@ def is_well(preparer: Preparer) -> bool:
 
 def test_pixels_and_what_is_said_of_them(preparer: Preparer, tmp_path: Path) -> None:
     frames = np.stack([picture(20, 30, seed) for seed in range(3)])
-    toy = ToyProcessor(
-        NoOptions(), MediaContext(tmp_path, {"toy_media": {"image_token_id": 1, "video_token_id": 2, "hidden_size": 4}})
-    )
+    toy = ToyProcessor(NoOptions(), MediaContext(tmp_path, {"toy_media": toy_settings()}))
     received = tmp_path / "received"
     received.write_bytes(ppm(frames))
     out = io.BytesIO()

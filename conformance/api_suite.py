@@ -26,6 +26,7 @@ from pegboard.conformance.api_texts import (
 )
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient, prompt_text
+from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
@@ -86,6 +87,10 @@ class ApiSuite(ContractSuite):
     """How bodies call sampling parameters, where the suite does not know it: ``{"limit": "max_new_tokens"}``; "" for a
     field that is none although it is called like one. A field of an object in the body is ``options.limit``."""
 
+    takes_media: ClassVar[bool] = False
+    """Whether the suite runs with a model that takes pictures and video, instead of one that reads text alone. For an
+    API that has fields of its own for such models, in a second test class."""
+
     _found: ClassVar[list[Sample]]
     _reaching: ClassVar[list[Sample]]
 
@@ -121,12 +126,17 @@ class ApiSuite(ContractSuite):
 
     def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
         """Return the router as the server mounts it."""
+        if self.takes_media and client.media is None:
+            client.take_media(fake_processor())
         sessions = session_store()
         router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
         return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
 
     def api_routes(self) -> list[APIRoute]:
-        router: ApiRouter = self.build(ApiContext(client=asyncio.run(_make()), max_body_bytes=MAX_BODY))
+        client = asyncio.run(_make())
+        if self.takes_media:
+            client.take_media(fake_processor())
+        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=MAX_BODY))
         return [route for route in router.routes().routes if isinstance(route, APIRoute)]
 
     def samples(self) -> list[Sample]:

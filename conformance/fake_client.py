@@ -7,6 +7,7 @@ import itertools
 import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -144,9 +145,16 @@ class FakeEngineClient(EngineClient):
         self.accepting.set()
         self.release = asyncio.Event()
         self._tokenizer = tokenizer or FakeTokenizer()
-        self._media = None if media is None else FakeMedia(media, web or {})
-        kinds = () if media is None else tuple(f"media.{kind}" for kind in sorted(media.kinds))
-        self._info = _model_info(self._tokenizer.vocab_size, (*features, *kinds))
+        self._media: FakeMedia | None = None
+        self._info = _model_info(self._tokenizer.vocab_size, features)
+        if media is not None:
+            self.take_media(media, web)
+
+    def take_media(self, processor: MediaProcessor, web: Mapping[str, bytes] | None = None) -> None:
+        """From now on be the engine of a model that takes media."""
+        self._media = FakeMedia(processor, web or {})
+        kinds = [f"media.{kind}" for kind in sorted(processor.kinds)]
+        self._info = replace(self._info, features=(*self._info.features, *kinds))
 
     @property
     def info(self) -> ModelInfo:

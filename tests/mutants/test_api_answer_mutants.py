@@ -225,10 +225,10 @@ class KnowsOnlyTexts(SmallChat):
     """Measures what it takes for a text."""
 
     async def prompt(self, text: str) -> str | MediaPrompt:
-        found = await super().prompt(text)
-        if len(found) > 10**6:  # type: ignore[arg-type]
+        found: Any = await super().prompt(text)
+        if len(found) > 10**6:
             raise InvalidRequest("this is too long", param="text")
-        return found
+        return str(found)
 
 
 class ServesTextModels(SmallApi):

@@ -73,10 +73,8 @@ class Interlocutor:
             messages=[{**one, "content": media.take(for_template(one.get("content")))} for one in messages],
             tokens=dict(self._tokenizer.named_tokens),
             hints=dict(hints or {}),
-            media=media.kinds,
-            parts=media.parts,
-            reserved=media.reserved,
         )
+        media.describe(asked)
         made = asked.render(template)
         return media.prompt(made.text, made.literals)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.chat_prompt import MEDIA_NAMES
+from pegboard.core.toolkit.chat.chat_prompt import MEDIA_NAMES, ChatPrompt
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class MediaParts:
     """The media of one conversation for a model, whose `processor` is None where it takes none.
 
-    `take` is called for each message, in order; `items` are then the media in theirs. `kinds` and `parts` are what
-    ChatPrompt calls `media` and `parts`.
+    `take` is called for each message, in order; `items` are then the media in theirs.
     """
 
     processor: MediaProcessor | None
@@ -46,19 +45,12 @@ class MediaParts:
         self.items.append(part)
         return len(self.items) - 1
 
-    @property
-    def kinds(self) -> list[tuple[str, str]]:
-        return [(one.kind, one.place) for one in self.items]
-
-    @property
-    def parts(self) -> dict[str, dict[str, object]]:
-        if self.processor is None:
-            return {}
-        return {kind: dict(self.processor.part(kind)) for kind in sorted(self.processor.kinds)}
-
-    @property
-    def reserved(self) -> list[str]:
-        return [] if self.processor is None else sorted(self.processor.reserved)
+    def describe(self, prompt: ChatPrompt) -> None:
+        """Tell a prompt of the media that its messages have, and of what the model knows."""
+        if self.processor is not None:
+            prompt.media = [(one.kind, one.place) for one in self.items]
+            prompt.parts = {kind: dict(self.processor.part(kind)) for kind in sorted(self.processor.kinds)}
+            prompt.reserved = sorted(self.processor.reserved)
 
     def prompt(self, text: str, literals: Sequence[tuple[int, int]]) -> str | MediaPrompt:
         """Return the prompt of the rendered conversation: its text, where that says all."""

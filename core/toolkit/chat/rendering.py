@@ -66,23 +66,18 @@ async def render_chat(
     continue_final_message: bool = False,
     template: str | None = None,
 ) -> str | MediaPrompt:
-    """Return the prompt of a conversation; submit it with ``add_special_tokens=False``.
+    """Return the prompt of a conversation; submit it as it is, with ``add_special_tokens=False``.
 
-    `messages` are in OpenAI's form, with text content; for models that take media also with lists of text parts
-    (``{"type": "text", "text": ...}``) and MediaInput. The prompt is a MediaPrompt where there are media, and where a
-    client's text spells a token that means media; it is text otherwise.
-
+    `messages` are in OpenAI's form, with text content; for models that take media also with lists of text parts and
+    MediaInput. The prompt is a MediaPrompt where there are media, and where a client's text spells a token of them.
     Tool calls have their arguments as JSON text or as objects, and reach the template as objects, as models expect.
-    Templates that read `tools` get them; for others `tool_parser`
-    explains tools in a system message and writes earlier calls as text. `kwargs` are the request's
-    chat_template_kwargs: only names that the template reads are allowed. `hints` are more of them that reach templates
-    which read them and no others (``{"enable_thinking": False}``, of a field that every model takes).
-    `continue_final_message` leaves the last message open, and needs ``add_generation_prompt=False``. `template` names
-    one of several templates.
+    Templates that read `tools` get them; for others `tool_parser` explains tools in a system message and writes earlier
+    calls as text. `kwargs` are the request's chat_template_kwargs: only names that the template reads are allowed.
+    `hints` are more of them that reach templates which read them and no others. `continue_final_message` leaves the
+    last message open, and needs ``add_generation_prompt=False``. `template` names one of several templates.
 
-    Raises InvalidRequest, with the field's name, for whatever the template refuses, for values of the wrong shape, for
-    a template that takes too long or too much memory or that does not show each item of media once (400), and where too
-    many wait or helpers are killed from outside (503). Being cancelled is fine.
+    Raises InvalidRequest, with the field's name, for what the template refuses or shows wrongly, for values of the
+    wrong shape, a template that takes too long or too much memory (400), and full queues and lost helpers (503).
     """
     active = tools if tools is not None and tools.active else None
     texts, media = JsonTexts(), MediaParts(client.media)
@@ -94,10 +89,8 @@ async def render_chat(
         hints=dict(hints or {}),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
-        media=media.kinds,
-        parts=media.parts,
-        reserved=media.reserved,
     )
+    media.describe(prompt)
     _add_tools(prompt, active, tool_parser)
     made = await asyncio.wrap_future(_pool().submit(prompt))
     return media.prompt(made.text, made.literals)

@@ -7,3 +7,8 @@ from pegboard.conformance.api_router import ApiRouterContract
 
 class TestAnthropic(ApiRouterContract):
     provider = "anthropic"
+
+
+class TestAnthropicWithMedia(ApiRouterContract):
+    provider = "anthropic"
+    takes_media = True

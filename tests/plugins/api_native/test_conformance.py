@@ -7,3 +7,8 @@ from pegboard.conformance.api_router import ApiRouterContract
 
 class TestNative(ApiRouterContract):
     provider = "native"
+
+
+class TestNativeWithMedia(ApiRouterContract):
+    provider = "native"
+    takes_media = True

@@ -62,4 +62,16 @@ def refused(path: str, body: Any, **more: Any) -> dict[str, Any]:
     return error
 
 
-__all__ = ["CHAT", "COMPLETIONS", "MESSAGES", "FakeTokenizer", "ask", "make_app", "post", "refused", "stream"]
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "MESSAGES",
+    "Exchange",
+    "FakeTokenizer",
+    "ask",
+    "call",
+    "make_app",
+    "post",
+    "refused",
+    "stream",
+]

@@ -10,7 +10,14 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from pegboard.conformance.asgi import call
-from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream, FakeTokenizer
+from pegboard.conformance.fake_client import (
+    FAILURE,
+    SCRIPT,
+    FakeEngineClient,
+    FakeStream,
+    FakeTokenizer,
+    prompt_text,
+)
 from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -175,9 +182,9 @@ def test_template_kwargs_are_those_that_the_template_reads() -> None:
 def test_thinking_is_switched_as_other_servers_switch_it() -> None:
     template = "{{ enable_thinking }} {{ reasoning_effort }}"
 
-    def prompt(**body: Any) -> str | list[int]:
+    def prompt(**body: Any) -> str:
         _, client = asking.post(CHAT, {"messages": MESSAGES, **body}, tokenizer=FakeTokenizer(template=template))
-        return client.requests[0].prompt
+        return prompt_text(client.requests[0].prompt)
 
     assert prompt(thinking={"type": "disabled"}) == "False "
     assert prompt(thinking={"type": "enabled", "budget_tokens": 100}) == "True "
@@ -397,8 +404,7 @@ def test_turns_of_a_session() -> None:
 
 
 def _said(client: FakeEngineClient) -> str:
-    prompt = client.requests[-1].prompt
-    return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
+    return prompt_text(client.requests[-1].prompt)
 
 
 # ---- grammars that are no good ---------------------------------------------------------------------------------------

@@ -7,3 +7,8 @@ from pegboard.conformance.api_router import ApiRouterContract
 
 class TestOpenAI(ApiRouterContract):
     provider = "openai"
+
+
+class TestOpenAIWithMedia(ApiRouterContract):
+    provider = "openai"
+    takes_media = True

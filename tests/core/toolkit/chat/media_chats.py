@@ -76,14 +76,17 @@ CHATS = st.tuples(st.lists(_SYSTEM, max_size=1), _TURNS).map(lambda both: both[0
 TOOLS = st.lists(st.fixed_dictionaries({"name": st.just("look"), "description": SENTENCES}), max_size=1)
 
 
-def with_items(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+KINDS: dict[str, MediaKind] = {"image": "image", "video": "video"}
+
+
+def with_items(chat: Any) -> list[dict[str, Any]]:
     """The chat, with items for the names of kinds in lists of parts."""
     numbers = iter(range(10**6))
 
     def content(one: Any) -> Any:
         if not isinstance(one, list):
             return one
-        return [item(next(numbers), part) if isinstance(part, str) else part for part in one]
+        return [item(next(numbers), KINDS[part]) if isinstance(part, str) else part for part in one]
 
     return [{**one, "content": content(one["content"])} for one in chat]
 

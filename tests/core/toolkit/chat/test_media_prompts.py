@@ -16,7 +16,8 @@ from pegboard.conformance.fake_media import FakeMedia, fake_processor
 from pegboard.conformance.media_toy import TOKENS
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import OutputParser
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.chat.tool_calls import Tools
 from tests.core.toolkit.chat.media_chats import (
@@ -56,7 +57,7 @@ def render(messages: Sequence[Mapping[str, object]], *, template: str = PARTS, *
     return asyncio.run(scene())
 
 
-def user(*content: object) -> list[dict[str, object]]:
+def user(*content: object) -> list[Any]:
     return [{"role": "user", "content": list(content)}]
 
 
@@ -99,7 +100,7 @@ class TestWhatTemplatesGet:
 
     def test_a_result_of_a_tool_may_have_pictures(self) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        chat = [
+        chat: list[Any] = [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": [text("Seen: "), item(1)]},
         ]
@@ -124,9 +125,10 @@ class TestWhatTemplatesGet:
             def instructions(self, tools: Any) -> str:
                 return " ".join(str(one["description"]) for one in tools)
 
+        parser = Parser(NoOptions(), OutputParserContext("", "", ""))
         tools = Tools(({"name": "look", "description": "Sees <|video|>", "parameters": {}},))
         chat = [{"role": "system", "content": [text("Be kind."), item(1)]}, *user(text("Hi"))]
-        prompt = render(chat, tools=tools, tool_parser=Parser(None, None))  # type: ignore[arg-type]
+        prompt = render(chat, tools=tools, tool_parser=parser)
         assert isinstance(prompt, MediaPrompt)
         assert "Be kind.<|media|><|image|><|media|>\n\nSees <|video|><|im_end|>" in str(prompt.base)
         assert literals(prompt) == ["<|video|>"]
@@ -199,13 +201,11 @@ class TestSpellings:
 
     @given(chat=CHATS, tools=TOOLS, note=SENTENCES)
     @settings(max_examples=80, deadline=None)
-    def test_they_change_nothing_but_themselves(
-        self, chat: list[dict[str, Any]], tools: list[dict[str, Any]], note: str
-    ) -> None:
+    def test_they_change_nothing_but_themselves(self, chat: list[dict[str, Any]], tools: list[Any], note: str) -> None:
         """The prompt is that of the same conversation with other words, these replaced: each placeholder is one that
         the template made for an item, and the items are bound as they were.
         """
-        made = render(with_items(chat), template=ALL, tools=Tools(tuple(tools)), kwargs={"note": note})  # type: ignore[arg-type]
+        made = render(with_items(chat), template=ALL, tools=Tools(tuple(tools)), kwargs={"note": note})
         other = render(
             with_items(neutral(chat)), template=ALL, tools=Tools(tuple(neutral(tools))), kwargs={"note": neutral(note)}
         )
@@ -214,20 +214,16 @@ class TestSpellings:
             assert (made, places, other) == (base, [], base)
             return
         assert (made.base, list(made.literals)) == (base, places)
-        items = [] if isinstance(other, str) else list(other.media)
-        assert list(made.media) == items
-        if items:
-            laid_out = FakeMedia(fake_processor()).lay_out(made)
-            assert [one.item for one in laid_out.layout.spans] == [
-                number for number, one in enumerate(items) for _ in range(2 if one.kind == "video" else 1)
-            ]
-            assert (
-                len(laid_out.layout.ids)
-                == FakeMedia(fake_processor()).lay_out(other).layout.ids.size
-                + sum(  # type: ignore[arg-type]
-                    (stop - start) - len(NEUTRAL[base[start:stop]]) for start, stop in places
-                )
-            )
+        if isinstance(other, str):
+            assert made.media == ()
+            return
+        assert made.media == other.media
+        laid_out, alike = FakeMedia(fake_processor()).lay_out(made), FakeMedia(fake_processor()).lay_out(other)
+        assert [one.item for one in laid_out.layout.spans] == [
+            number for number, one in enumerate(made.media) for _ in range(2 if one.kind == "video" else 1)
+        ]
+        longer = sum((stop - start) - len(NEUTRAL[base[start:stop]]) for start, stop in places)
+        assert len(laid_out.layout.ids) == len(alike.layout.ids) + longer
 
     @given(
         spelling=st.sampled_from(TOKENS),
@@ -243,7 +239,7 @@ class TestSpellings:
         if where == "parts":
             chat = user(item(1), *map(text, padded))
         elif where == "messages":
-            chat = [*user(item(1)), *({"role": "user", "content": [text(one)]} for one in padded)]
+            chat = user(item(1)) + [{"role": "user", "content": [text(one)]} for one in padded]
         else:
             chat = user(item(1), *({**text(one), "more": two} for one, two in zip_longest(padded[::2], padded[1::2])))
         prompt = render(chat, template=TOGETHER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +38,7 @@ def test_stand_ins_are_of_one_conversation() -> None:
 def test_values_keep_their_shape() -> None:
     spellings = Spellings(("<i>",))
     mark = str(spellings.hide("<i>"))
-    value = {"role": "<i>", "<i>": ["x<i>", 1, None, True, 1.5, {"a": "<i>"}]}
+    value: Any = {"role": "<i>", "<i>": ["x<i>", 1, None, True, 1.5, {"a": "<i>"}]}
     assert spellings.hide(value) == {"role": mark, mark: [f"x{mark}", 1, None, True, 1.5, {"a": mark}]}
 
 

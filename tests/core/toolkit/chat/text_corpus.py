@@ -217,7 +217,8 @@ def _message(words: _Words) -> tuple[str, dict[str, Any]]:
 
 def make_app(client: FakeEngineClient) -> Any:
     """Return all APIs of one engine, as a server mounts them."""
-    ctx = ApiContext(client=client, max_body_bytes=10**7, **fake_parsers())  # type: ignore[arg-type]
+    parsers: Any = fake_parsers()
+    ctx = ApiContext(client=client, max_body_bytes=10**7, **parsers)
     routers: list[tuple[str, Any]] = [
         ("openai", OpenAIRouter(OpenAIOptions(stored_responses=10, stored_bytes=10**6), ctx)),
         ("anthropic", AnthropicRouter(AnthropicOptions(), ctx)),

@@ -107,6 +107,8 @@ class FakeEngineClient(EngineClient):
     addresses of `web`. `laid_out` has what became of prompts with media.
     """
 
+    _media: FakeMedia | None = None
+
     def __init__(
         self,
         script: Script = SCRIPT,
@@ -129,8 +131,7 @@ class FakeEngineClient(EngineClient):
         self.fail_at = fail_at
         self.stall_at = stall_at
         self.finish_reason = finish_reason or {"type": "stop", "matched": 3}
-        self.busy = False
-        self.is_ready = True
+        self.busy, self.is_ready = False, True
         self.requests: list[GenerateRequest] = []
         self.laid_out: list[LaidOut] = []
         self.embedded: list[EmbedRequest] = []
@@ -145,7 +146,6 @@ class FakeEngineClient(EngineClient):
         self.accepting.set()
         self.release = asyncio.Event()
         self._tokenizer = tokenizer or FakeTokenizer()
-        self._media: FakeMedia | None = None
         self._info = _model_info(self._tokenizer.vocab_size, features)
         if media is not None:
             self.take_media(media, web)

@@ -15,7 +15,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.executor import InlineExecutor, no_media
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -24,10 +24,12 @@ from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.admission_gate import AdmissionGate
+    from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.pipeline.executor import Encode
+    from pegboard.core.pipeline.media.arrival import MediaStage
 
 DEFAULT_TOKENS = 200_000
 """KV memory where `memory.max_total_tokens` is unset: there is no device whose memory could say."""
@@ -48,8 +50,13 @@ def assemble(
     clock: Clock,
     hooks: StepHooks,
     vocab_size: int,
+    *,
+    media: MediaStage | None = None,
+    encode: Encode = no_media,
 ) -> Scheduler:
-    """Return a scheduler around `execute`. Raise ConfigError where the config asks for what the lab cannot do."""
+    """Return a scheduler around `execute`, and around `encode` where it takes `media`. Raise ConfigError where the
+    config asks for what the lab cannot do.
+    """
     config = resolved.engine
     if config.scheduler.loop == "overlap":
         raise ConfigError(
@@ -64,18 +71,24 @@ def assemble(
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     policy = selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx)
     gates = _gates(selection, AdmissionGateContext(clock))
-    chunk = config.scheduler.chunked_prefill_size
     stages = Stages(
         memory,
         policy,
         BatchBuilder(memory, (), vocab_size),
         ResultStage(None, {EOS}),
-        InlineExecutor(execute),
+        InlineExecutor(execute, encode=encode),
         gates=GateKeeper(gates, clock) if gates else None,
+        media=media,
         hooks=hooks,
     )
-    limits = Limits(context, None if chunk == 0 else chunk or max(DEFAULT_CHUNK, page_size), eos_ids=frozenset({EOS}))
+    limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)
+
+
+def chunk_of(config: EngineConfig) -> int | None:
+    """Return the tokens of a chunk; None where prompts are not cut."""
+    chunk = config.scheduler.chunked_prefill_size
+    return None if chunk == 0 else chunk or max(DEFAULT_CHUNK, config.memory.page_size)
 
 
 def _memory(selection: Selection, rows: ReqToTokenPool, ctx: TokenAllocatorContext) -> MemoryManager:

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.registry.names import or_hint
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -40,6 +40,26 @@ class CostModel(BaseModel):
     per_request: Seconds = 0.0
     overhead: Seconds = 0.0
     """Seconds that every step takes beside the pass, scheduling included."""
+    encode_base: Seconds = 0.0
+    """Seconds that a step which encodes media takes at least."""
+    encode_per_token: Seconds = 0.0
+    """Per token that stands for media: the encoder's weights times all patches of it."""
+    encode_per_pair: Seconds = 0.0
+    """Per pair of tokens of one piece: the encoder's attention."""
+    encoded_token_bytes: int = Field(default=8192, gt=0)
+    """What the states of one such token take in the encoder cache: 4,096 numbers of 16 bits by default."""
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it says what encoding costs."""
+        return bool(self.encode_base or self.encode_per_token)
+
+    def encode_seconds(self, work: EncodeWork) -> float:
+        """Return what the model says of one step that encodes media."""
+        tokens = [piece.tokens for piece in work.pieces]
+        pairs = sum(count * count for count in tokens)
+        passed = max(self.encode_base, self.encode_per_token * sum(tokens))
+        return self.overhead + passed + self.encode_per_pair * pairs
 
     def seconds(self, work: ModelWorkerBatch) -> float:
         """Return what the model says of one batch."""

@@ -56,7 +56,24 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "fairness": fairness(done),
         "max_queue": max(queued, default=0.0),
         "book_errors": outcome.info.get("book_errors", 0),
+        **_encoding(outcome),
         "wall": outcome.wall,
+    }
+
+
+def _encoding(outcome: Outcome) -> dict[str, float]:
+    """Return how much was encoded, the share of pieces that were there already, and the share of all time that it took;
+    nothing for a workload without media.
+    """
+    found = outcome.encoding
+    if found is None:
+        return {}
+    wanted = max(1, found["encoded_pieces"] + found["encoder_hits"])
+    return {
+        "encode_steps": found["encode_steps"],
+        "encoded_pieces": found["encoded_pieces"],
+        "encoder_hit_rate": found["encoder_hits"] / wanted,
+        "encode_share": found["encode_time"] / max(outcome.duration, 1e-9),
     }
 
 
@@ -123,18 +140,23 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("hit rate", "hit_rate"),
     ("... of the optimal one", "hit_rate_of_optimal"),
     ("steps in fall-back", "fallback_share"),
+    ("steps that encode", "encode_steps"),
+    ("pieces encoded", "encoded_pieces"),
+    ("encoder cache, hit rate", "encoder_hit_rate"),
+    ("time spent encoding", "encode_share"),
     ("retractions", "retractions"),
     ("preemptions", "preemptions"),
     ("fairness (Jain)", "fairness"),
     ("wall clock, s", "wall"),
 )
-_SHARES = frozenset({"hit_rate", "hit_rate_of_optimal", "fallback_share"})
+_SHARES = frozenset({"hit_rate", "hit_rate_of_optimal", "fallback_share", "encoder_hit_rate", "encode_share"})
 _MILLISECONDS = frozenset({"tpot", "itl"})
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return rows of text, one column per run."""
-    return [(title, *(_text(key, one[key]) for one in summaries)) for title, key in ROWS]
+    """Return rows of text, one column per run; none for figures that no run has."""
+    rows = [(title, key) for title, key in ROWS if any(key in one for one in summaries)]
+    return [(title, *(_text(key, one.get(key)) for one in summaries)) for title, key in rows]
 
 
 def _text(key: str, value: Any) -> str:

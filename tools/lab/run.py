@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import time
@@ -17,14 +18,16 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
-from pegboard.tools.lab.assemble import EOS, assemble
+from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
+from pegboard.tools.lab.media import LabMedia
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.media import PieceKey
     from pegboard.core.interfaces.req import Req
     from pegboard.tools.lab.cost import CostModel
 
@@ -83,6 +86,8 @@ class Outcome:
     timeline: NDArray[np.float64]
     total_tokens: int
     rejected: int = 0
+    encoding: dict[str, float] | None = None
+    """See `LabMedia.figures`; None for a workload without media."""
     info: dict[str, float] = field(default_factory=dict)
 
 
@@ -98,8 +103,19 @@ class ModelledDevice:
         self._random = np.random.default_rng(seed)
         self.ends: list[int] = []
         """The length of each request's output, by its number."""
+        self._encoded: set[PieceKey] = set()
+
+    def encode(self, work: EncodeWork) -> float:
+        """Encode media; the virtual seconds that it took."""
+        seconds = self._cost.encode_seconds(work)
+        self._clock.now += seconds
+        self._encoded.difference_update(work.drop)
+        self._encoded.update(piece.key for piece in work.pieces)
+        return seconds
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
+        if not all(part.key in self._encoded for part in work.overlay):
+            raise RuntimeError("a prefill reads media that are not encoded")
         self._clock.now += self._cost.seconds(work)
         sampling = work.sampling
         if sampling is None:
@@ -121,7 +137,12 @@ class Simulation:
         self.clock = VirtualClock()
         self.device = ModelledDevice(cost, self.clock, seed=resolved.engine.scheduler.seed)
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
-        self.scheduler = assemble(resolved, self.device, self.clock, hooks, VOCAB)
+        wants_media = workload.has_media and resolved.engine.media.enabled
+        self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
+        stage = None if self._media is None else self._media.stage
+        self.scheduler = assemble(
+            resolved, self.device, self.clock, hooks, VOCAB, media=stage, encode=self.device.encode
+        )
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
         self._later: list[tuple[float, int, Ask]] = []
@@ -139,12 +160,13 @@ class Simulation:
     def run(self, progress: Progress = lambda done: None) -> Outcome:
         """To the end of the workload. `progress` hears how many requests have ended, now and then."""
         began = time.perf_counter()
-        while self._submit_due():
-            if self.scheduler.resting:
-                self.clock.now += REST
-            self.scheduler.step()
-            if self._steps % 200 == 0:
-                progress(len(self._records) - len(self._open))
+        with contextlib.nullcontext() if self._media is None else self._media.files():
+            while self._submit_due():
+                if self.scheduler.resting:
+                    self.clock.now += REST
+                self.scheduler.step()
+                if self._steps % 200 == 0:
+                    progress(len(self._records) - len(self._open))
         progress(len(self._records))
         return self._outcome(time.perf_counter() - began)
 
@@ -189,7 +211,10 @@ class Simulation:
             room = self.scheduler.max_context_len - len(prompt)
             params = SamplingParams(max_new_tokens=max(0, min(ask.limit, room)), temperature=0.0, seed=number)
             packed = prompt.astype("<i4").tobytes()
-            messages.append(TokenizedRequest(rid=rid, prompt=packed, sampling=params, priority=ask.priority))
+            media = None if self._media is None else self._media.request(ask.media, len(prompt))
+            messages.append(
+                TokenizedRequest(rid=rid, prompt=packed, sampling=params, priority=ask.priority, media=media)
+            )
         for reply in self.scheduler.receive([TokenizedBatch(requests=messages)]):
             if isinstance(reply, Rejected):
                 self._rejected += 1
@@ -222,7 +247,7 @@ class Simulation:
                 continue
             whole = req.tokens.view().copy()
             if self._ideal is not None:
-                self._ideal_cached += self._seen_before(whole, req.input_len)
+                self._ideal_cached += self._seen_before(req.tokens.key_view().copy(), req.input_len)
             if ask.then is not None:
                 for more in ask.then(self.clock.now, whole):
                     heapq.heappush(self._later, (more.at, next(self._order), more))
@@ -260,5 +285,6 @@ class Simulation:
             timeline=np.array(self._timeline or np.empty((0, 5)), np.float64).reshape(-1, 5),
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
+            encoding=None if self._media is None else self._media.figures(counters),
             info={"book_errors": counters.book_errors},
         )

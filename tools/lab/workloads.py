@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.registry.names import or_hint
+from pegboard.tools.lab.media import MEDIA_TOKEN, Medium
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +38,15 @@ class Ask:
     limit: int
     group: str
     priority: int = 0
+    media: tuple[Medium, ...] = ()
     then: Callable[[float, NDArray[np.int64]], list[Ask]] | None = None
     """What follows once it has ended: from its end and its whole sequence, prompt and answer, to further requests."""
+
+
+MEDIA: Mapping[str, float] = {"items": 0, "media_tokens": 1024, "pieces": 1, "distinct": 0}
+"""Parameters of workloads that may have media: each question has so many `items` of so many tokens in `pieces`. Each
+item is new, or one of `distinct` ones.
+"""
 
 
 class Workload(abc.ABC):
@@ -51,6 +61,12 @@ class Workload(abc.ABC):
         self.rate = rate
         self.random = np.random.default_rng(seed)
         self.values = {**self.parameters, **values}
+        self._contents = itertools.count()
+
+    @property
+    def has_media(self) -> bool:
+        """Whether some of its prompts have media."""
+        return self.values.get("items", 0) >= 1
 
     @abc.abstractmethod
     def arrivals(self) -> Iterator[Ask]: ...
@@ -69,6 +85,17 @@ class Workload(abc.ABC):
         """Uniform between (1 - spread) and (1 + spread) times the mean; one at least."""
         return max(1, round(mean * self.random.uniform(1 - spread, 1 + spread)))
 
+    def _items(self, start: int) -> tuple[Medium, ...]:
+        """Return the items of a question, which stand from `start` on."""
+        values = self.values
+        pieces, distinct = max(1, int(values["pieces"])), int(values["distinct"])
+        tokens = max(1, int(values["media_tokens"]) // pieces) * pieces
+        found = []
+        for index in range(int(values["items"])):
+            content = int(self.random.integers(distinct)) if distinct else next(self._contents)
+            found.append(Medium(content, start + index * tokens, tokens, pieces))
+        return tuple(found)
+
     def _limit(self, output_len: int) -> int:
         """Clients ask for more than they get."""
         return max(output_len, int(self.values.get("limit", 0)) or 2 * output_len)
@@ -80,7 +107,7 @@ class SharedPrefix(Workload):
     """
 
     summary = "groups that share a system prompt, a question of its own each, in random order"
-    parameters = {"groups": 64, "system": 2048, "question": 128, "output": 256, "spread": 0.0, "limit": 0}
+    parameters = {"groups": 64, "system": 2048, "question": 128, "output": 256, "spread": 0.0, "limit": 0, **MEDIA}
 
     def arrivals(self) -> Iterator[Ask]:
         values = self.values
@@ -90,14 +117,16 @@ class SharedPrefix(Workload):
         for at, group in zip(self._times(self.requests).tolist(), members.tolist(), strict=True):
             question = self._tokens(self._length(values["question"], values["spread"]))
             output = self._length(values["output"], values["spread"])
-            yield Ask(at, _joined(stems[group], question), output, self._limit(output), f"group {group}")
+            media = self._items(len(stems[group]))
+            prompt = _joined(stems[group], *_places(media), question)
+            yield Ask(at, prompt, output, self._limit(output), f"group {group}", media=media)
 
 
 class Random(Workload):
     """Prompts that share nothing, of random lengths. A share of them is urgent (`priority` 10)."""
 
     summary = "prompts that share nothing, of random lengths; some may be urgent"
-    parameters = {"input": 1024, "output": 256, "spread": 0.9, "urgent": 0.0, "limit": 0}
+    parameters = {"input": 1024, "output": 256, "spread": 0.9, "urgent": 0.0, "limit": 0, **MEDIA}
 
     def arrivals(self) -> Iterator[Ask]:
         values = self.values
@@ -106,7 +135,10 @@ class Random(Workload):
             output = self._length(values["output"], values["spread"])
             urgent = bool(self.random.random() < values["urgent"])
             group = "urgent" if urgent else "normal"
-            yield Ask(at, _joined(prompt), output, self._limit(output), group, priority=10 if urgent else 0)
+            # After the text, so that no prefix is shared where items are.
+            media = self._items(len(prompt))
+            whole = _joined(prompt, *_places(media))
+            yield Ask(at, whole, output, self._limit(output), group, 10 if urgent else 0, media)
 
 
 class Chat(Workload):
@@ -115,7 +147,7 @@ class Chat(Workload):
     summary = "conversations; a turn comes some time after the answer before it, and contains everything so far"
     parameters = {
         "turns": 5, "system": 512, "question": 64, "output": 192, "think": 10.0, "spread": 0.5, "systems": 4,
-        "limit": 0,
+        "limit": 0, **MEDIA,
     }  # fmt: skip
 
     def arrivals(self) -> Iterator[Ask]:
@@ -126,16 +158,19 @@ class Chat(Workload):
         for number, at in enumerate(self._times(count, self.rate / turns).tolist()):
             yield self._turn(at, systems[number % len(systems)], f"chat {number}", turns)
 
-    def _turn(self, at: float, so_far: NDArray[np.int64], group: str, left: int) -> Ask:
+    def _turn(self, at: float, so_far: NDArray[np.int64], group: str, left: int, shown: tuple[Medium, ...] = ()) -> Ask:
         values = self.values
         question = self._tokens(self._length(values["question"], values["spread"]))
         output = self._length(values["output"], values["spread"])
+        new = self._items(len(so_far))
+        media = (*shown, *new)
 
         def then(ended: float, whole: NDArray[np.int64]) -> list[Ask]:
             think = float(self.random.exponential(values["think"]))
-            return [self._turn(ended + think, whole, group, left - 1)]
+            return [self._turn(ended + think, whole, group, left - 1, media)]
 
-        return Ask(at, _joined(so_far, question), output, self._limit(output), group, then=then if left > 1 else None)
+        prompt = _joined(so_far, *_places(new), question)
+        return Ask(at, prompt, output, self._limit(output), group, media=media, then=then if left > 1 else None)
 
 
 class Agents(Workload):
@@ -170,17 +205,26 @@ class Agents(Workload):
 class Trace(Workload):
     """A JSON Lines file, one request per line: `timestamp` (seconds), `input_length`, `output_length`, and either
     `prompt` (token ids) or `hash_ids` (one id per block of `block` tokens: equal ids, equal tokens), `priority`,
-    `group`.
+    `group`, and `media`: objects with `id` (equal ids look the same), `start` and `tokens`, and `pieces` for videos.
     """
 
     summary = "requests from a JSON Lines file"
     parameters = {"block": 512, "speed": 1.0, "limit": 0}
     path = Path()
 
-    def arrivals(self) -> Iterator[Ask]:
+    @functools.cached_property
+    def asks(self) -> list[Ask]:
+        """All requests, in order of time. Raises ConfigError for a line that is none."""
         lines = [line for line in self.path.read_text("utf-8").splitlines() if line.strip()]
         asks = [self._ask(number, line) for number, line in enumerate(lines[: self.requests], 1)]
-        yield from sorted(asks, key=lambda ask: ask.at)
+        return sorted(asks, key=lambda ask: ask.at)
+
+    @property
+    def has_media(self) -> bool:
+        return any(ask.media for ask in self.asks)
+
+    def arrivals(self) -> Iterator[Ask]:
+        yield from self.asks
 
     def _ask(self, number: int, line: str) -> Ask:
         try:
@@ -188,13 +232,17 @@ class Trace(Workload):
             output = max(1, int(said["output_length"]))
             at = float(said.get("timestamp", 0.0)) / self.values["speed"]
             group, priority = str(said.get("group", "")), int(said.get("priority", 0))
-            if "prompt" in said:
-                prompt = np.array(said["prompt"], np.int64)
-                return Ask(at, _joined(prompt), output, self._limit(output), group, priority)
-            length, ids = int(said["input_length"]), [int(one) for one in said.get("hash_ids", ())]
+            ids = [int(one) for one in said.get("hash_ids", ())]
+            known = np.array(said["prompt"], np.int64) if "prompt" in said else None
+            length = max(1, int(said["input_length"])) if known is None else len(known)
+            media = _media_of(said.get("media", ()), length)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{self.path}, line {number}: {type(error).__name__}: {error}") from None
-        return Ask(at, lambda: self._blocks(length, ids, number), output, self._limit(output), group, priority)
+
+        def prompt() -> NDArray[np.int64]:
+            return _shown(self._blocks(length, ids, number) if known is None else known.copy(), media)
+
+        return Ask(at, prompt, output, self._limit(output), group, priority, media)
 
     def _blocks(self, length: int, ids: list[int], number: int) -> NDArray[np.int64]:
         """Return tokens that are equal where the ids are; what no id covers is the line's own."""
@@ -263,3 +311,24 @@ class WorkloadChoice:
 
 def _joined(*parts: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
     return lambda: np.concatenate(parts)
+
+
+def _places(media: Sequence[Medium]) -> list[NDArray[np.int64]]:
+    """Return the tokens that stand for media."""
+    return [np.full(one.tokens, MEDIA_TOKEN, np.int64) for one in media]
+
+
+def _shown(tokens: NDArray[np.int64], media: Sequence[Medium]) -> NDArray[np.int64]:
+    """Put media in the place of a prompt's own tokens."""
+    for one in media:
+        tokens[one.start : one.start + one.tokens] = MEDIA_TOKEN
+    return tokens
+
+
+def _media_of(said: Sequence[Mapping[str, int]], length: int) -> tuple[Medium, ...]:
+    """Read the media of a trace's line. Raises ValueError where they are not in order, or not in the prompt."""
+    found = [Medium(int(one["id"]), int(one["start"]), int(one["tokens"]), int(one.get("pieces", 1))) for one in said]
+    ends = [0, *(one.start + one.tokens for one in found)]
+    if any(one.start < end for one, end in zip(found, ends, strict=False)) or ends[-1] > length:
+        raise ValueError(f"media must stand one after the other within the prompt's {length} tokens")
+    return tuple(found)

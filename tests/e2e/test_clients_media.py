@@ -156,13 +156,21 @@ def test_bad_media_are_refused_with_their_place(server: Served) -> None:
         assert said in str(caught.value)
 
 
-def test_chat_on_the_command_line(server: Served, picture: Path) -> None:
+def test_chat_on_the_command_line(server: Served, checkpoint: Path, picture: Path, tmp_path: Path) -> None:
+    """With a server, and with an engine of its own."""
     expected = native(server, text=TURN, image_data=data(png(1)))["text"]
-    arguments = ["chat", "--url", server.address, "--temperature", "0", "--max-tokens", "8", "--no-history"]
-    done = run(arguments, f"/image {picture}\nWhat is it?\n")
-    assert done.exit_code == 0, done.output
-    assert expected.startswith(done.stdout.removesuffix("\n")), done.output
-    assert not done.stderr.startswith("error")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config(checkpoint)), "utf-8")
+    said = []
+    for whom in (["--url", server.address], [str(file)]):
+        arguments = ["chat", *whom, "--temperature", "0", "--max-tokens", "8", "--no-history"]
+        done = run(arguments, f"/image {picture}\nWhat is it?\n/stats\n")
+        assert done.exit_code == 0, done.output
+        said.append(done.stdout.removesuffix("\n"))
+        assert "error" not in done.stderr
+    assert said[0] == said[1]
+    assert said[0]
+    assert expected.startswith(said[0])
 
 
 def run(arguments: list[str], stdin: str = "") -> Result:

@@ -300,7 +300,7 @@ class MediaSection(Section):
     """Largest item as it is received, in bytes."""
     max_pixels: PositiveInt = 64 * 1024 * 1024
     """Most pixels of a picture or frame as it is received."""
-    max_resized_pixels: PositiveInt = 16 * 1024 * 1024
+    max_resized_pixels: PositiveInt = 24 * 1024 * 1024
     """Most pixels of one item as the model sees it: of all frames of a video together."""
     max_frames: PositiveInt = 768
     """Most frames that are sampled of one video."""

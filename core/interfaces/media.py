@@ -1,4 +1,4 @@
-"""Contracts: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
+"""Contract: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
 states.
 
 An *item* is one picture or video. A *piece* is the unit that is encoded and cached: a picture, or one temporal patch of
@@ -52,7 +52,7 @@ class MediaLimits:
     """
 
     max_pixels: int = 64 * 2**20
-    resized_pixels: int = 16 * 2**20
+    resized_pixels: int = 24 * 2**20
     max_frames: int = 768
     max_seconds: float = 3600.0
 

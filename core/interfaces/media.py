@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, NamedTuple
 
 import msgspec
 
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-    from pegboard.core.interfaces.model_family import ModelContext
 
 MediaKind = Literal["image", "video"]
 

@@ -52,14 +52,15 @@ class TestPlaces:
         assert any(one.origin.builtin for one in found), f"no built-in plugin provides {contract.name}"
 
     def test_each_process_looks_early_at_what_it_builds(self) -> None:
-        tree = ast.parse((ROOT / "core" / "server" / "serve.py").read_text("utf-8"))
+        files = ("server/serve.py", "engine/media_frontend.py")
         built = {
             getattr(contracts, alias.name).name
-            for node in ast.walk(tree)
+            for file in files
+            for node in ast.walk(ast.parse((ROOT / "core" / file).read_text("utf-8")))
             if isinstance(node, ast.ImportFrom) and node.module == "pegboard.core.interfaces.contracts"
             for alias in node.names
         }
-        assert built == API_SIDE, "core/config/early.py, API_SIDE: what core/server/serve.py builds"
+        assert built == API_SIDE, f"core/config/early.py, API_SIDE: what {files} build"
 
 
 class TestDocs:

@@ -235,6 +235,9 @@ class _Server:
         draining = asyncio.ensure_future(client.drain(timeout))
         if not await _first(draining, self._hurry):
             await client.drain(0)
+        if self._media is not None:
+            # Requests whose media are still being prepared would be refused after that.
+            await asyncio.to_thread(self._media.close)
 
     @property
     def _scheme(self) -> str:

@@ -52,7 +52,8 @@ class Server:
             **(more or {}),
         }
         self.verify, self.headers = verify, dict(headers or {})
-        env = {**os.environ, "PYTHONPATH": str(FAKES), "TMPDIR": str(log.parent)}
+        path = os.pathsep.join((str(FAKES), os.environ["PYTHONPATH"]))
+        env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(log.parent)}
         self.log_file = log
         self.client: httpx.Client = None  # type: ignore[assignment]  # once it has started
         with log.open("wb") as out:

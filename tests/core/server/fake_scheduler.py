@@ -5,6 +5,8 @@ It gives every request the token of "a" once per step. What a prompt begins with
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -117,6 +119,38 @@ class FullScheduler(FakeScheduler):
             else one
             for one in replies
         ]
+
+
+class MediaScheduler(FakeScheduler):
+    """Takes media, whose files must be there from the first word of a request to its last."""
+
+    directory = Path()
+
+    def read_from(self, directory: Path) -> None:
+        self.directory = directory
+
+    def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
+        replies = super().receive(messages)
+        self._look()
+        return replies
+
+    def step(self) -> list[TokenOutput]:
+        outputs = super().step()
+        self._look()
+        return outputs
+
+    def _look(self) -> None:
+        for request, _ in self.running.values():
+            for item in request.media.items if request.media is not None else ():
+                size = (self.directory / item.file).stat().st_size
+                assert size == math.prod(item.shape), "a file changes while its request runs"
+
+
+def build_media(resolved: Any) -> Any:
+    built = build(resolved, MediaScheduler)
+    built.info = dataclasses.replace(built.info, vocab_size=328, features=("media.image",))
+    built.media = built.scheduler
+    return built
 
 
 def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:

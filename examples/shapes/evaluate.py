@@ -11,16 +11,19 @@ from __future__ import annotations
 import argparse
 import io
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen3VLForConditionalGeneration
 
-from examples.shapes.chats import QUESTIONS, answer, question
+from examples.shapes.chats import QUESTIONS, Message, answer, question
 from examples.shapes.files import MODEL
 from examples.shapes.pictures import Scene, draw, png, random_scene
+
+Ask = Callable[[list[Message], list[bytes]], str]
+"""Answers a chat, whose pictures are the bytes of image files."""
 
 
 class Model:
@@ -32,7 +35,7 @@ class Model:
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     @torch.inference_mode()
-    def ask(self, messages: list[dict[str, object]], pictures: list[bytes]) -> str:
+    def ask(self, messages: list[Message], pictures: list[bytes]) -> str:
         """Return the answer to a chat, whose pictures are the bytes of image files."""
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         found: dict[str, torch.Tensor] = {}
@@ -57,7 +60,7 @@ def fresh(count: int, seed: int = 1) -> list[Scene]:
 
 
 def shares(
-    model: Model, scenes: list[Scene], seed: int = 1, shuffled: bool = False, kinds: Iterable[str] = tuple(QUESTIONS)
+    ask: Ask, scenes: list[Scene], seed: int = 1, shuffled: bool = False, kinds: Iterable[str] = tuple(QUESTIONS)
 ) -> dict[str, float]:
     """Return the share of exact answers to each kind of question, each asked once about each scene."""
     rng = random.Random(f"questions {seed}")
@@ -67,7 +70,7 @@ def shares(
     right = dict.fromkeys(kinds, 0)
     for scene, picture in zip(scenes, shown, strict=True):
         for kind in right:
-            said = model.ask([question(rng.choice(QUESTIONS[kind]), 1)], [picture])
+            said = ask([question(rng.choice(QUESTIONS[kind]), 1)], [picture])
             right[kind] += said == answer(kind, scene)
     return {kind: count / len(scenes) for kind, count in right.items()}
 
@@ -79,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shuffled", action="store_true")
     args = parser.parse_args()
-    found = shares(Model(args.model), fresh(args.pictures, args.seed), args.seed, args.shuffled)
+    found = shares(Model(args.model).ask, fresh(args.pictures, args.seed), args.seed, args.shuffled)
     for kind, share in found.items():
         print(f"{kind}: {share:.1%} of {args.pictures}")
 

@@ -277,20 +277,20 @@ def model() -> Model:
 
 class TestAnswers:
     def test_few_pictures(self, model: Model) -> None:
-        found = shares(model, fresh(12, seed=2))
+        found = shares(model.ask, fresh(12, seed=2))
         assert min(found.values()) >= 0.75, found
         assert model.ask([question("What do you see?", 0)], []) == "I see no picture."
 
     @pytest.mark.full
     def test_three_hundred_pictures(self, model: Model) -> None:
-        found = shares(model, fresh(300), kinds=CHANCE)
+        found = shares(model.ask, fresh(300), kinds=CHANCE)
         assert found["colour"] >= 0.98
         assert found["count"] >= 0.95
         assert found["shape"] >= 0.85
 
     @pytest.mark.full
     def test_other_pictures_bring_it_down_to_chance(self, model: Model) -> None:
-        for kind, share in shares(model, fresh(150), shuffled=True, kinds=CHANCE).items():
+        for kind, share in shares(model.ask, fresh(150), shuffled=True, kinds=CHANCE).items():
             chance = CHANCE[kind]
             assert abs(share - chance) < 4 * math.sqrt(chance * (1 - chance) / 150), kind
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,7 +21,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.media_toy import TOKENS, ToyProcessor, ppm, toy_settings
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaInput, MediaPrompt, OutputStream
+from pegboard.core.interfaces.client import (
+    EmbedRequest,
+    GenerateRequest,
+    MediaInput,
+    MediaPrompt,
+    ModelInfo,
+    OutputStream,
+)
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaContext
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected, TokenizedRequest
@@ -73,9 +81,9 @@ class Scene:
         self.preparer: Preparer = media.preparer
         self.wire = Wire()
 
-    def attach(self) -> None:
+    def attach(self, info: ModelInfo = INFO) -> None:
         self.wire = Wire()
-        self.client.attach(self.wire, INFO)  # type: ignore[arg-type]
+        self.client.attach(self.wire, info)  # type: ignore[arg-type]
 
     async def submitted(self, *requests: GenerateRequest) -> list[OutputStream]:
         before = len(sent(self.wire))
@@ -154,7 +162,9 @@ def test_refused_before_it_leaves(play: Play) -> None:
                 await stage.client.submit_all([request, GenerateRequest(prompt="abc")])
             assert (caught.value.status, caught.value.code) == (400, code)
         with pytest.raises(InvalidRequest):
-            await stage.client.embed([EmbedRequest(prompt=asking(PICTURES[0]).prompt)])  # type: ignore[arg-type]
+            await stage.client.embed(
+                [msgspec.structs.replace(EmbedRequest(prompt=""), prompt=asking(PICTURES[0]).prompt)]
+            )
         assert stage.wire.sent == []
         assert stage.files == []
 
@@ -165,7 +175,7 @@ def test_an_engine_that_encodes_nothing(play: Play) -> None:
     """The processor alone is not enough, and what is asked of it is refused like by a text model."""
 
     async def scene(stage: Scene) -> None:
-        stage.client.attach(stage.wire, dataclasses.replace(INFO, features=()))  # type: ignore[arg-type]
+        stage.attach(dataclasses.replace(INFO, features=()))
         assert stage.client.media is None
         with pytest.raises(InvalidRequest) as caught:
             await stage.client.submit(asking(PICTURES[0]))

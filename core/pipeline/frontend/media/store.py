@@ -162,7 +162,7 @@ class MediaStore:
 
 
 class MediaFile:
-    """A file of a store. Whoever made it needs it, until it is dropped."""
+    """A file of a store. It is made for one user, and stays until all its users have dropped it."""
 
     def __init__(self, store: MediaStore, name: str) -> None:
         self._store = store

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -217,7 +218,9 @@ def test_what_is_refused_before_anything_is_prepared(prompts: Prompts, frontend:
     before = frontend.preparer.stats.figures()
     error = refusal(prompts, request(IMAGE * 4, *[image(place=f"here.{i}") for i in range(4)]))
     assert (error.code, error.param) == ("too_many_media", "here.3")
-    error = refusal(prompts, EmbedRequest(prompt=MediaPrompt(base=IMAGE, media=(image(),))))  # type: ignore[arg-type]
+    error = refusal(
+        prompts, msgspec.structs.replace(EmbedRequest(prompt=""), prompt=MediaPrompt(base=IMAGE, media=(image(),)))
+    )
     assert error.code == "unsupported"
     assert refusal(prompts, request("", image())).param == "prompt"
     assert refusal(prompts, request("x" * 100_000, image())).code == "context_length_exceeded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -236,7 +237,11 @@ class Slow:
 def strike(slow: Slow, number: int, times: int) -> None:
     """Send a signal to as many helpers, each once it is at work."""
     for count in range(times):
-        os.kill(until(lambda count=count: slow.pids()[count:], "a helper at work")[0], number)
+        os.kill(until(functools.partial(_others, slow, count), "a helper at work")[0], number)
+
+
+def _others(slow: Slow, known: int) -> list[int]:
+    return slow.pids()[known:]
 
 
 @contextlib.contextmanager
@@ -290,7 +295,7 @@ def test_the_queue_is_bounded_and_one_request_always_fits(tmp_path: Path) -> Non
         with pytest.raises(InvalidRequest) as caught:
             await prepared(*several[:2])
         assert (caught.value.status, caught.value.code) == (503, "media_queue_full")
-        assert await asyncio.gather(running, prepared(several[1])) == [2, 1]
+        assert list(await asyncio.gather(running, prepared(several[1]))) == [2, 1]
         assert one.open == 0
 
     with preparing(tmp_path, most=3) as one:
@@ -324,14 +329,15 @@ def test_one_that_nothing_waits_for_any_more(tmp_path: Path) -> None:
         asyncio.run(scene(one))
 
 
+def _note(errors: list[InvalidRequest], one: Preparer, media: MediaInput) -> None:
+    errors.append(error_of(one, media))
+
+
 def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
     slow = Slow(tmp_path, 1000)
     errors: list[InvalidRequest] = []
     with preparing(tmp_path) as one:
-        waiting = [
-            threading.Thread(target=lambda media=media: errors.append(error_of(one, media)))  # type: ignore[misc]
-            for media in (slow.media, GOOD)
-        ]
+        waiting = [threading.Thread(target=_note, args=(errors, one, media)) for media in (slow.media, GOOD)]
         for thread in waiting:
             thread.start()
         until(slow.pids, "a helper at work")

@@ -68,7 +68,7 @@ def as_embedded(rig: Rig, rows: list[int], levels: int = 0) -> OverlaidPrompt:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [[0], [60], [7, 9, 10, 31, 32, 33, 59], list(range(61)), []], ids=len)
 def test_states_that_the_table_has_change_nothing(rows: list[int], threads: int) -> None:
-    """Not a bit, whoever's tokens surround them; and levels beyond the last layer have no place to be added."""
+    """Not a bit, in any number of threads; and levels beyond the last layer are not added anywhere."""
     rig = Native(threads=threads).rig()
     plain = logits_of(rig, 0, [as_embedded(rig, [])])
     assert torch.equal(logits_of(rig, 1, [as_embedded(rig, rows)]), plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -166,7 +166,7 @@ def test_literals_and_the_tokens_around_a_prompt(tokenizer: Tokenizer) -> None:
             return tokenizer.encode_literal(text)
 
     text = f"the {IMAGE}"
-    found = encode_now(Wrapped(), text, literals=((4, len(text)),))  # type: ignore[arg-type]
+    found = encode_now(cast("Tokenizer", Wrapped()), text, literals=((4, len(text)),))
     assert (found[0], found[-1]) == (0, 2)
     assert tokenizer.decode(found[1:-1], skip_special_tokens=False) == text
     for wrong in (((0, 0),), ((3, 2),), ((0, 99),), ((0, 2), (1, 3))):

@@ -119,7 +119,7 @@ def fetcher(site: Web, names: Mapping[str, Sequence[str]] | None = None, **more:
         return known[host]
 
     options: dict[str, Any] = {"resolve": resolve, "allowed": lambda address: str(address) == OPEN}
-    keys = {key: more.pop(key) for key in ("resolve", "allowed", "tls") if key in more}
+    keys: dict[str, Any] = {key: more.pop(key) for key in ("resolve", "allowed", "tls") if key in more}
     asked: dict[str, Any] = {"max_bytes": 10_000, "seconds": PATIENCE, "ports": (site.port,), **more}
     limits = FetchLimits(**asked)
     return Fetcher(limits, **{**options, **keys})

@@ -322,8 +322,9 @@ class MediaSection(Section):
     allowed_paths: NameList = ()
     """Directories below which requests may name files, as `file:` addresses. Empty: none."""
     encode_tokens: PositiveInt | None = None
-    """Most tokens that one step encodes; a larger piece is encoded alone. Unset: as many as a chunk has."""
-    cache_bytes: PositiveInt = 256 * 1024 * 1024
+    """Most tokens that one step encodes. A larger piece is encoded alone, and each counts as 64 at least. Unset: as
+    many as a chunk has."""
+    cache_bytes: PositiveInt = 1024 * 1024 * 1024
     """Memory for encoded media on the device, used ones kept for requests to come."""
 
 

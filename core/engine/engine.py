@@ -342,16 +342,22 @@ class Engine:
         """Their reader has gone: abort those that have not ended."""
         for rid in rids:
             self._mail.pop(rid, None)
+        if self._stopped is not None:
+            self._drop_files(rids)
         if self._built is None or self._stopped is not None:
             return
         with self._watched() as scheduler:
             scheduler.receive([AbortRequest(rid=rid) for rid in rids])
-        for rid in rids:
-            if (prompt := self._files.pop(rid, None)) is not None:
-                prompt.drop()
+        self._drop_files(rids)
         if not self._mail:
             # Nothing is left to run; the scheduler only says its last words.
             self._step()
+
+    def _drop_files(self, rids: Sequence[str]) -> None:
+        """Let go of the media of requests that the scheduler does not run any more."""
+        for rid in rids:
+            if (prompt := self._files.pop(rid, None)) is not None:
+                prompt.drop()
 
 
 def _again(error: Exception) -> Exception:

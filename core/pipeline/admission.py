@@ -184,8 +184,14 @@ class PrefillAdder:
         return self.wishes is not None and bool(self.wishes.pieces)
 
     def could_take(self, req: Req, *, has_chunked: bool) -> bool:
-        """Return whether this prefill's own budgets admit the request, if memory does and nothing of it is cached."""
+        """Return whether this prefill's own budgets admit the request, if memory does and nothing of it is cached. A
+        request whose media are not encoded wishes for that first.
+        """
         take = self._chunk(req.seq_len)
+        if req.media is not None and self._media is not None:
+            start = len(self._memory.match(req))
+            self._memory.unmatch(req)
+            take = self._encoded(req, start, self._chunk(req.seq_len - start))
         if take <= 0 or (take < req.seq_len and has_chunked):
             return False
         return not self.items or take <= self._rem_input

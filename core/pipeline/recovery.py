@@ -5,7 +5,7 @@ be encoded together are encoded one by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodePiece
+    from pegboard.core.interfaces.media import MediaItem
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.batch_result import BatchResult
@@ -37,24 +38,26 @@ def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> I
     """
     books.forget(piece.key for piece in step.work.pieces)
     for piece, owners in zip(step.work.pieces, step.owners, strict=True):
-        wanting = [req for req in owners if not req.finished]
+        wanting = [req for req in dict.fromkeys(owners) if not req.finished]
         why: Exception | None = None
-        for req in wanting:
-            why = _encode_alone(piece, req, books, executor)
-            if why is None:
-                break
-            if not executor.healthy():
-                raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
+        for item in _copies(piece, wanting):
+            why = _encode_alone(replace(piece, item=item), books, executor)
+            if not isinstance(why, OSError):
+                break  # another copy would do no better
+        if why is not None and not executor.healthy():
+            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
         if why is not None:
             yield wanting, why
 
 
-def _encode_alone(piece: EncodePiece, req: Req, books: EncoderBooks, executor: Executor) -> Exception | None:
-    """Encode a piece from this request's own copy of it: the file of another one goes when that one ends."""
-    media = req.media
-    assert media is not None
-    item = next(one for one in media.items if one.digest == piece.key.digest)
-    work = books.plan((replace(piece, item=item),), ())
+def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
+    """Return the item in each of the files that show it: a request's file goes when that one ends."""
+    items = (item for req in reqs if req.media is not None for item in req.media.items)
+    return list({item.file: item for item in items if item.digest == piece.key.digest}.values())
+
+
+def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -> Exception | None:
+    work = books.plan((piece,), ())
     try:
         executor.encode(work).result()
     except Exception as error:

@@ -201,7 +201,7 @@ class Scheduler:
             assert error is not None
             self._recover(step, error, behind)
         if step.final or result is None:
-            self.planner.encoding.release(step)
+            self.planner.encoding.release(step if step.whole is None else step.whole)
         self.counters.results_time += time.perf_counter() - ran
         return result is not None
 
@@ -280,16 +280,15 @@ class Scheduler:
 
     def _recover_encode(self, step: EncodeStep, error: Exception, behind: Launched | None) -> None:
         """Recover from an encoder that raised: its pieces are encoded one by one. Requests that want one which fails
-        alone end with status 500.
+        alone end with status 500. A file that is gone is no failure, where its request has ended meanwhile.
         """
         books = self.stages.books
         assert books is not None
-        self._note_failure(step.number, f"{len(step.work.pieces)} pieces of media", error)
+        if not isinstance(error, OSError):
+            self._note_failure(step.number, f"{len(step.work.pieces)} pieces of media", error)
         late = None if behind is None else self._wait_for(behind)
         for wanting, why in encode_apart(step, books, self.stages.executor):
-            culprit = self.stages.culprits.of(why)
-            text = f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
-            reason = FinishReason(FinishType.ABORT, message=text, status=500, code="media_failed")
+            reason = FinishReason(FinishType.ABORT, message=self._told(why), status=500, code="media_failed")
             for req in wanting:
                 self.requests.end(req, reason, keep=False)
         if isinstance(behind, EncodeStep):
@@ -301,6 +300,14 @@ class Scheduler:
             else:
                 self.planner.abandon_split()
         self.running.rewind()
+
+    def _told(self, why: Exception) -> str:
+        """Return what clients learn of media that cannot be encoded."""
+        if isinstance(why, OSError):
+            logger.error("a file of media cannot be read: %s", why)
+            return "the media of this request were lost; try again"
+        culprit = self.stages.culprits.of(why)
+        return f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
 
     def _note_failure(self, number: int, what: str, error: Exception) -> None:
         self.counters.failed_batches += 1

@@ -45,13 +45,22 @@ class MediaStage:
         self.directory: Path | None = None
         self._encoder = encoder
         self._page_size = page_size
+        self._last: tuple[RequestMedia, bytes, str, ReqMedia] | None = None
 
     def read(self, media: RequestMedia, prompt_ids: NDArray[np.int64], namespace: str) -> ReqMedia:
         """Return a request's media, checked: every piece of every item has one span, of as many tokens as the encoder
         makes of it, in order and within the prompt, and every item its file.
 
-        Raises MediaMismatch, and InvalidRequest for pieces that are too large to be encoded side by side.
+        Several answers to one prompt share them. Raises MediaMismatch, and InvalidRequest for pieces that are too large
+        to be encoded side by side.
         """
+        if self._last is not None and self._last[:3] == (media, prompt_ids.tobytes(), namespace):
+            return self._last[3]
+        found = self._read(media, prompt_ids, namespace)
+        self._last = (media, prompt_ids.tobytes(), namespace, found)
+        return found
+
+    def _read(self, media: RequestMedia, prompt_ids: NDArray[np.int64], namespace: str) -> ReqMedia:
         prompt_len = prompt_ids.shape[0]
         positions = np.frombuffer(media.positions, "<i4")
         if positions.shape[0] != 3 * prompt_len:

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqMedia
 
 
+LEAST_PIECE = 64
+
+
 class EncoderBooks:
     """What is encoded, least recently used first. `capacity` and `token_bytes` are in bytes; one step encodes
-    `step_tokens`, or one larger piece.
+    `step_tokens`, or one larger piece. A piece counts as `least_piece` tokens at least: an encoder's pass takes a while
+    however few it has.
     """
 
-    def __init__(self, capacity: int, token_bytes: int, step_tokens: int) -> None:
+    def __init__(self, capacity: int, token_bytes: int, step_tokens: int, least_piece: int = LEAST_PIECE) -> None:
+        self.least_piece = least_piece
         self.capacity = capacity
         self.token_bytes = token_bytes
         self.step_tokens = step_tokens
@@ -130,6 +135,10 @@ class EncoderBooks:
         return None
 
 
+MOST_OFFERS = 16
+"""Requests that are looked at for one step's wishes."""
+
+
 class EncodeWishes:
     """What one plan would like to have encoded, within one step's tokens and the books' bytes."""
 
@@ -143,11 +152,13 @@ class EncodeWishes:
         self._held = set(self._keep)
         self._bytes = sum(map(books.size_of, self._keep))
         self._tokens = 0
+        self._offers = 0
+        self._refused = False
 
     @property
     def full(self) -> bool:
-        """Whether nothing more would be taken."""
-        return self._tokens >= self._books.step_tokens
+        """Whether it is not worth while to offer more."""
+        return self._refused or self._offers >= MOST_OFFERS or self._tokens >= self._books.step_tokens
 
     def add(self, req: Req, start: int, stop: int) -> bool:
         """Wish for what the tokens [start, stop) of a request lack, as much as fits. Return whether that is anything.
@@ -157,6 +168,7 @@ class EncodeWishes:
         media = req.media
         assert media is not None
         found = False
+        self._offers += 1
         for index in media.spans_in(start, stop):
             key, span = media.pieces[index], media.spans[index]
             if key in self._books:
@@ -167,7 +179,7 @@ class EncodeWishes:
                 break
             if key not in self.pieces:
                 self.pieces[key] = EncodePiece(key, media.items[span.item], span.count)
-                self._tokens += span.count
+                self._tokens += max(span.count, self._books.least_piece)
                 self._bytes += self._books.bytes_of(span.count)
             self.owners.setdefault(key, []).append(req)
             found = True
@@ -188,9 +200,11 @@ class EncodeWishes:
 
     def _fits(self, tokens: int) -> bool:
         size, books = self._books.bytes_of(tokens), self._books
-        if self.pieces and self._tokens + tokens > books.step_tokens:
+        if self.pieces and self._tokens + max(tokens, books.least_piece) > books.step_tokens:
+            self._refused = True
             return False
         if self._bytes + size <= books.capacity:
             return True
+        self._refused = True
         self.blocked = self.blocked or bool(self._held)
         return False

@@ -52,12 +52,15 @@ class MediaModel(FakeModel):
         super().__init__(*args)
         self.encoded: dict[PieceKey, list[int]] = {}
         self.shown: list[PieceKey] = []
+        self.tries = 0
+        """Times that it was told to encode something."""
         self.directory = Path()
         self.capacity = 0
         self.broken: frozenset[bytes] = frozenset()
         """Digests of items that cannot be encoded."""
 
     def encode(self, work: EncodeWork) -> float:
+        self.tries += 1
         for key in work.drop:
             del self.encoded[key]
         found = {}
@@ -164,7 +167,7 @@ class Album:
 
 def media_harness(directory: Path, *, capacity: int = 64, encode_tokens: int = 16, **more: Any) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
-    books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens)
+    books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens, 1)
     stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))
     stage.directory = directory
     harness = Harness(model=MediaModel, parts={"media": stage}, **more)

@@ -19,8 +19,8 @@ from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_
 class Shelf:
     """Books of `capacity` tokens, one byte each, and requests whose prompts have pieces of two tokens."""
 
-    def __init__(self, folder: Path, capacity: int, step_tokens: int = 100) -> None:
-        self.books = EncoderBooks(capacity, 1, step_tokens)
+    def __init__(self, folder: Path, capacity: int, step_tokens: int = 100, least_piece: int = 1) -> None:
+        self.books = EncoderBooks(capacity, 1, step_tokens, least_piece)
         self._album = Album(folder)
         self._stage = MediaStage(FakeEncoder(), self.books, 1)
         self._stage.directory = folder
@@ -92,6 +92,8 @@ def test_one_step_encodes_so_many_tokens_or_one_larger_piece(tmp_path: Path) -> 
     assert shelf.encode("abcde")[0] == "cd"
     alone = Shelf(tmp_path, 100, step_tokens=1)
     assert alone.encode("ab")[0] == "a"
+    costly = Shelf(tmp_path, 100, step_tokens=12, least_piece=4)
+    assert costly.encode("abcde")[0] == "abc"
 
 
 def test_a_page_that_reads_too_much_at_once(tmp_path: Path) -> None:

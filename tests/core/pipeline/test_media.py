@@ -223,3 +223,65 @@ def test_media_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert refused("gone", good) == (500, "media_failed")
     assert harness.scheduler.idle
     assert books_of(harness).capacity == 8 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_split_prefill_that_fails_holds_nothing(loop: str, tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, loop=loop, chunk=16, split_prefill_layers=2)
+    failures = iter([True])
+    model_of(harness).fail_on = lambda work: work.part is not None and not work.part.last and next(failures, False)
+    harness.submit("runs", album.words(3), 30, sampling={"ignore_eos": True})
+    for _ in range(3):
+        harness.step()
+    asked = {rid: album.prompt(album.words(2), album.item(rid, 2, 2), album.words(3)) for rid in "ab"}
+    for rid, prompt in asked.items():
+        submit(harness, rid, prompt)
+    harness.run()
+    assert harness.scheduler.counters.failed_batches > 0
+    assert not books_of(harness).held
+    assert all(harness.tokens(rid) == prompt.answer(8) for rid, prompt in asked.items())
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_file_that_is_lost_fails_its_request_and_tells_no_path(loop: str, tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, loop=loop)
+    lost = album.prompt(album.item("lost", 2, 2), album.words(2))
+    submit(harness, "lost", lost)
+    (tmp_path / lost.media.items[0].file).unlink()
+    harness.run()
+    end = harness.finish("lost")
+    assert (end["status"], end["code"]) == (500, "media_failed")
+    assert str(tmp_path) not in end["message"]
+    assert harness.scheduler.counters.failed_batches == 0, "no encoder has failed"
+
+
+def test_a_piece_that_fails_is_tried_once_for_all_who_want_it(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path)
+    bad = album.item("bad", 2, 2)
+    model = model_of(harness)
+    model.broken = frozenset({bad.digest})
+    for i in range(8):
+        submit(harness, str(i), album.prompt(bad, album.words(i + 1), bad, [3]))
+    harness.run()
+    assert all(harness.finish(str(i))["status"] == 500 for i in range(8))
+    assert model.tries <= 2 * 2
+
+
+def test_an_urgent_request_pushes_nobody_out_before_it_can_be_computed(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, policy="priority", max_running_requests=1, encode_tokens=4, chunk=64)
+    harness.submit("runs", album.words(3), 60, sampling={"ignore_eos": True})
+    for _ in range(3):
+        harness.step()
+    prompt = album.prompt(album.item("long", 2, 2, 6), album.words(2))
+    submit(harness, "urgent", prompt, priority=5)
+    counters = harness.scheduler.counters
+    while not counters.preemptions:
+        assert "runs" not in harness.outputs, "the urgent one waited to the end"
+        harness.step()
+    assert len(model_of(harness).shown) == 6
+    harness.run()
+    assert harness.tokens("urgent") == prompt.answer(8)

@@ -223,6 +223,12 @@ class TestPreparing:
         assert whole == parts
 
 
+trained = pytest.mark.skipif(
+    not (MODEL / "model.safetensors").is_file(), reason="python -m examples.shapes.train has not made the model yet"
+)
+
+
+@trained
 class TestFiles:
     def test_they_are_what_the_script_writes(self, tmp_path: Path) -> None:
         write_files(tmp_path, build_tokenizer())
@@ -275,6 +281,7 @@ def model() -> Model:
     return Model(MODEL)
 
 
+@trained
 class TestAnswers:
     def test_few_pictures(self, model: Model) -> None:
         found = shares(model.ask, fresh(12, seed=2))

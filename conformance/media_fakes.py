@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from pegboard.conformance.media_toy import ToyProcessor
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -37,7 +37,8 @@ class DrillProcessor(ToyProcessor):
         block = self.settings.block
         out.write(bytes(block * block * 3))
         if word == "nothing":
-            return None  # type: ignore[return-value]  # on purpose
+            # What no processor may return.
+            return cast(MediaShape, None)
         return MediaShape((1, block, 2 * block if word == "lie" else block, 3), (1, 1, 1))
 
 

@@ -60,6 +60,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "faults/test_bodies.py": (r"test_what_the_engine_refuses_is_forgotten",),
     "faults/test_grammar_faults.py": (ALL,),
     "faults/test_helper_accidents.py": (r"\[(?!9)",),
+    "faults/test_media_faults.py": (r"::test_(?!pictures_are|the_api_process)",),
     # ---- the server and the engine ----------------------------------------------------------------------------------
     "core/server/test_serve.py": (
         r"test_a_scheduler_that_(ends\w+\[[89]|is_stopped|raves)",
@@ -73,6 +74,10 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(a_matcher_that_hangs|one_that_never_ends)\w*\[(?!1)",
     ),
     "core/server/test_pending.py": (r"test_nothing_is_kept",),
+    "core/pipeline/frontend/media/test_prepare.py": (
+        r"test_(one_accident|two_are)\w*\[1[59]",
+        r"test_(one_that_takes\w+\[hang\]|a_helper_makes_way|helpers_that_cannot_start\[start[02])",
+    ),
     "core/engine/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (r"test_check_(runs_the_suite_and_matrix|as_json)",),
     # ---- the kit and the tools --------------------------------------------------------------------------------------

@@ -272,9 +272,6 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
                 param="session_params",
             )
         [request] = requests
-        if isinstance(request.prompt, MediaPrompt):
-            text = "a session keeps tokens, and no pictures or videos: send the whole conversation without one"
-            raise InvalidRequest(text, param="session_params", code="unsupported")
         session = self._find(params.id, "session_params.id")
         turn = session.begin(params, request.rid or uuid.uuid4().hex)
         try:
@@ -299,6 +296,9 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
     async def _new_tokens(self, client: EngineClient, request: GenerateRequest, turn: _Running) -> list[int]:
         """Return what a request appends. The token that begins every prompt stays out of the middle."""
         prompt, tokenizer = request.prompt, client.tokenizer
+        if isinstance(prompt, MediaPrompt):
+            text = "a session keeps tokens, and no pictures or videos: send the whole conversation without one"
+            raise InvalidRequest(text, param="session_params", code="unsupported")
         if isinstance(prompt, str):
             special = request.add_special_tokens and not turn.kept
             [ids] = await client.tokenize([prompt], add_special_tokens=special)

@@ -328,5 +328,5 @@ class Ends(RuleBasedStateMachine):
 
 TestEnds = Ends.TestCase
 TestEnds.settings = settings(
-    max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import binascii
-import re
 from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
-PIECE = 256 * 1024
-"""Characters that are taken apart at once: less than a millisecond, in which no other thread runs."""
+PIECE = 64 * 1024
+"""Characters that are taken apart at once: a fraction of a millisecond, in which no other thread runs."""
 MAX_HEAD = 1024
 """Characters before the comma."""
-_BLANKS = re.compile(r"[ \t\r\n\f]+")
 
 
 def carried(url: str) -> Iterator[bytes]:
@@ -43,7 +41,7 @@ def _base64(url: str, start: int) -> Iterator[bytes]:
         text = _ascii(url[start:stop])
         if "%" in text:
             text = unquote_to_bytes(text).decode("latin-1")
-        text = rest + _BLANKS.sub("", text)
+        text = rest + "".join(text.split())
         start = stop
         if ended and text:
             raise _malformed("there is something after the end of its base64")

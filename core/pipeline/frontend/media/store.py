@@ -18,6 +18,7 @@ import stat
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "pegboard-media-"
 LOCK = "lock"
 """The file in a folder that its owner has locked for as long as it lives."""
+LARGE = 4 * 2**20
+"""Bytes of a file from which on removing it takes milliseconds, which no event loop should wait for."""
 YOUNG = 60.0
 """Seconds in which a folder without a lock may be one that is just being made."""
 FULL = "media_store_full"
@@ -72,6 +75,7 @@ class MediaStore:
         self._files: set[MediaFile] = set()
         self._number = 0
         self._closed = False
+        self._remover = ThreadPoolExecutor(1, "media-remove")
         try:
             _remove_dead(directory.parent)
             directory.mkdir(mode=0o700)
@@ -112,6 +116,7 @@ class MediaStore:
             self._closed = True
             self._files.clear()
             self._bytes = 0
+        self._remover.shutdown()
         shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 
@@ -145,15 +150,12 @@ class MediaStore:
             if file.users > 0 or file not in self._files:
                 return
             self._files.remove(file)
-            self._bytes -= file.size
-            file.size = 0
-        try:
-            file.path.unlink()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            # It goes with the folder.
-            logger.error("a file of media cannot be removed: %s", error)
+            size, file.size = file.size, 0
+            self._bytes -= size
+            if size > LARGE:
+                self._remover.submit(_remove, file.path)
+        if size <= LARGE:
+            _remove(file.path)
 
     def _count(self, file: MediaFile, size: int) -> None:
         if file in self._files:
@@ -203,6 +205,16 @@ def disk_full(error: OSError) -> InvalidRequest:
     """Return the refusal of what could not be written; the log has the reason."""
     logger.error("media cannot be written: %s", error)
     return InvalidRequest("the server has no room for media at the moment; try again later", code=FULL, status=503)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        # It goes with the folder.
+        logger.error("a file of media cannot be removed: %s", error)
 
 
 def _locked(directory: Path) -> int:

@@ -20,7 +20,7 @@ def decoded(url: str) -> bytes:
     return b"".join(carried(url))
 
 
-@pytest.fixture(params=[1, 2, 3, 5, 64])
+@pytest.fixture(params=[1, 3, 64])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Pieces so small that every place is cut."""
     monkeypatch.setattr(data_urls, "PIECE", request.param + 2)
@@ -28,7 +28,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @given(HEADS, st.binary(max_size=40), st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 @pytest.mark.usefixtures("small_pieces")
 def test_base64(head: str, data: bytes, draw: st.DataObject) -> None:
     text = base64.b64encode(data).decode()

@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.pipeline.frontend.media import store as module
 from pegboard.core.pipeline.frontend.media.store import (
+    LARGE,
     LOCK,
     PREFIX,
     Gone,
@@ -129,7 +130,18 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+def test_large_files_are_removed_beside_the_caller(tmp_path: Path) -> None:
+    store = MediaStore(tmp_path / f"{PREFIX}x", 4 * LARGE)
+    files = [store.create() for _ in range(3)]
+    for file in files:
+        file.take(LARGE + 1)
+        file.drop()
+    assert (store.bytes, store.files) == (0, 0)
+    store.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from pegboard.conformance.media_toy import ppm
-from pegboard.core.pipeline.frontend.media.store import LOCK, PREFIX
+from pegboard.core.pipeline.frontend.media.store import PREFIX
 from tests.core.pipeline.frontend.media.scene import picture, toy_model
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
 
@@ -70,7 +70,7 @@ def files(server: Server) -> list[str]:
     """The files of media that are there, and at most one folder for them."""
     found = list(server.log_file.parent.glob(f"{PREFIX}*"))
     assert len(found) <= 1
-    return [path.name for folder in found for path in folder.iterdir() if path.name != LOCK]
+    return [path.name for folder in found for path in folder.iterdir()]
 
 
 def process(server: Server, module: str) -> psutil.Process | None:

@@ -102,7 +102,11 @@ class Preparer:
                 text = "too many media wait to be prepared; try again later"
                 raise InvalidRequest(text, code=QUEUE_FULL, status=503)
             self._open += lot.size
-        lot.begin()
+        try:
+            lot.begin()
+        except BaseException:
+            lot.close()
+            raise
         return lot
 
     # ---- for its lots ---------------------------------------------------------------------------------------------

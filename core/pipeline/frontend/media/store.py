@@ -9,6 +9,7 @@ start.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -26,12 +27,8 @@ from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 logger = logging.getLogger(__name__)
 
 PREFIX = "pegboard-media-"
-LOCK = "lock"
-"""The file in a folder that its owner has locked for as long as it lives."""
 LARGE = 4 * 2**20
 """Bytes of a file from which on removing it takes milliseconds, which no event loop should wait for."""
-YOUNG = 60.0
-"""Seconds in which a folder without a lock may be one that is just being made."""
 FULL = "media_store_full"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -45,16 +42,19 @@ def new_directory() -> Path:
 
 
 def remove_directory(directory: Path, patience: float = 2.0) -> None:
-    """Remove a store's folder whose owner has died, for a process that only knows its name. Other folders are left
-    alone. A helper of that owner may write for some moments more.
+    """Remove a store's folder once its owner has died, for a process that only knows its name. Other folders are left
+    alone, and that of an owner that lives on. A helper of that owner may write for some moments more.
     """
     if not directory.name.startswith(PREFIX):
         return
     deadline = time.monotonic() + patience
-    shutil.rmtree(directory, ignore_errors=True)
-    while directory.exists() and time.monotonic() < deadline:
+    while directory.exists():
+        with contextlib.suppress(OSError):
+            if _is_dead(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.02)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Gone(Exception):
@@ -78,8 +78,7 @@ class MediaStore:
         self._remover = ThreadPoolExecutor(1, "media-remove")
         try:
             _remove_dead(directory.parent)
-            directory.mkdir(mode=0o700)
-            self._lock = _locked(directory)
+            self._lock = _made(directory)
         except OSError as error:
             raise PegboardError(f"no folder for media can be made at {directory}: {error.strerror}") from error
 
@@ -217,13 +216,18 @@ def _remove(path: Path) -> None:
         logger.error("a file of media cannot be removed: %s", error)
 
 
-def _locked(directory: Path) -> int:
-    """Make the folder's lock, which is never seen unlocked while this process lives; its open file."""
-    scratch = directory / f"{LOCK}-new"
-    lock = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _made(directory: Path) -> int:
+    """Make the folder; its open file, which is locked for as long as this process lives. The folder is never seen
+    unlocked before that: it has another name until then.
+    """
+    if directory.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    scratch = directory.with_name(f".{directory.name}")
+    scratch.mkdir(mode=0o700)
+    lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        scratch.rename(directory / LOCK)
+        scratch.rename(directory)
     except BaseException:
         os.close(lock)
         raise
@@ -235,18 +239,16 @@ def _remove_dead(parent: Path) -> None:
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             about = directory.lstat()
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and _is_dead(directory, about.st_mtime):
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and _is_dead(directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _is_dead(directory: Path, changed: float) -> bool:
-    try:
-        lock = os.open(directory / LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return time.time() - changed > YOUNG
+def _is_dead(directory: Path) -> bool:
+    """Return whether no process has the folder locked. Raises OSError."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     finally:
         os.close(lock)

@@ -19,8 +19,8 @@ DRILL = b"DRILL "
 class DrillProcessor(ToyProcessor):
     """The toy, whose files may be drills instead: ``DRILL die`` (the process crashes), ``hang``, ``hang in C`` (holding
     the interpreter), ``eat`` (memory), ``nest``, ``raise``, ``refuse``, ``print``, ``leave``, ``pour`` (pixels without
-    end), ``lie`` (of the size) and ``nothing`` (no shape). ``slow SECONDS FILE`` writes the process's id to a file,
-    waits and is a picture of one patch then.
+    end), ``lie`` (of the size), ``nothing`` (no shape), ``rave`` (nonsense to its parent) and ``flood`` (too much).
+    ``slow SECONDS FILE`` writes the process's id to a file, waits and is a picture of one patch then.
     """
 
     def prepare(self, source: MediaSource, out: BinaryIO) -> MediaShape:
@@ -63,6 +63,10 @@ def _drill(word: str, rest: str) -> None:
         raise RuntimeError("as asked")
     elif word == "refuse":
         raise InvalidRequest("this is refused, as asked", code="as_asked")
+    elif word == "rave":
+        os.write(0, b"\3\0\0\0abc")
+    elif word == "flood":
+        os.write(0, b"\0\0\0\x7f")
     elif word == "print":
         print("a library that talks on standard output")  # noqa: T201
         os.write(1, b"\0" * 64)

@@ -140,37 +140,33 @@ class TestTemplates:
         pool.close()
 
     @staticmethod
-    def pids(pool: RenderPool) -> list[int]:
-        return [one._process.pid for one in list(pool._helpers)]
-
-    @staticmethod
     def text(future: Future[Rendered]) -> str:
         return future.result(PATIENCE).text
 
     @pytest.mark.parametrize("number", ACCIDENTS)
     def test_one_accident_costs_time_only(self, pool: RenderPool, number: int) -> None:
         assert self.text(pool.submit(ChatPrompt(source="a", messages=[]))) == "a"
-        os.kill(self.pids(pool)[0], number)
+        os.kill(pool.pids()[0], number)
         assert self.text(pool.submit(ChatPrompt(source="b", messages=[]))) == "b"
 
     def test_one_while_it_renders_costs_time_only(self, pool: RenderPool) -> None:
         assert self.text(pool.submit(ChatPrompt(source="a", messages=[]))) == "a"
-        (pid,) = self.pids(pool)
+        (pid,) = pool.pids()
         ready = spent(pid)
         future = pool.submit(ChatPrompt(source=LONG, messages=[]))
         until(lambda: spent(pid) > ready + 0.1, "a helper that renders")
         assert not future.done()
         os.kill(pid, signal.SIGKILL)
         assert self.text(future) == "b"
-        assert self.pids(pool) != [pid]
+        assert pool.pids() != [pid]
 
     @pytest.mark.parametrize("number", ACCIDENTS)
     def test_two_are_the_servers_fault(self, pool: RenderPool, number: int) -> None:
         assert self.text(pool.submit(ChatPrompt(source="a", messages=[]))) == "a"
-        ready = spent(self.pids(pool)[0])
+        ready = spent(pool.pids()[0])
         future = pool.submit(ChatPrompt(source=ENDLESS, messages=[]))
         # By then each is through with its imports.
-        strike(lambda: [pid for pid in self.pids(pool) if spent(pid) > 2 * ready + 0.2], number, 2)
+        strike(lambda: [pid for pid in pool.pids() if spent(pid) > 2 * ready + 0.2], number, 2)
         error = future.exception(PATIENCE)
         assert isinstance(error, InvalidRequest)
         assert (error.status, error.code) == (503, "template_helper_lost")

@@ -10,18 +10,15 @@ four bytes, and MessagePack.
 
 from __future__ import annotations
 
-import contextlib
 import resource
-import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator
 
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat.chat_template import ChatTemplate
+from pegboard.core.toolkit.system.helper_child import computing, limit, serve
 
 MAX_TEMPLATES = 8
 """Compiled templates that are kept."""
@@ -35,27 +32,6 @@ class Rendered(msgspec.Struct):
     error: str = ""
     param: str | None = None
     code: str = ""
-
-
-def frame(data: bytes) -> bytes:
-    """Return a frame's bytes."""
-    return len(data).to_bytes(4, "little") + data
-
-
-def read_frame(receive: Callable[[int], bytes]) -> bytes | None:
-    """Return the next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
-    head = _read(receive, 4)
-    return None if head is None else _read(receive, int.from_bytes(head, "little"))
-
-
-def _read(receive: Callable[[int], bytes], size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        piece = receive(min(size - len(data), 1 << 20))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
 
 
 class _Templates:
@@ -87,34 +63,17 @@ def _render(data: bytes, templates: _Templates) -> Rendered:
         return Rendered(error=why[:1000], param="messages")
 
 
-@contextlib.contextmanager
-def _timed(seconds: float) -> Iterator[None]:
-    # Computing time, so that no template fails on a busy machine; the signal's default action ends the process.
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _limit(memory: int) -> None:
-    # No files, no dumps: nothing of a conversation is left behind.
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):
-            _, hard = resource.getrlimit(kind)
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
-
-
 def main() -> None:
     seconds, memory = float(sys.argv[1]), int(sys.argv[2])
-    _limit(memory)
+    # No files, no dumps: nothing of a conversation is left behind.
+    limit([(resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)])
     templates = _Templates()
-    with socket.socket(fileno=0) as connection:
-        while (data := read_frame(connection.recv)) is not None:
-            with _timed(seconds):
-                answer = msgspec.msgpack.encode(_render(data, templates))
-            connection.sendall(frame(answer))
+
+    def answer(data: bytes) -> bytes:
+        with computing(seconds):
+            return msgspec.msgpack.encode(_render(data, templates))
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import logging
 import os
-import queue
-import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -29,10 +23,11 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.core.toolkit.chat.chat_template import ChatTemplateError, select_source
 from pegboard.core.toolkit.chat.media_parts import MediaParts
-from pegboard.core.toolkit.chat.render_process import Rendered, frame, read_frame
+from pegboard.core.toolkit.chat.render_process import Rendered
 from pegboard.core.toolkit.parsing.json_weight import JsonTexts
-from pegboard.core.toolkit.system.environment import helper_environment
-from pegboard.core.toolkit.system.helper_process import HelperLost, Watch, ended_itself
+from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded, Look
+from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
+from pegboard.core.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, MediaPrompt
@@ -43,15 +38,12 @@ RENDER_SECONDS = 5.0
 """Computing time that one conversation may take; the clock on the wall allows three times as much."""
 RENDER_BYTES = 2 << 30
 """Memory that a helper process may have."""
-ATTEMPTS = 2
-"""A conversation whose helper is killed or stopped from outside gets a fresh one, once."""
 HELPERS = max(1, min(4, os.cpu_count() or 1))
 """Most helper processes. They start when they are needed, and stay."""
 MAX_WAITING = 1024
 """Most conversations that wait for a helper; one more is refused with 503."""
 
-
-logger = logging.getLogger(__name__)
+MODULE = "pegboard.core.toolkit.chat.render_process"
 
 
 async def render_chat(
@@ -158,182 +150,67 @@ def _written(chat: Sequence[Mapping[str, object]], parser: OutputParser) -> dict
 
 
 class RenderPool:
-    """Helper processes, each with a thread of its own that waits for it, and a queue before them."""
+    """Helper processes for templates, and the queue before them."""
 
     def __init__(self, *, helpers: int = HELPERS, seconds: float = RENDER_SECONDS, memory: int = RENDER_BYTES) -> None:
         self._seconds = seconds
         self._memory = memory
-        self._most = helpers
-        self._waiting: queue.SimpleQueue[tuple[ChatPrompt, Future[Rendered]] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._helpers: set[_Helper] = set()
-        self._unfinished = 0
-        self._closed = False
+        kind = HelperKind("chat templates", self._start, self._render, _lost, _closing)
+        self._pool: HelperPool[ChatPrompt, Rendered] = HelperPool(kind, helpers=helpers)
 
     def submit(self, prompt: ChatPrompt) -> Future[Rendered]:
-        """Render it when its turn comes. The future may be cancelled until then. Raises InvalidRequest (503) where too
-        many wait.
+        """Render it when its turn comes. The future may be cancelled. Raises InvalidRequest (503) where too many
+        wait.
         """
-        future: Future[Rendered] = Future()
-        with self._lock:
-            if self._closed or self._unfinished >= MAX_WAITING:
-                raise InvalidRequest("too many conversations wait for the chat template", code="overloaded", status=503)
-            self._unfinished += 1
-            if self._unfinished > len(self._threads) and len(self._threads) < self._most:
-                thread = threading.Thread(target=self._serve, name=f"render-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        self._waiting.put((prompt, future))
-        return future
+        if self._pool.unfinished >= MAX_WAITING:
+            raise InvalidRequest("too many conversations wait for the chat template", code="overloaded", status=503)
+        return self._pool.submit(prompt)
 
     def close(self) -> None:
         """End the helpers; whatever is under way fails."""
-        with self._lock:
-            self._closed = True
-            for _ in self._threads:
-                self._waiting.put(None)
-            for helper in self._helpers:
-                helper.kill()
-        for thread in self._threads:
-            thread.join()
+        self._pool.close()
 
-    def _serve(self) -> None:
-        helper: _Helper | None = None
+    def pids(self) -> list[int]:
+        """Of the helpers that are there."""
+        return self._pool.pids()
+
+    def _start(self, look: Look) -> HelperChild:
         try:
-            while (item := self._waiting.get()) is not None:
-                prompt, future = item
-                if future.set_running_or_notify_cancel():
-                    helper = self._settle(helper, prompt, future)
-                with self._lock:
-                    self._unfinished -= 1
-                # Else it would keep this conversation until the next one comes.
-                del item, prompt, future
-        finally:
-            if helper is not None:
-                self._end(helper)
-
-    def _settle(self, helper: _Helper | None, prompt: ChatPrompt, future: Future[Rendered]) -> _Helper | None:
-        """Have it rendered; the helper for the next one, if this one, or the one that took its place, is still good."""
-        why = ""
-        for _ in range(ATTEMPTS):
-            try:
-                helper = helper or self._start()
-                _ask(helper, prompt, future)
-                return helper
-            except HelperLost as lost:
-                why = str(lost)
-                logger.warning("a process for chat templates was lost: %s", lost)
-            except InvalidRequest as error:
-                future.set_exception(error)
-            if helper is not None:
-                self._end(helper)
-                helper = None
-            if future.done():
-                return None
-        message = f"the process for chat templates was lost twice ({why}), through no fault of the messages; try again"
-        future.set_exception(InvalidRequest(message, code="template_helper_lost", status=503))
-        return None
-
-    def _start(self) -> _Helper:
-        try:
-            helper = _Helper(self._seconds, self._memory)
+            return HelperChild(MODULE, str(self._seconds), str(self._memory))
         except OSError as error:
             message = f"no process for chat templates can be started: {error}"
             raise InvalidRequest(message, code="internal_error", status=500) from None
-        with self._lock:
-            self._helpers.add(helper)
-            if self._closed:
-                helper.kill()
-        return helper
 
-    def _end(self, helper: _Helper) -> None:
-        helper.close()
-        with self._lock:
-            self._helpers.discard(helper)
-
-
-def _ask(helper: _Helper, prompt: ChatPrompt, future: Future[Rendered]) -> None:
-    """Have the helper render it. Raises ChatTemplateError or HelperLost where the helper is of no use any more."""
-    try:
-        data = msgspec.msgpack.encode(prompt)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        future.set_exception(ChatTemplateError(f"the messages cannot be passed to the chat template: {error}"))
-        return
-    answer = helper.ask(data)
-    if answer.error:
-        future.set_exception(InvalidRequest(answer.error, param=answer.param, code=answer.code or "chat_template"))
-    else:
-        future.set_result(answer)
-
-
-class _Helper:
-    """One process, and the socket to it."""
-
-    def __init__(self, seconds: float, memory: int) -> None:
-        self._seconds = seconds
-        self._killed = False
-        self._socket, other = socket.socketpair()
-        self._socket.setblocking(False)
-        command = [sys.executable, "-P", "-m", "pegboard.core.toolkit.chat.render_process", str(seconds), str(memory)]
-        # A session of its own: a Ctrl-C in the terminal is not for it.
-        env = helper_environment()
-        with other:
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=other.fileno(), stdout=subprocess.DEVNULL, env=env, start_new_session=True
-                )
-            except OSError:
-                self._socket.close()
-                raise
-
-    def ask(self, data: bytes) -> Rendered:
-        """Render. Raises ChatTemplateError where the template takes too long or ends the process, HelperLost where
-        something else ends or stops it.
+    def _render(self, helper: HelperChild, prompt: ChatPrompt, look: Look) -> Rendered | InvalidRequest:
+        """Have the helper render it, or return what refused it. Raises ChatTemplateError where the template takes too
+        long or ends the process.
         """
-        watch = Watch(self._process.pid, 3 * self._seconds + 5)
         try:
-            self._send(memoryview(frame(data)), watch)
-            answer = read_frame(lambda size: self._receive(size, watch))
+            data = msgspec.msgpack.encode(prompt)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            return ChatTemplateError(f"the messages cannot be passed to the chat template: {error}")
+        try:
+            answer = helper.ask(data, 3 * self._seconds + 5, look)
         except TimeoutError:
             # The process ends by itself after so much computing time: it did not get that.
             raise HelperLost("it got too little computing time") from None
-        except OSError:
-            answer = None
-        if answer is not None:
-            return msgspec.msgpack.decode(answer, type=Rendered)
-        code = self._ended()
-        if code == -signal.SIGPROF:
-            raise ChatTemplateError("the chat template takes too long for these messages")
-        if code is not None and not ended_itself(code) and not self._killed:
-            raise HelperLost(f"it was killed by signal {-code}")
-        raise ChatTemplateError("the chat template cannot render these messages: its process ended")
+        except HelperEnded as ended:
+            if ended.code == -signal.SIGPROF:
+                raise ChatTemplateError("the chat template takes too long for these messages") from None
+            raise ChatTemplateError("the chat template cannot render these messages: its process ended") from None
+        made = msgspec.msgpack.decode(answer, type=Rendered)
+        if made.error:
+            return InvalidRequest(made.error, param=made.param, code=made.code or "chat_template")
+        return made
 
-    def _send(self, data: memoryview, watch: Watch) -> None:
-        while data:
-            watch.wait(self._socket.fileno(), select.POLLOUT)
-            data = data[self._socket.send(data) :]
 
-    def _receive(self, size: int, watch: Watch) -> bytes:
-        watch.wait(self._socket.fileno(), select.POLLIN)
-        return self._socket.recv(size)
+def _lost(why: str) -> InvalidRequest:
+    message = f"the process for chat templates was lost twice ({why}), through no fault of the messages; try again"
+    return InvalidRequest(message, code="template_helper_lost", status=503)
 
-    def _ended(self) -> int | None:
-        try:
-            return self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return None
 
-    def kill(self) -> None:
-        """End the process as it stands; a thread that waits for it learns so."""
-        self._killed = True
-        self._process.kill()
-
-    def close(self) -> None:
-        """End it and forget it."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
+def _closing() -> InvalidRequest:
+    return InvalidRequest("the server is shutting down, try another one", code="shutting_down", status=503)
 
 
 _the_pool: RenderPool | None = None

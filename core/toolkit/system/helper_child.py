@@ -23,6 +23,8 @@ from pegboard.core.toolkit.system.helper_process import HelperLost, Watch, ended
 
 END_SECONDS = 5.0
 """How long the exit status of a process may take whose socket has ended."""
+MOST_BYTES = 2**28
+"""Most bytes of a frame."""
 _PR_SET_PDEATHSIG = 1
 
 Look = Callable[[float], None]
@@ -31,7 +33,7 @@ Look = Callable[[float], None]
 
 class HelperEnded(Exception):
     """A helper ended through its own doing: it crashed, or came up against a limit. `code` as of `Popen.returncode`;
-    None where it lives on without its socket.
+    None where it lives on without its socket, or talks nonsense.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -73,19 +75,22 @@ class HelperChild:
         """Whether `kill` was called."""
         return self._killed
 
-    def ask(self, data: bytes, seconds: float, look: Look | None = None) -> bytes:
-        """Send a frame, and return the one that answers it.
+    def ask(self, data: bytes, seconds: float, look: Look | None = None, *, most: int = MOST_BYTES) -> bytes:
+        """Send a frame, and return the one that answers it, of at most so many bytes.
 
         Raises HelperLost where something from outside killed or stopped the process, or where it gets so little
-        computing time that `seconds` pass; HelperEnded where it ended by itself, and TimeoutError where it computed for
-        all that time; and what `look` raises.
+        computing time that `seconds` pass; HelperEnded where it ended by itself or says too much, and TimeoutError
+        where it computed for all that time; and what `look` raises.
         """
         watch = Watch(self.pid, seconds, look)
         try:
             self._send(memoryview(frame(data)), watch)
-            answer = read_frame(lambda size: self._receive(size, watch))
+            answer = read_frame(lambda size: self._receive(size, watch), most)
         except TimeoutError:
             raise
+        except ValueError:
+            # What runs there may have been taken over by what it reads.
+            raise HelperEnded(None) from None
         except OSError:
             answer = None
         if answer is None:
@@ -130,10 +135,17 @@ def frame(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def read_frame(receive: Callable[[int], bytes]) -> bytes | None:
-    """Return the next frame, or None where the other side has gone. `receive` is as of `socket.recv`."""
+def read_frame(receive: Callable[[int], bytes], most: int = MOST_BYTES) -> bytes | None:
+    """Return the next frame, or None where the other side has gone. `receive` is as of `socket.recv`. Raises
+    ValueError for a frame of more than `most` bytes.
+    """
     head = _read(receive, 4)
-    return None if head is None else _read(receive, int.from_bytes(head, "little"))
+    if head is None:
+        return None
+    size = int.from_bytes(head, "little")
+    if size > most:
+        raise ValueError(f"a frame of {size} bytes, where {most} are the most")
+    return _read(receive, size)
 
 
 def _read(receive: Callable[[int], bytes], size: int) -> bytes | None:

@@ -29,15 +29,16 @@ logger = logging.getLogger(__name__)
 class HelperKind(Generic[J, A]):
     """What a pool has to know of its helpers. `start` starts one and gets it ready; `work` does one job with it. Both
     call what they are given now and then. What they raise is what the job's future raises, but for HelperLost, an
-    accident of the server's; the helper is of no more use then. `spent` says after a job's end whether the helper has
-    to go. `lost` makes the error of a job that has had `ATTEMPTS` accidents.
+    accident of the server's; the helper is of no more use then. With an error that `work` returns, it is as good as
+    ever. `lost` makes the error of a job that has had `ATTEMPTS` accidents, `closing` that of one which is not done
+    when the pool closes.
     """
 
     name: str
     start: Callable[[Look], HelperChild]
-    work: Callable[[HelperChild, J, Look], A]
+    work: Callable[[HelperChild, J, Look], A | Exception]
     lost: Callable[[str], Exception]
-    spent: Callable[[A], bool] = lambda _: False
+    closing: Callable[[], Exception]
 
 
 @dataclass(slots=True)
@@ -54,12 +55,12 @@ class _Unwanted(Exception):
 
 class HelperPool(Generic[J, A]):
     """Does jobs in helper processes, in the order in which they came. Threads and processes start when they are needed,
-    and a process ends after `jobs` of them: libraries that read foreign files leave memory in pieces.
+    and a process ends after so many `jobs`, if that is set: libraries that read foreign files leave memory in pieces.
 
     Never blocks but in `close`. It is for its user to bound how many jobs wait.
     """
 
-    def __init__(self, kind: HelperKind[J, A], *, helpers: int = 1, jobs: int = 500) -> None:
+    def __init__(self, kind: HelperKind[J, A], *, helpers: int = 1, jobs: int | None = None) -> None:
         self._kind = kind
         self._most = helpers
         self._jobs = jobs
@@ -77,7 +78,7 @@ class HelperPool(Generic[J, A]):
         future: Future[A] = Future()
         with self._lock:
             if self._closed:
-                future.cancel()
+                future.set_exception(self._kind.closing())
                 return future
             self._unfinished += 1
             if self._unfinished > len(self._threads) and len(self._threads) < self._most:
@@ -88,7 +89,7 @@ class HelperPool(Generic[J, A]):
         return future
 
     def close(self) -> None:
-        """End the helpers and wait for the threads; what is not done is cancelled. May be called twice."""
+        """End the helpers and wait for the threads; what is not done fails. May be called twice."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -101,7 +102,12 @@ class HelperPool(Generic[J, A]):
             while True:
                 left = self._waiting.get_nowait()
                 if left is not None:
-                    left[1].cancel()
+                    self._give_up(left[1])
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that are being done, or wait for it."""
+        return self._unfinished
 
     def pids(self) -> list[int]:
         """Of the helpers that are there."""
@@ -114,10 +120,10 @@ class HelperPool(Generic[J, A]):
         seat = _Seat()
         try:
             while (item := self._waiting.get()) is not None:
-                if not self._closed and not item[1].cancelled():
+                if self._closed:
+                    self._give_up(item[1])
+                elif not item[1].cancelled():
                     self._settle(seat, *item)
-                else:
-                    item[1].cancel()
                 with self._lock:
                     self._unfinished -= 1
                 # Else it would keep this job until the next one comes.
@@ -126,26 +132,27 @@ class HelperPool(Generic[J, A]):
             self._end(seat)
 
     def _settle(self, seat: _Seat, job: J, future: Future[A]) -> None:
-        error: BaseException
+        result: A | BaseException
         try:
             result = self._done(seat, job, future)
         except _Unwanted:
-            # Not by its future, where the pool is closed.
-            future.cancel()
+            # By this future, unless the pool is closed.
+            self._give_up(future)
             return
-        except BaseException as raised:
-            error = raised
-        else:
-            # Cancelled meanwhile: it is not wanted any more.
-            with contextlib.suppress(InvalidStateError):
-                future.set_result(result)
-            return
-        if self._closed:
-            future.cancel()
+        except BaseException as error:
+            result = error
+        # Cancelled meanwhile: it is not wanted any more.
         with contextlib.suppress(InvalidStateError):
-            future.set_exception(error)
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
-    def _done(self, seat: _Seat, job: J, future: Future[A]) -> A:
+    def _give_up(self, future: Future[A]) -> None:
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(self._kind.closing())
+
+    def _done(self, seat: _Seat, job: J, future: Future[A]) -> A | Exception:
         """Do a job; the seat's helper is as good as new afterwards, or gone."""
 
         def look(seconds: float) -> None:
@@ -169,7 +176,7 @@ class HelperPool(Generic[J, A]):
                 self._end(seat)
                 raise
             seat.done += 1
-            if seat.done >= self._jobs or self._kind.spent(result):
+            if seat.done == self._jobs:
                 self._end(seat)
             return result
         raise self._kind.lost(why)

@@ -9,12 +9,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
-from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, item_of
+from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing
 from pegboard.core.pipeline.frontend.media.store import Gone
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.frontend.media.sources import Sources
     from pegboard.core.pipeline.frontend.media.stats import MediaStats
     from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
-    from pegboard.core.pipeline.frontend.media.worker import Reply
     from pegboard.core.toolkit.system.helper_pool import HelperPool
 
 FETCHERS = 8
@@ -41,7 +40,7 @@ class Preparer:
         self,
         store: MediaStore,
         sources: Sources,
-        pool: HelperPool[PrepareJob, Reply],
+        pool: HelperPool[PrepareJob, PreparedItem],
         stats: MediaStats,
         *,
         most: int,
@@ -117,7 +116,7 @@ class Preparer:
         try:
             return threads.submit(work)
         except RuntimeError:
-            raise _closing() from None
+            raise closing() from None
 
     def ended(self, count: int) -> None:
         """Note that so many items are not being prepared any more."""
@@ -142,7 +141,7 @@ class _Lot:
         self._found: dict[int, PreparedItem] = {}
         self._files: set[MediaFile] = set()
         self._by_content: dict[Hashable, Future[PreparedItem]] = {}
-        self._work: list[Future[None] | Future[Reply]] = []
+        self._work: list[Future[None] | Future[PreparedItem]] = []
         self._closed = False
 
     @property
@@ -186,41 +185,34 @@ class _Lot:
             shared.add_done_callback(functools.partial(self._settle, media, indexes))
         except Gone:
             # By this lot's end, where it is closed.
-            self._fail(media, _closing())
+            self._fail(media, closing())
         except Exception as error:
             self._fail(media, error)
 
     def _prepare_once(self, content: Hashable, media: MediaInput, file: MediaFile) -> Future[PreparedItem]:
         """Return the future of what a received file becomes; that of an equal one, where there was one."""
+        job = PrepareJob(media, file, self._new_file())
         with self._lock:
             known = self._by_content.get(content)
             if known is None:
-                mine = self._by_content[content] = Future()
+                mine = self._by_content[content] = self._preparer.pool.submit(job)
         if known is not None:
-            self._drop(file)
+            self._drop(job.received)
+            self._drop(job.prepared)
             return known
-        job = PrepareJob(media, file, self._new_file())
-        future = self._preparer.pool.submit(job)
-        self._watch(future)
-        future.add_done_callback(functools.partial(self._came, job, mine))
+        self._watch(mine)
+        mine.add_done_callback(functools.partial(self._came, job))
         return mine
 
-    def _came(self, job: PrepareJob, mine: Future[PreparedItem], future: Future[Reply]) -> None:
-        """Take what a helper has made of a file."""
+    def _came(self, job: PrepareJob, future: Future[PreparedItem]) -> None:
+        """Note what a helper has made of a file."""
         received = job.received.size
         self._drop(job.received)
-        try:
-            found = item_of(job, future.result())
-        except CancelledError:
-            mine.set_exception(_closing())
-        except Exception as error:
-            mine.set_exception(error)
-        else:
+        if not future.cancelled() and future.exception() is None:
             self._preparer.stats.prepared(job.media.kind, received, job.prepared.size)
-            mine.set_result(found)
 
     def _settle(self, media: MediaInput, indexes: list[int], shared: Future[PreparedItem]) -> None:
-        error = shared.exception()
+        error = closing() if shared.cancelled() else shared.exception()
         if error is not None:
             self._fail(media, error)
             return
@@ -241,12 +233,12 @@ class _Lot:
         with contextlib.suppress(InvalidStateError):
             self.done.set_exception(error)
 
-    def _watch(self, work: Future[None] | Future[Reply]) -> None:
+    def _watch(self, work: Future[None] | Future[PreparedItem]) -> None:
         """Remember what is under way; without it nothing comes any more."""
         with self._lock:
             if not self._closed:
                 self._work.append(work)
-        work.add_done_callback(lambda future: self._fail(self._media[0], _closing()) if future.cancelled() else None)
+        work.add_done_callback(lambda future: self._fail(self._media[0], closing()) if future.cancelled() else None)
         if self._closed:
             work.cancel()
 
@@ -280,7 +272,3 @@ def _placed(error: InvalidRequest, place: str) -> InvalidRequest:
     if not place or error.status >= 500:
         return error
     return InvalidRequest(f"{place}: {error.message}", param=place, code=error.code, status=error.status)
-
-
-def _closing() -> InvalidRequest:
-    return InvalidRequest("the server is shutting down, try another one", code="shutting_down", status=503)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import msgspec
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.pipeline.frontend.media.store import full
-from pegboard.core.pipeline.frontend.media.worker import FULL, TOO_COMPLEX, Reply, Start, Work
+from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, TOO_COMPLEX, Reply, Start, Work
 from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded
 from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
 from pegboard.core.toolkit.system.helper_process import HelperLost
@@ -31,6 +32,8 @@ MODULE = "pegboard.core.pipeline.frontend.media.worker"
 START_SECONDS = 60.0
 """What a helper gets for importing its libraries."""
 LOST = "media_helper_lost"
+MOST_REPLY = 2**20
+"""Bytes of what a helper may say of an item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +53,13 @@ class PreparedItem:
     file: MediaFile
 
 
-def make_pool(start: Start, stats: MediaStats, *, helpers: int = 1, jobs: int = 500) -> HelperPool[PrepareJob, Reply]:
-    """Return the pool whose helpers are what `start` says, each for so many jobs. Its futures raise InvalidRequest, and
-    have replies, which `item_of` reads.
-    """
+def make_pool(
+    start: Start, stats: MediaStats, *, helpers: int = 1, jobs: int = 500
+) -> HelperPool[PrepareJob, PreparedItem]:
+    """Return the pool whose helpers are what `start` says, each for so many jobs. Its futures raise InvalidRequest."""
     preparing = _Preparing(start, stats)
-    return HelperPool(
-        HelperKind("media", preparing.start, preparing.work, _lost, spent=lambda reply: reply.spent),
-        helpers=helpers,
-        jobs=jobs,
-    )
-
-
-def item_of(job: PrepareJob, reply: Reply) -> PreparedItem:
-    """Return what a job has come to. Raises InvalidRequest where that is an error."""
-    if reply.status:
-        raise InvalidRequest(reply.error, code=reply.code, status=reply.status)
-    item = MediaItem(
-        kind=job.media.kind,
-        digest=reply.digest,
-        file=job.prepared.name,
-        shape=reply.shape,
-        grid=reply.grid,
-        pieces=reply.pieces,
-        times=reply.times,
-    )
-    return PreparedItem(item, job.prepared)
+    kind = HelperKind("media", preparing.start, preparing.work, _lost, closing)
+    return HelperPool(kind, helpers=helpers, jobs=jobs)
 
 
 class _Preparing:
@@ -105,8 +89,8 @@ class _Preparing:
             raise
         return child
 
-    def work(self, child: HelperChild, job: PrepareJob, look: Look) -> Reply:
-        """Prepare an item. Raises InvalidRequest where that ends the helper, and HelperLost."""
+    def work(self, child: HelperChild, job: PrepareJob, look: Look) -> PreparedItem | InvalidRequest:
+        """Prepare an item, or return why not. Raises that where the helper is of no more use, and HelperLost."""
         job.prepared.shrink(0)
         room = job.prepared.take_some(self._most)
         settings = job.media.settings
@@ -114,7 +98,7 @@ class _Preparing:
         began = time.monotonic()
         seconds = self._start.seconds
         try:
-            answer = child.ask(msgspec.msgpack.encode(work), 3 * seconds + 5, look)
+            answer = child.ask(msgspec.msgpack.encode(work), 3 * seconds + 5, look, most=MOST_REPLY)
         except TimeoutError:
             # The process ends by itself after so much computing time: it did not get that.
             raise HelperLost("it got too little computing time") from None
@@ -122,16 +106,48 @@ class _Preparing:
             raise _too_complex(ended, seconds) from None
         finally:
             self._stats.seconds_of(time.monotonic() - began)
-        reply = msgspec.msgpack.decode(answer, type=Reply)
-        job.prepared.shrink(reply.size)
+        return self._read(job, answer, room)
+
+    def _read(self, job: PrepareJob, answer: bytes, room: int) -> PreparedItem | InvalidRequest:
+        """Return what a helper's answer comes to. It is not believed: what runs there may have been taken over by what
+        it reads.
+        """
+        try:
+            reply = msgspec.msgpack.decode(answer, type=Reply)
+            size = job.prepared.path.stat().st_size
+        except msgspec.MsgspecError:
+            raise _too_complex(HelperEnded(None), self._start.seconds) from None
+        except OSError:
+            # Removed meanwhile: nothing waits for it any more.
+            return closing()
+        job.prepared.shrink(size)
         if reply.code == FULL:
-            raise full() if room < self._most else _too_many_pixels(self._start.limits.resized_pixels)
-        return reply
+            return full() if room < self._most else _too_many_pixels(self._start.limits.resized_pixels)
+        if reply.status:
+            error = InvalidRequest(reply.error, code=reply.code, status=reply.status)
+            if reply.spent:
+                raise error
+            return error
+        if math.prod(reply.shape) != size or len(reply.digest) != DIGEST_BYTES:
+            raise _too_complex(HelperEnded(None), self._start.seconds)
+        return PreparedItem(_item(job, reply), job.prepared)
 
     @staticmethod
     def _unusable(why: str) -> InvalidRequest:
         logger.error("the helper process for media cannot start: %s", why)
         return InvalidRequest("the process that prepares media cannot start", code="internal_error", status=500)
+
+
+def _item(job: PrepareJob, reply: Reply) -> MediaItem:
+    return MediaItem(
+        kind=job.media.kind,
+        digest=reply.digest,
+        file=job.prepared.name,
+        shape=reply.shape,
+        grid=reply.grid,
+        pieces=reply.pieces,
+        times=reply.times,
+    )
 
 
 def _too_complex(ended: HelperEnded, seconds: float) -> InvalidRequest:
@@ -150,3 +166,8 @@ def _too_many_pixels(most: int) -> InvalidRequest:
 def _lost(why: str) -> InvalidRequest:
     text = f"the process that prepares media was lost twice ({why}), through no fault of what was sent; try again"
     return InvalidRequest(text, code=LOST, status=503)
+
+
+def closing() -> InvalidRequest:
+    """Return the error of what is under way when the server stops."""
+    return InvalidRequest("the server is shutting down, try another one", code="shutting_down", status=503)

@@ -44,6 +44,7 @@ _log = LimitedLog(logger, most=5, seconds=60.0)
 
 VERSION = b"pegboard media 1"
 """Part of each digest: what is made of pixels may change from one version to the next."""
+DIGEST_BYTES = 32
 OPEN_FILES = 128
 BUFFER = 1 << 20
 """Bytes of pixels that are written at once."""
@@ -87,7 +88,6 @@ class Reply(msgspec.Struct):
     pieces: int = 0
     times: tuple[float, ...] = ()
     digest: bytes = b""
-    size: int = 0
     error: str = ""
     status: int = 0
     code: str = ""
@@ -104,7 +104,7 @@ class PixelFile(io.RawIOBase):
     def __init__(self, path: Path, most: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._most = most
-        self._hash = hashlib.blake2b(digest_size=32)
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self.size = 0
         self.full = False
         """Whether it could not take all, because it is too much or the disk is full."""
@@ -138,7 +138,7 @@ class PixelFile(io.RawIOBase):
 
 def digest(kind: MediaKind, shape: MediaShape, pixels: bytes) -> bytes:
     """Return an item's digest, 32 bytes. `pixels` is that of its pixels alone."""
-    whole = hashlib.blake2b(digest_size=32)
+    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
     whole.update(msgspec.msgpack.encode((VERSION, kind, shape.shape, shape.grid, shape.pieces, shape.times, pixels)))
     return whole.digest()
 
@@ -170,7 +170,7 @@ def prepare(processor: MediaProcessor, work: Work, media: Path) -> Reply:
             if problem := _problem(shape, pixels.size):
                 raise _WrongAnswer(problem)
             made = digest(work.kind, shape, pixels.digest())
-            return Reply(shape.shape, shape.grid, shape.pieces, shape.times, made, pixels.size)
+            return Reply(shape.shape, shape.grid, shape.pieces, shape.times, made)
         except Exception as error:
             return Reply(status=503, code=FULL) if pixels.full else _refusal(error)
 

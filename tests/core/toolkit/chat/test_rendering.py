@@ -49,8 +49,8 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RenderPool]:
 
 
 def helper_pid(pool: RenderPool) -> int:
-    (helper,) = pool._helpers
-    return helper._process.pid
+    [pid] = pool.pids()
+    return pid
 
 
 class Parser(OutputParser):
@@ -290,23 +290,24 @@ class TestHarm:
 
 
 def test_closing_ends_helpers_and_threads() -> None:
+    before = set(threading.enumerate())
     pool = RenderPool(helpers=2)
     prompts = [ChatPrompt(source="{{ messages[0] }}", messages=[str(i)]) for i in range(20)]
     assert [future.result(30).text for future in [pool.submit(one) for one in prompts]] == [str(i) for i in range(20)]
-    processes = [helper._process for helper in pool._helpers]
-    assert 1 <= len(processes) <= 2
+    pids = pool.pids()
+    assert 1 <= len(pids) <= 2
     pool.close()
-    assert all(one.returncode is not None for one in processes)
-    assert not [one for one in threading.enumerate() if one in pool._threads]
+    assert not any(map(psutil.pid_exists, pids))
+    assert set(threading.enumerate()) <= before
     with pytest.raises(InvalidRequest) as error:
-        pool.submit(prompts[0])
+        pool.submit(prompts[0]).result(30)
     assert error.value.status == 503
 
 
 def test_a_slow_conversation_is_cut_off_when_the_pool_closes() -> None:
     pool = RenderPool(helpers=1, seconds=60)
     future = pool.submit(ChatPrompt(source=ENDLESS, messages=[]))
-    while not pool._helpers:
+    while not pool.pids():
         pass
     pool.close()
     with pytest.raises(InvalidRequest):
@@ -319,8 +320,8 @@ def test_helpers_end_with_a_server_that_is_killed(source: str) -> None:
         "import time; from pegboard.core.toolkit.chat import rendering; "
         "from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt; "
         f"pool = rendering.RenderPool(helpers=1, seconds=1); pool.submit(ChatPrompt(source={source!r}, messages=[]))\n"
-        "while not pool._helpers: time.sleep(0.01)\n"
-        "print(*[one._process.pid for one in pool._helpers], flush=True); time.sleep(60)"
+        "while not pool.pids(): time.sleep(0.01)\n"
+        "print(*pool.pids(), flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

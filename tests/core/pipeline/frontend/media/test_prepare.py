@@ -159,6 +159,8 @@ def test_files_stay_for_those_that_keep_them(preparer: Preparer) -> None:
         (drill("leave"), 400, "media_too_complex"),
         (drill("eat"), 400, "media_too_complex"),
         (drill("nest"), 400, "media_too_complex"),
+        (drill("rave"), 400, "media_too_complex"),
+        (drill("flood"), 400, "media_too_complex"),
         (drill("lie"), 500, "internal_error"),
         (drill("nothing"), 500, "internal_error"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 IGNORE = re.compile(r"# type: ignore\b")
-POKES = 152
+POKES = 143
 """Private names of others that tests use. Lower it when you rewrite some; it never rises."""
 IGNORES = 385
 """Lines of tests that the type checker must overlook, fakes above all. The same."""

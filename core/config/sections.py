@@ -311,8 +311,7 @@ class MediaSection(Section):
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
     """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger."""
     fetch: bool = False
-    """Fetch media from `http:` and `https:` addresses that requests name. Only from public ones, whatever they are
-    called."""
+    """Fetch media from the `http:` and `https:` addresses that requests name, as far as they are public."""
     fetch_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Seconds that fetching one item may take."""
     fetch_ports: tuple[Annotated[int, Field(gt=0, lt=65536)], ...] = (80, 443)

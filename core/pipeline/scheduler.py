@@ -280,7 +280,7 @@ class Scheduler:
 
     def _recover_encode(self, step: EncodeStep, error: Exception, behind: Launched | None) -> None:
         """Recover from an encoder that raised: its pieces are encoded one by one. Requests that want one which fails
-        alone end with status 500. A file that is gone is no failure, where its request has ended meanwhile.
+        alone end with status 500. A file that is gone does not count as a failure: its request may have ended.
         """
         books = self.stages.books
         assert books is not None

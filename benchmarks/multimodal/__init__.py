@@ -1,0 +1,1 @@
+"""What pictures cost: ``python -m benchmarks.multimodal --help``."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.conformance.properties import properties
 from pegboard.core.pipeline.frontend.media.addresses import host_name, is_allowed_name, is_public
 
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "172.15.0.1", "172.32.0.1", "2606:4700::1111", "2a00:1450:4001::8a"]
@@ -32,6 +33,7 @@ def test_not_public(text: str) -> None:
     assert not is_public(ipaddress.ip_address(text))
 
 
+@properties()
 @given(st.ip_addresses(v=4))
 def test_no_address_of_version_4_is_public_inside_of_one_of_version_6(inner: ipaddress.IPv4Address) -> None:
     number = int(inner)
@@ -45,6 +47,7 @@ def test_no_address_of_version_4_is_public_inside_of_one_of_version_6(inner: ipa
     assert not any(is_public(ipaddress.IPv6Address(one)) for one in forms)
 
 
+@properties()
 @given(st.ip_addresses())
 def test_never_what_the_library_says_is_not_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     if not address.is_global or address.is_multicast:

@@ -6,9 +6,10 @@ import base64
 from urllib.parse import quote_from_bytes
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.frontend.media import data_urls
 from pegboard.core.pipeline.frontend.media.data_urls import PIECE, carried
@@ -27,8 +28,8 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return int(request.param)
 
 
+@properties()
 @given(HEADS, st.binary(max_size=40), st.data())
-@settings(max_examples=60)
 @pytest.mark.usefixtures("small_pieces")
 def test_base64(head: str, data: bytes, draw: st.DataObject) -> None:
     text = base64.b64encode(data).decode()
@@ -41,6 +42,7 @@ def test_base64(head: str, data: bytes, draw: st.DataObject) -> None:
     assert decoded(f"{head};base64,{''.join(letters)}") == data
 
 
+@properties()
 @given(HEADS, st.binary(max_size=40))
 @pytest.mark.usefixtures("small_pieces")
 def test_plain(head: str, data: bytes) -> None:

@@ -69,7 +69,7 @@ class Demand:
     """Of hidden states and embeddings."""
     steps: int = 0
     settings: int = 0
-    """Bytes of sampling parameters and of those of plugins."""
+    """Bytes of sampling parameters and of those of plugins, and of the positions of prompts with media."""
 
     @classmethod
     def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
@@ -91,7 +91,7 @@ class Demand:
                 stops = compiled(one.sampling.stop, one.sampling.stop_regex)
                 steps += stop_steps(stops, first=stops not in met)
                 met.add(stops)
-            settings += _settings_bytes(one, known)
+            settings += _settings_bytes(one, known) + (0 if one.media is None else len(one.media.positions))
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
     @property

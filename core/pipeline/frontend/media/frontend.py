@@ -44,7 +44,9 @@ class MediaFrontend:
         count = len(prompt.media)
         if count > self.max_items:
             text = f"{count} pictures and videos are more than the {self.max_items} that a prompt may have"
-            raise InvalidRequest(f"{text} (media.max_items)", param=prompt.media[-1].place, code="too_many_media")
+            raise InvalidRequest(
+                f"{text} (media.max_items)", param=prompt.media[-1].place or None, code="too_many_media"
+            )
         for item in prompt.media:
             if item.kind not in self.kinds:
                 text = f"this model takes no {NAMES[item.kind]}"

@@ -24,7 +24,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
+from pegboard.core.pipeline.frontend.media.sources import Sources
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing
+from tests.core.pipeline.frontend.media.web import endless, fetcher, web, whole
 
 PATIENCE = 60.0
 
@@ -338,14 +340,40 @@ def _note(errors: list[InvalidRequest], one: Preparer, media: MediaInput) -> Non
     errors.append(error_of(one, media))
 
 
+def test_fetched_ones(tmp_path: Path) -> None:
+    """They are prepared like others, and what cannot be fetched has its place in the request."""
+    data = ppm(picture(seed=7))
+    with web() as site:
+        site.answers.update(
+            {"/a": whole(data), "/b": whole(data), "/slow": endless(b"HTTP/1.1 200 OK\r\n\r\n", b"", 0.05)}
+        )
+        sources = Sources(2**20, fetcher(site, max_bytes=2**20))
+        with preparing(tmp_path, sources=sources) as one:
+            several = [MediaInput(kind="image", url=site.url(path), place="p") for path in ("/a", "/a", "/b")]
+            with one.prepared_now([*several, image(data)]) as found:
+                assert len({item.item.file for item in found}) == 1
+            assert len(site.seen) == 2, "an address that is named twice is fetched once"
+            error = error_of(one, MediaInput(kind="image", url=site.url("/a", "closed.test"), place="p"))
+            assert (error.message, error.param) == ("p: this address cannot be fetched", "p")
+
+            async def leave() -> None:
+                async with asyncio.timeout(0.5), one.prepared([MediaInput(kind="image", url=site.url("/slow"))]):
+                    raise AssertionError("it never comes")
+
+            with pytest.raises(TimeoutError):
+                asyncio.run(leave())
+            until(lambda: not files(one), "an empty folder")
+
+
 def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
     slow = Slow(tmp_path, 1000)
     errors: list[InvalidRequest] = []
     with preparing(tmp_path) as one:
         waiting = [threading.Thread(target=_note, args=(errors, one, media)) for media in (slow.media, GOOD)]
-        for thread in waiting:
-            thread.start()
+        waiting[0].start()
         until(slow.pids, "a helper at work")
+        waiting[1].start()
+        until(lambda: one.open == 2, "one that waits")
         one.close()
         for thread in waiting:
             thread.join(PATIENCE)

@@ -89,7 +89,8 @@ class Planner:
         if self.split is not None and not decode_turn:
             self._last_was_prefill = True
             return self._next_part(self.split)
-        mixed = bool(self.settings.mixed_chunk and self.running)
+        # No decode waits for a piece of media and a chunk of a prompt.
+        mixed = bool(self.settings.mixed_chunk and self.running) and not (decode_turn and self.encoding.was_last)
         if self.split is None and (not decode_turn or mixed):
             self._must_settle = False
             step = self._prefill(mixed, flight) or (None if decode_turn else self.encoding.plan())

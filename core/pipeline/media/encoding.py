@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 class Encoding:
     """Plans steps that encode media. Without `books` the model has none, and nothing happens here.
 
-    `must_settle` says that what is lacking fits only once the step under way is settled.
+    `must_settle` says that what is lacking fits only once the step under way is settled, `was_last` that no prefill has
+    been tried since the last step that encodes.
     """
 
     def __init__(self, books: EncoderBooks | None, builder: BatchBuilder, counters: Counters) -> None:
         self.books = books
         self.must_settle = False
+        self.was_last = False
         self._builder = builder
         self._counters = counters
         self._wishes: EncodeWishes | None = None
@@ -30,7 +32,7 @@ class Encoding:
     def begin(self, adder: PrefillAdder | None) -> None:
         """Note who collects the prefill that is being planned; None: there is nothing to prefill."""
         self._wishes = None if adder is None else adder.wishes
-        self.must_settle = False
+        self.must_settle = self.was_last = False
 
     def plan(self) -> EncodeStep | None:
         """Plan a step that encodes what the last prefill lacked, if that could not be planned; None where it lacked
@@ -43,6 +45,7 @@ class Encoding:
             self.must_settle = wishes.blocked
             return None
         self._counters.encode_steps += 1
+        self.was_last = True
         owners = tuple(tuple(reqs) for reqs in wishes.owners.values())
         return EncodeStep(self._builder.next_number(), wishes.plan(), owners)
 

@@ -58,9 +58,12 @@ class MediaModel(FakeModel):
         self.capacity = 0
         self.broken: frozenset[bytes] = frozenset()
         """Digests of items that cannot be encoded."""
+        self.steps: list[str] = []
+        """What it was told to do, one after the other: "encode", or the mode of a forward pass."""
 
     def encode(self, work: EncodeWork) -> float:
         self.tries += 1
+        self.steps.append("encode")
         for key in work.drop:
             del self.encoded[key]
         found = {}
@@ -76,6 +79,7 @@ class MediaModel(FakeModel):
         return 0.001
 
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        self.steps.append(work.forward_mode.name.lower())
         values = input_ids.copy()
         covered = np.zeros(len(values), np.bool_)
         for part in work.overlay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -132,25 +133,27 @@ def test_another_picture_shares_nothing_from_there_on(other: tuple[str, int, int
     assert harness.outputs["two"][-1].cached_tokens == len(opening)
 
 
-def test_decodes_go_on_between_pieces(tmp_path: Path) -> None:
-    """A long video is encoded piece by piece; between two steps for it, what runs gets a token."""
+@pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_no_decode_waits_for_two_others(loop: str, mixed: bool, tmp_path: Path) -> None:
+    """A long video is encoded piece by piece, and then its prompt is computed chunk by chunk. What runs gets a token
+    after each of them, and not after a piece and a chunk.
+    """
     album = Album(tmp_path)
-    harness = media_harness(tmp_path, capacity=64, encode_tokens=4, chunk=16)
-    harness.submit("runs", album.words(3), 60, sampling={"ignore_eos": True}, stream=True)
+    harness = media_harness(tmp_path, capacity=64, encode_tokens=4, chunk=16, loop=loop, mixed_chunk=mixed)
+    harness.submit("runs", album.words(3), 100, sampling={"ignore_eos": True}, stream=True)
     for _ in range(3):
         harness.step()
-    prompt = album.prompt(album.item("long", 2, 4, 8), album.words(2))
+    prompt = album.prompt(album.item("long", 2, 4, 8), album.words(20), album.item("short", 2, 2), album.words(9))
     submit(harness, "watches", prompt)
-    counters = harness.scheduler.counters
-    while "watches" not in harness.outputs:
-        before = (counters.encode_steps + counters.prefill_steps, counters.decode_steps)
-        harness.step()
-        harness.step()
-        assert counters.encode_steps + counters.prefill_steps - before[0] <= 1
-        assert counters.decode_steps > before[1]
+    steps = model_of(harness).steps
+    begun = len(steps)
     harness.run()
-    assert counters.encode_steps == 8
     assert harness.tokens("watches") == prompt.answer(8)
+    assert steps[begun:].count("encode") == 9
+    for one, other in itertools.pairwise(steps[begun:]):
+        # What runs gets a token at the end of a mixed step: it has waited for a chunk.
+        assert other == "decode" or one in ("decode", "mixed"), steps[begun:]
 
 
 def test_several_requests_share_an_encode_step(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -31,10 +35,8 @@ def client() -> Iterator[httpx.Client]:
 def ask(client: httpx.Client, messages: list[Message], pictures: list[bytes]) -> str:
     """The answer of the OpenAI API, with these pictures in the places that the messages have for them."""
     files = iter(pictures)
-    done = client.post(
-        "/v1/chat/completions",
-        json={"model": "shapes", "messages": [with_pictures(one, files) for one in messages], "max_tokens": 12},
-    )
+    body = {"model": "shapes", "messages": [with_pictures(one, files) for one in messages]}
+    done = client.post("/v1/chat/completions", json=body | {"max_tokens": 12, "temperature": 0})
     assert done.status_code == 200, done.text
     return str(done.json()["choices"][0]["message"]["content"])
 
@@ -76,3 +78,14 @@ def test_other_pictures_bring_it_down_to_chance(client: httpx.Client) -> None:
     assert found["colour"] < 0.3
     assert found["count"] < 0.4
     assert found["shape"] < 0.35
+
+
+def test_the_readme_says_what_it_answers(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    (block,) = [one for one in (root / "README.md").read_text("utf-8").split("```") if "examples.shapes" in one]
+    *commands, said = block.strip().splitlines()[1:]
+    for command in commands:
+        words = [word.replace("/tmp/pictures", str(tmp_path)) for word in shlex.split(command.removeprefix("$ "))]
+        words[0] = str(Path(sys.executable).with_name(Path(words[0]).name))
+        done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == said

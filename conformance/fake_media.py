@@ -21,9 +21,11 @@ from pegboard.core.interfaces.media import (
     MediaKind,
     MediaLayout,
     MediaProcessor,
+    MediaShape,
     MediaSource,
 )
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.frontend.media.encoded import copy_states
 
 FIRST_ID = 0x10F000
 """The id of the first of the toy's tokens, for a tokenizer whose ids are characters; the others follow."""
@@ -89,10 +91,16 @@ class FakeMedia:
             file.write(data)
             file.flush()
             try:
-                shape = self.processor.prepare(MediaSource(item.kind, Path(file.name), item.settings), io.BytesIO())
+                shape = self._shape(item, Path(file.name))
             except InvalidRequest as error:
                 raise _wrong(item, error.message) from None
         return MediaItem(item.kind, bytes(32), "fake", shape.shape, shape.grid, shape.pieces, shape.times)
+
+    def _shape(self, item: MediaInput, file: Path) -> MediaShape:
+        if item.encoded is None:
+            return self.processor.prepare(MediaSource(item.kind, file, item.settings), io.BytesIO())
+        states = copy_states(item.encoded, file, io.BytesIO())
+        return self.processor.shape_of(item.kind, item.encoded.grid, item.encoded.times, states.shape[0])
 
 
 def ids_of(prompt: MediaPrompt) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import tempfile
@@ -146,6 +147,17 @@ class ToyProcessor(MediaProcessor[NoOptions]):
         grid = (frames, size[0] // block, size[1] // block)
         return MediaShape((frames, *size, 3), grid, frames if source.kind == "video" else 1, times)
 
+    def shape_of(self, kind: MediaKind, grid: tuple[int, int, int], times: Sequence[float], tokens: int) -> MediaShape:
+        frames, height, width = grid
+        pieces = frames if kind == "video" else 1
+        if min(grid) < 1 or frames * height * width != tokens or pieces != frames:
+            raise InvalidRequest(f"a grid {list(grid)} does not come to {tokens} states", code="invalid_media")
+        stamps = frames if kind == "video" else 0
+        if len(times) != stamps or not all(0 <= one < math.inf for one in times):
+            raise InvalidRequest(f"a grid of {frames} frames has {stamps} times in seconds", code="invalid_media")
+        block = self.settings.block
+        return MediaShape((frames, height * block, width * block, 3), grid, pieces, tuple(times))
+
     def part(self, kind: MediaKind) -> Mapping[str, object]:
         return {"type": kind}
 
@@ -279,5 +291,5 @@ class ToyEncoder(MediaEncoder[NoOptions]):
         pixels = torch.from_numpy(np.array(piece.pixels)).to(self.ctx.device, torch.float32)
         patches = pixels.reshape(height // block, block, width // block, block, 3)
         colours = patches.mean(dim=(1, 3)).reshape(-1, 3) / 127.5 - 1
-        states = (colours @ self._matrix).to(self.ctx.dtype)
-        return MediaStates(states[0], tuple(states[1:]))
+        states, *deep = ((colours @ one).to(self.ctx.dtype) for one in self._matrix)
+        return MediaStates(states, tuple(deep))

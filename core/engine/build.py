@@ -242,7 +242,7 @@ def _built(
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=_info(chosen, scheduler, grammars),
+        info=_info(chosen, scheduler, grammars, 0 if media is None else media.width),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -366,7 +366,7 @@ def _features(chosen: Chosen, grammars: _Grammars) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _info(chosen: Chosen, scheduler: Scheduler, grammars: _Grammars) -> ModelInfo:
+def _info(chosen: Chosen, scheduler: Scheduler, grammars: _Grammars, media_width: int) -> ModelInfo:
     """Return what the API process may tell of the model."""
     config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
     model = config.model
@@ -388,4 +388,5 @@ def _info(chosen: Chosen, scheduler: Scheduler, grammars: _Grammars) -> ModelInf
         features=_features(chosen, grammars),
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
+        media_width=media_width,
     )

@@ -125,7 +125,7 @@ class Engine:
         built.media.read_from(directory)
         prepared = PreparedModel(built.directory, built.tokenizer)
         media = build_media(self.resolved.engine.media, Selection(self.resolved), prepared, directory)
-        return None if media is None else media.with_features(self.info.features)
+        return None if media is None else media.with_features(self.info.features, self.info.media_width)
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:

@@ -42,10 +42,11 @@ class ChosenMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaParts:
-    """The scheduler's books, and the worker's states."""
+    """The scheduler's books, and the worker's states, of `width` numbers a token."""
 
     stage: MediaStage
     encoded: EncodedMedia
+    width: int
 
     def read_from(self, directory: Path) -> None:
         """Say where the files of items are."""
@@ -82,9 +83,14 @@ def check_overlay(media: ChosenMedia | None, selection: Selection) -> None:
             )
 
 
+def token_width(encoder: MediaEncoder, spec: ModelSpec) -> int:
+    """Return how many numbers one encoded token has, deep states included."""
+    return spec.hidden_size * (1 + encoder.levels)
+
+
 def token_bytes(encoder: MediaEncoder, spec: ModelSpec, itemsize: int) -> int:
     """Return the bytes of one encoded token, deep states included."""
-    return spec.hidden_size * (1 + encoder.levels) * itemsize
+    return token_width(encoder, spec) * itemsize
 
 
 def media_parts(encoder: MediaEncoder, config: EngineConfig, spec: ModelSpec, chunk: int | None) -> MediaParts:
@@ -92,6 +98,9 @@ def media_parts(encoder: MediaEncoder, config: EngineConfig, spec: ModelSpec, ch
     section, dtype = config.media, encoder.ctx.dtype
     step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
     books = EncoderBooks(section.cache_bytes, token_bytes(encoder, spec, dtype.itemsize), step_tokens)
+    width = token_width(encoder, spec)
     return MediaParts(
-        MediaStage(encoder, books, config.memory.page_size), EncodedMedia(encoder, spec.hidden_size, dtype)
+        MediaStage(encoder, books, config.memory.page_size, width),
+        EncodedMedia(encoder, spec.hidden_size, dtype),
+        width,
     )

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import ModelSpec as ModelSpec
     from pegboard.core.interfaces.logits_processor import LogitsProcessor as LogitsProcessor
     from pegboard.core.interfaces.logits_processor import LogitsProcessorContext as LogitsProcessorContext
+    from pegboard.core.interfaces.media import EncodedForm as EncodedForm
+    from pegboard.core.interfaces.media import EncodedStates as EncodedStates
     from pegboard.core.interfaces.media import MediaContext as MediaContext
     from pegboard.core.interfaces.media import MediaEncoder as MediaEncoder
     from pegboard.core.interfaces.media import MediaItem as MediaItem
@@ -172,6 +174,8 @@ _EXPORTS = {
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
     "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
     "media": (
+        "EncodedForm",
+        "EncodedStates",
         "MediaContext",
         "MediaEncoder",
         "MediaItem",
@@ -234,6 +238,8 @@ __all__ = [
     "Contract",
     "EarlierCall",
     "EmbedOverlay",
+    "EncodedForm",
+    "EncodedStates",
     "EngineClient",
     "EngineView",
     "FinishReason",

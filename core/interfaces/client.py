@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind, MediaSettings
+from pegboard.core.interfaces.media import EncodedForm, MediaKind, MediaSettings
 from pegboard.core.interfaces.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 class MediaInput(msgspec.Struct, kw_only=True):
     """One picture or video as a client states it: an address (`data:`, `http:`, `https:`, `file:`), or the bytes
-    themselves. `place` says where it stands in the client's request, for errors.
+    themselves. With `encoded` they are those of states that the client has made of it. `place` says where it stands in
+    the client's request, for errors.
     """
 
     kind: MediaKind
     url: str = ""
     data: bytes = b""
     settings: MediaSettings = msgspec.field(default_factory=MediaSettings)
+    encoded: EncodedForm | None = None
     place: str = ""
 
 
@@ -153,6 +155,8 @@ class ModelInfo:
     """`architectures` of the model's own config, of which `architecture` is the one that runs."""
     max_grammar_bytes: int | None = None
     """Longest grammar that the engine takes, in bytes; None: any."""
+    media_width: int = 0
+    """Numbers of an encoded token of media, deep states included; 0 where the model takes no media."""
 
     @property
     def names(self) -> tuple[str, ...]:

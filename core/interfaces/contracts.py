@@ -279,6 +279,7 @@ MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     f"{_I}.media:MediaProcessor",
     "prepares pictures and video for a model, and lays them out in its prompts",
     suite=f"{_S}.media_processor:MediaProcessorContract",
+    capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
 )
 
 MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, NamedTuple
 
 import msgspec
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import OptionsT
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MediaKind = Literal["image", "video"]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+StateDtype = Literal["float32", "float16", "bfloat16"]
 
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer's `encode`, without special tokens around the text."""
@@ -87,9 +92,37 @@ class MediaShape:
     times: tuple[float, ...] = ()
 
 
+class EncodedForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request states an item that it has encoded itself: it brings states [tokens, width] in place of a file. A
+    row has a token's state and behind it the token's deep states in order, so width is hidden size * (1 + deep levels).
+
+    `grid` and `times` are those of `MediaShape`. `format` is "safetensors", with one tensor, or "raw": the rows alone,
+    little-endian, of `dtype` and `shape`.
+    """
+
+    grid: tuple[Count, Count, Count]
+    times: tuple[float, ...] = ()
+    format: Literal["safetensors", "raw"] = "safetensors"
+    dtype: StateDtype | None = None
+    shape: tuple[Count, Count] | None = None
+
+
+class EncodedStates(msgspec.Struct, frozen=True):
+    """What the file of an item holds that came encoded: rows of `shape` (tokens, width), little-endian."""
+
+    dtype: StateDtype
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.shape[0] * self.shape[1] * (4 if self.dtype == "float32" else 2)
+
+
 class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prepared item, as it travels to the scheduler. `file` is the name of the file that holds the pixels, in the
-    directory for media; `digest` (32 bytes) covers pixels and everything else of `MediaShape`, whose fields follow.
+    directory for media, or with `encoded` the states. `digest` (32 bytes) covers these and everything else of
+    `MediaShape`, whose fields follow.
     """
 
     kind: MediaKind
@@ -99,6 +132,7 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     grid: tuple[int, int, int]
     pieces: int = 1
     times: tuple[float, ...] = ()
+    encoded: EncodedStates | None = None
 
 
 class PieceKey(NamedTuple):
@@ -164,6 +198,15 @@ class MediaProcessor(abc.ABC, Generic[OptionsT]):
         Runs in a helper process with little memory, so frames are written one at a time. Raises InvalidRequest for bad
         media and for what the limits do not allow, saying what is wrong with it and nothing of this machine.
         """
+
+    def shape_of(self, kind: MediaKind, grid: tuple[int, int, int], times: Sequence[float], tokens: int) -> MediaShape:
+        """Return what `prepare` says of an item with this grid and these times, which a request has encoded itself, as
+        `tokens` states.
+
+        With the capability `encoded`. Takes little time, whatever the numbers are. Raises InvalidRequest where they do
+        not belong together, and for what `prepare` would make of no item.
+        """
+        raise InvalidRequest("this model takes no media that are encoded already", code="unsupported")
 
     @abc.abstractmethod
     def part(self, kind: MediaKind) -> Mapping[str, object]:

@@ -91,7 +91,7 @@ class AsyncEngineClient(EngineClient):
 
     def _become(self, info: ModelInfo) -> None:
         self._info = info
-        self._media = None if self._frontend is None else self._frontend.with_features(info.features)
+        self._media = None if self._frontend is None else self._frontend.with_features(info.features, info.media_width)
         self._intake = Intake(info, self._tokenizer)
         self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaKind
 from pegboard.core.toolkit.chat.media_parts import refuse_others
-from pegboard.core.toolkit.http.media_fields import common_settings, media_data, own_settings
+from pegboard.core.toolkit.http.media_fields import common_settings, encoded_media, media_data, own_settings
 from pegboard.plugins.api_native.bodies import each
 from pegboard.plugins.api_native.requests import GenerateBody, Prompt
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor
 
-Data = str | list[str | list[str] | None] | None
+Item = str | dict[str, object]
+Data = Item | list[Item | list[Item] | None] | None
 _FIELDS: dict[str, MediaKind] = {"image_data": "image", "video_data": "video"}
 
 
@@ -27,7 +28,8 @@ class MediaGenerateBody(GenerateBody):
 
     image_data: Data = None
     """Pictures for the placeholders of the prompt, in their order: one or a list, each an address (`data:`, `https:`)
-    or base64. In a batch one for all prompts, or a list with one, a list or null for each. They go before videos."""
+    or base64, or an object with the states of one that is encoded already: `states`, `grid` and `format`. In a batch
+    one for all prompts, or a list with one, a list or null for each. They go before videos."""
     video_data: Data = None
     """The same of videos."""
     mm_processor_kwargs: object = None
@@ -40,8 +42,11 @@ class MediaGenerateBody(GenerateBody):
         for field, kind in _FIELDS.items():
             settings = own_settings({}, field, kind, common)
             for items, (data, where) in zip(found, self._of_each(field, len(prompts)), strict=True):
-                for text, place in _listed(data, where):
-                    items.append(media_data(kind, text, settings, place))
+                for one, place in _listed(data, where):
+                    if isinstance(one, Mapping):
+                        items.append(encoded_media(kind, one, place))
+                    else:
+                        items.append(media_data(kind, one, settings, place))
                     refuse_others(processor, items[-1])
             setattr(self, field, None)
         return [

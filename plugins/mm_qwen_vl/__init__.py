@@ -12,6 +12,7 @@ plugin = Plugin(
             name="qwen_vl",
             factory="pegboard.plugins.mm_qwen_vl.processor:QwenVLProcessor",
             config="pegboard.plugins.mm_qwen_vl.options:QwenVLProcessorOptions",
+            provides=frozenset({"encoded"}),
             summary="Qwen2-VL, 2.5-VL, 3-VL and 3-VL-MoE: Pillow for pictures, PyAV for video, three-axis positions",
         ),
         Provider(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import Encode, MediaItem, MediaKind, MediaLayout, MediaSpan
+from pegboard.core.interfaces.media import Encode, MediaItem, MediaKind, MediaLayout, MediaLimits, MediaShape, MediaSpan
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
 
 AfterVideo = Literal["trained", "transformers"]
@@ -35,6 +35,49 @@ def lay_out(
         start = place + 1
     layout.add_text(given[start:])
     return layout.finished()
+
+
+def encoded_shape(
+    kind: MediaKind,
+    grid: tuple[int, int, int],
+    times: Sequence[float],
+    tokens: int,
+    model: ModelSettings,
+    limits: MediaLimits,
+) -> MediaShape:
+    """See `MediaProcessor.shape_of`."""
+    geometry, (steps, height, width) = model.geometry, grid
+    merge, is_video = geometry.merge_size, kind == "video"
+    if min(grid) < 1 or height % merge or width % merge or (steps > 1 and not is_video):
+        one = "" if is_video else ", and 1 before them"
+        raise _wrong(f"the grid {list(grid)} must have a height and a width that {merge} divides{one}")
+    made = steps * height * width // merge**2
+    if made != tokens:
+        raise _wrong(f"the grid {list(grid)} makes {made} tokens, and {tokens} states came with it")
+    frames = geometry.temporal_patch_size * steps if is_video else 1
+    if frames > limits.max_frames:
+        raise _wrong(f"{frames} frames are more than the {limits.max_frames} that a video may have (media.max_frames)")
+    needed = _times(kind, steps, model)
+    if len(times) != needed:
+        raise _wrong(f"a grid of {steps} steps needs {needed} times, and {len(times)} came with it")
+    # Qwen2.5-VL's one time is how long each step takes, Qwen3-VL's are when each of them is.
+    longest = limits.max_seconds / (steps if model.family == "qwen2_5" else 1)
+    if not all(0 <= one <= longest for one in times):
+        raise _wrong(f"times must be seconds from 0 to {longest:g} (media.max_seconds)")
+    side = geometry.patch_size
+    shape = (frames, height * side, width * side, 3)
+    return MediaShape(shape, grid, steps if is_video else 1, tuple(map(float, times)))
+
+
+def _wrong(text: str) -> InvalidRequest:
+    return InvalidRequest(text, code="invalid_media")
+
+
+def _times(kind: MediaKind, steps: int, model: ModelSettings) -> int:
+    """Return how many times an item has: one for each step in Qwen3-VL, one interval in Qwen2.5-VL."""
+    if kind == "image":
+        return 0
+    return {"qwen2": 0, "qwen2_5": 1, "qwen3": steps}[model.family]
 
 
 def _places(ids: NDArray[np.int64], items: Sequence[MediaItem], model: ModelSettings) -> list[int]:
@@ -134,7 +177,7 @@ def _grid(item: MediaItem, index: int, model: ModelSettings) -> tuple[int, int, 
     """Return an item's grid in tokens. Raises InvalidRequest for one that no item of the model has."""
     times, height, width = item.grid
     merge = model.geometry.merge_size
-    needed = {"qwen2": 0, "qwen2_5": 1, "qwen3": times}[model.family] if item.kind == "video" else 0
+    needed = _times(item.kind, times, model)
     pieces = times if item.kind == "video" else 1
     whole = min(item.grid) > 0 and height % merge == width % merge == 0
     if not whole or item.pieces != pieces or (item.kind == "image" and times != 1):

@@ -20,7 +20,7 @@ from pegboard.core.interfaces.media import (
     MediaShape,
     MediaSource,
 )
-from pegboard.plugins.mm_qwen_vl.layout import lay_out
+from pegboard.plugins.mm_qwen_vl.layout import encoded_shape, lay_out
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.settings import read_settings
 
@@ -85,6 +85,10 @@ class QwenVLProcessor(MediaProcessor[QwenVLProcessorOptions]):
         from pegboard.plugins.mm_qwen_vl.video import prepare_video
 
         return prepare_video(source, out, self._model, self.ctx.limits)
+
+    def shape_of(self, kind: MediaKind, grid: tuple[int, int, int], times: Sequence[float], tokens: int) -> MediaShape:
+        """Grids count patches, `patch_size` pixels high and wide and `temporal_patch_size` frames deep."""
+        return encoded_shape(kind, grid, times, tokens, self._model, self.ctx.limits)
 
     def part(self, kind: MediaKind) -> Mapping[str, object]:
         return {"type": kind}

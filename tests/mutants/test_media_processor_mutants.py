@@ -215,7 +215,34 @@ class FillsUp(QwenVLProcessor):
         return super().lay_out(ids, [*items, *[items[-1]] * wanted][:wanted] if items else [], encode)
 
 
+class CountsNoTokens(QwenVLProcessor):
+    def shape_of(self, kind, grid, times, tokens):
+        return super().shape_of(kind, grid, times, grid[0] * grid[1] * grid[2] // 4)
+
+
+class ListsTheGrid(QwenVLProcessor):
+    def shape_of(self, kind, grid, times, tokens):
+        np.zeros(grid, bool)
+        return super().shape_of(kind, grid, times, tokens)
+
+
+class ShowsAPictureTwice(QwenVLProcessor):
+    def shape_of(self, kind, grid, times, tokens):
+        made = super().shape_of(kind, grid, times, tokens)
+        return dataclasses.replace(made, shape=(2 * grid[0], *made.shape[1:]))
+
+
+class TakesAnyTime(QwenVLProcessor):
+    def shape_of(self, kind, grid, times, tokens):
+        made = super().shape_of(kind, grid, [0.5] * len(times), tokens)
+        return dataclasses.replace(made, times=tuple(times))
+
+
 CAUGHT = [
+    (ShowsAPictureTwice, "test_encoded_items_have_the_shape_of_prepared_ones"),
+    (CountsNoTokens, "test_numbers_that_do_not_belong_together_are_refused"),
+    (TakesAnyTime, "test_numbers_that_do_not_belong_together_are_refused"),
+    (ListsTheGrid, "test_large_grids_cost_nothing"),
     (TakesAnyModel, "test_a_model_without_media_is_not_supported"),
     (TakesSound, "test_kinds_are_known"),
     (ReservesNothing, "test_reserved_are_spellings"),
@@ -245,7 +272,8 @@ CAUGHT = [
     (Remembers, "test_laying_out_is_pure"),
     (FillsUp, "test_a_mismatch_is_refused"),
 ]
-MUTANTS = [Mutant(cls, suite=Suite, caught_by=test, base=QwenVLProcessor) for cls, test in CAUGHT]
+ENCODED = frozenset({"encoded"})
+MUTANTS = [Mutant(cls, suite=Suite, caught_by=test, base=QwenVLProcessor, provides=ENCODED) for cls, test in CAUGHT]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")

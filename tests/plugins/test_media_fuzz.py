@@ -39,6 +39,17 @@ _SOURCE = st.fixed_dictionaries(
 _PART = st.fixed_dictionaries(
     {"type": _TYPES | _VALUE}, optional={name: _VALUE | (_SOURCE if name == "source" else _ADDRESS) for name in _NAMES}
 )
+_COUNTS = st.lists(st.sampled_from((1, 2, 3, 0, -1, 2**70, 2**31 - 1, 1.0, "1")), max_size=3) | _PLAIN
+_ENCODED = st.fixed_dictionaries(
+    {"states": st.sampled_from(("AAAAAAAAAAA=", "AAB/f38=")) | _VALUE, "grid": st.just([1, 1, 2]) | _COUNTS},
+    optional={
+        "format": st.sampled_from(("raw", "safetensors")) | _PLAIN,
+        "dtype": st.sampled_from(("float32", "bfloat16")) | _PLAIN,
+        "shape": st.just([2, 1]) | _COUNTS,
+        "times": _COUNTS,
+        "x": _PLAIN,
+    },
+)
 _CONTENT = st.lists(_PART | _VALUE, max_size=3)
 
 
@@ -74,7 +85,8 @@ def test_contents(api: str) -> None:
 
 def test_raw_prompts() -> None:
     app = make_app(FakeEngineClient(media=fake_processor()))
-    data = _ADDRESS | _VALUE | st.lists(_ADDRESS | _VALUE, max_size=3)
+    one = _ADDRESS | _VALUE | _ENCODED
+    data = one | st.lists(one, max_size=3)
 
     @properties(150)
     @given(st.sampled_from(("<|image|>", "<|image|><|video|>", "a", ["<|image|>", "a"])), data, data, _VALUE)

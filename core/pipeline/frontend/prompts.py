@@ -132,7 +132,7 @@ class Prompts:
             ids = found[0] if found else one.ids
             if self._media is None or not one.items:
                 return len(ids)
-            laid_out = await asyncio.to_thread(self._media.layouts.lay_out, ids, [item.item for item in one.items])
+            laid_out = await asyncio.to_thread(self._media.lay_out, ids, one.media, one.items)
             return len(laid_out.ids)
 
     @contextlib.asynccontextmanager
@@ -197,7 +197,7 @@ class Prompts:
             return Packed(data)
         if not one.items and not self._media.layouts.concern(np.frombuffer(data, "<i4")):
             return Packed(data)
-        found = self._media.layouts.lay_out(ids, [item.item for item in one.items])
+        found = self._media.lay_out(ids, one.media, one.items)
         if found.media is None:
             return Packed(data)
         packed = self._intake.pack_laid_out(found.ids, sum(found.tokens.values()))

@@ -36,15 +36,16 @@ class CountsTokens(Protocol):
 
 
 class MediaStage:
-    """Takes media in. `books` say what is encoded, for KV in pages of `page_size` tokens. `directory` is where the
-    files of items are: it is set before the first request comes.
+    """Takes media in. `books` say what is encoded, for KV in pages of `page_size` tokens. `width` is how many numbers
+    an encoded token has. `directory` is where the files of items are: it is set before the first request comes.
     """
 
-    def __init__(self, encoder: CountsTokens, books: EncoderBooks, page_size: int) -> None:
+    def __init__(self, encoder: CountsTokens, books: EncoderBooks, page_size: int, width: int = 0) -> None:
         self.books = books
         self.directory: Path | None = None
         self._encoder = encoder
         self._page_size = page_size
+        self._width = width
         self._last: tuple[RequestMedia, bytes, str, ReqMedia] | None = None
 
     def read(self, media: RequestMedia, prompt_ids: NDArray[np.int64], namespace: str) -> ReqMedia:
@@ -95,7 +96,10 @@ class MediaStage:
             size = (self.directory / item.file).stat().st_size
         except OSError as error:
             raise MediaMismatch(f"the file of an item is gone: {error.strerror}") from error
-        if size != math.prod(item.shape):
+        states = item.encoded
+        if states is not None and states.shape[1] != self._width:
+            raise MediaMismatch(f"states with {states.shape[1]} numbers a token, and not {self._width}")
+        if size != (math.prod(item.shape) if states is None else states.nbytes):
             raise MediaMismatch(f"a file of {size} bytes for an item of shape {item.shape}")
 
     def _check_spans(self, media: RequestMedia, prompt_len: int) -> None:
@@ -113,6 +117,9 @@ class MediaStage:
                 raise MediaMismatch(str(error)) from error
             if tokens != span.count:
                 raise MediaMismatch(f"{span.count} tokens for a piece that the encoder makes {tokens} of")
+            item = media.items[span.item]
+            if item.encoded is not None and item.encoded.shape[0] != tokens * item.pieces:
+                raise MediaMismatch(f"{item.encoded.shape[0]} states for {item.pieces} pieces of {tokens} tokens")
 
     def _check_size(self, media: ReqMedia) -> None:
         size = self.books.too_large(media, self._page_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,17 +46,36 @@ class EncodedMedia:
         started = time.perf_counter()
         for key in work.drop:
             self._states.pop(key, None)
+        found = {one.key: self._given(one) for one in work.pieces if one.item.encoded is not None}
+        found |= self._encoded([one for one in work.pieces if one.item.encoded is None])
+        self._states |= found
+        return time.perf_counter() - started
+
+    def _encoded(self, wanted: Sequence[EncodePiece]) -> dict[PieceKey, MediaStates]:
+        """Return what the encoder makes of pieces."""
+        if not wanted:
+            return {}
         pieces = [
-            MediaPiece(one.item, one.key.piece, read_piece(self.directory, one.item, one.key.piece))
-            for one in work.pieces
+            MediaPiece(one.item, one.key.piece, read_piece(self.directory, one.item, one.key.piece)) for one in wanted
         ]
         found = self._encoder.encode(pieces)
         if len(found) != len(pieces):
             raise BadAnswer(f"{len(found)} encoded pieces of {len(pieces)}", self._encoder)
-        for one, states in zip(work.pieces, found, strict=True):
+        for one, states in zip(wanted, found, strict=True):
             self._check(one, states)
-        self._states.update((one.key, _alone(states)) for one, states in zip(work.pieces, found, strict=True))
-        return time.perf_counter() - started
+        return {one.key: _alone(states) for one, states in zip(wanted, found, strict=True)}
+
+    def _given(self, piece: EncodePiece) -> MediaStates:
+        """Return the states of a piece that its request has encoded. Raises ValueError for those that the model's type
+        cannot hold.
+        """
+        given = read_states(self.directory, piece.item, piece.key.piece)
+        rows = given.to(self._dtype)
+        if not rows.isfinite().all():
+            raise ValueError(f"there are states that {str(self._dtype).removeprefix('torch.')} cannot hold")
+        lanes = rows.to(self._encoder.ctx.device).chunk(1 + self._encoder.levels, 1)
+        states, *deep = (lane.contiguous() for lane in lanes)
+        return MediaStates(states, tuple(deep))
 
     def overlay(self, parts: Sequence[OverlayPart], device: torch.device) -> EmbedOverlay | None:
         """Return the states of a batch's media tokens; None where it has none."""
@@ -98,17 +118,30 @@ def _alone(states: MediaStates) -> MediaStates:
 
 def read_piece(directory: Path, item: MediaItem, piece: int) -> NDArray[np.uint8]:
     """Return the pixels uint8 [frames, height, width, 3] of a piece. Raises OSError where the file is gone or short."""
-    frames, height, width, channels = item.shape
-    each = frames // item.pieces
-    shape = (each, height, width, channels)
-    size = each * height * width * channels
+    frames, *rest = item.shape
+    shape = (frames // item.pieces, *rest)
+    return _read(directory, item, piece, math.prod(shape)).reshape(shape)
+
+
+def read_states(directory: Path, item: MediaItem, piece: int) -> torch.Tensor:
+    """Return the states [tokens, width] of a piece of an item that came encoded, in its own type. Raises OSError as
+    `read_piece` does.
+    """
+    form = item.encoded
+    assert form is not None
+    data = _read(directory, item, piece, form.nbytes // item.pieces)
+    return torch.from_numpy(data).view(getattr(torch, form.dtype)).view(-1, form.shape[1])
+
+
+def _read(directory: Path, item: MediaItem, piece: int, size: int) -> NDArray[np.uint8]:
+    """Return the bytes of a piece, each of which takes `size` of the item's file."""
     with (directory / item.file).open("rb", buffering=0) as stream:
         stream.seek(piece * size)
-        pixels = np.empty(size, np.uint8)
-        view = pixels.data
+        found = np.empty(size, np.uint8)
+        view = found.data
         while view:
             count = stream.readinto(view)
             if not count:
                 raise OSError(f"the file of an item of shape {item.shape} is short")
             view = view[count:]
-    return pixels.reshape(shape)
+    return found

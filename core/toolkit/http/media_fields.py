@@ -8,7 +8,7 @@ import msgspec
 
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind, MediaSettings
+from pegboard.core.interfaces.media import EncodedForm, MediaKind, MediaSettings
 
 COMMON = "mm_processor_kwargs"
 """The field of a body, by vLLM's name, whose settings hold for all of its media."""
@@ -18,6 +18,7 @@ MAX_FRAMES = 2**20
 """What a setting may be at most. What the server allows of an item is far less."""
 
 _ADDRESSES = ("data:", "http:", "https:", "file:")
+_ENCODED = ("states", *EncodedForm.__struct_fields__)
 _OF_VIDEO = ("fps", "num_frames")
 _DETAILS = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
 
@@ -80,6 +81,23 @@ def media_data(kind: MediaKind, text: object, settings: MediaSettings, where: st
     if isinstance(text, str) and text and not text[:8].lower().startswith(_ADDRESSES):
         text = f"data:;base64,{text}"
     return media_input(kind, text, settings, where)
+
+
+def encoded_media(kind: MediaKind, given: Mapping[str, object], where: str) -> MediaInput:
+    """Return an item that a body states by its states; see EncodedForm, whose fields `given` has beside `states`, which
+    is an address or base64. Raises InvalidRequest, naming `where`.
+    """
+    for name in given:
+        if name not in _ENCODED:
+            message = f"{str(name)[:64]!r} is unknown; an item that is encoded has {', '.join(_ENCODED)}"
+            raise _wrong(where, message)
+    fields = {name: value for name, value in given.items() if name != "states" and value is not None}
+    try:
+        form = msgspec.convert(fields, EncodedForm)
+    except msgspec.ValidationError as error:
+        raise _wrong(where, str(error)) from None
+    found = media_data(kind, given.get("states"), MediaSettings(), f"{where}.states")
+    return msgspec.structs.replace(found, encoded=form, place=where)
 
 
 def _settings(given: Mapping[str, object], where: str) -> MediaSettings:

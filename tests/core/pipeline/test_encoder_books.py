@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.media import PieceKey
+from pegboard.core.interfaces.media import EncodedStates, PieceKey
 from pegboard.core.interfaces.req import Req, ReqMedia
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.media.arrival import MediaStage
+from pegboard.core.pipeline.media.arrival import MediaMismatch, MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
 from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
 
@@ -125,6 +126,32 @@ def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
         found[name] = keys[2:-1]
     every = [key for keys in found.values() for key in keys]
     assert len(set(every)) == len(every)
+
+
+def test_states_that_do_not_fit_their_item_are_no_request(tmp_path: Path) -> None:
+    """The API process has checked them, and may still be wrong, or taken over."""
+    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1, width=5)
+    stage.directory = tmp_path
+    album = Album(tmp_path)
+
+    def read(shape: tuple[int, int], size: int, pieces: int = 2) -> ReqMedia:
+        item = album.item("a", 2, 3, pieces)
+        (tmp_path / item.file).write_bytes(bytes(size))
+        item = msgspec.structs.replace(item, encoded=EncodedStates("bfloat16", shape))
+        prompt = album.prompt([5], item, [7])
+        return stage.read(prompt.media, np.array(prompt.ids), "")
+
+    assert read((12, 5), 120).items[0].encoded == EncodedStates("bfloat16", (12, 5))
+    for shape, size, words in (
+        ((12, 5), 119, "a file of 119 bytes"),
+        ((12, 5), 240, "a file of 240 bytes"),
+        ((12, 6), 144, "6 numbers a token"),
+        ((13, 5), 130, "13 states for 2 pieces of 6 tokens"),
+        ((6, 5), 60, "6 states for 2 pieces"),
+        ((-12, -5), 120, "numbers a token"),
+    ):
+        with pytest.raises(MediaMismatch, match=words):
+            read(shape, size)
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.conformance.asgi import Exchange, call
@@ -14,7 +16,7 @@ from pegboard.conformance.fake_media import FIRST_ID, fake_processor
 from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.interfaces.media import MediaSettings
+from pegboard.core.interfaces.media import EncodedForm, MediaSettings
 from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
@@ -111,7 +113,7 @@ def test_settings() -> None:
         ({"text": "<|image|>", "image_data": "%%%"}, "image_data"),
         ({"text": "<|image|>", "image_data": ["aGk="]}, "image_data.0"),
         ({"text": "<|image|>", "image_data": [[encoded(1)]]}, "image_data"),
-        ({"text": "<|image|>", "image_data": [{"url": "x"}]}, "image_data"),
+        ({"text": "<|image|>", "image_data": [{"url": "x"}]}, "image_data.0"),
         ({"text": "<|image|>", "image_data": 5}, "image_data"),
         ({"text": "<|video|>", "video_data": ["https://example.org/404"]}, "video_data.0"),
         ({"text": ["<|image|>"] * 2, "image_data": [encoded(1)]}, "image_data"),
@@ -133,3 +135,56 @@ def test_placeholders_and_pictures_must_match(text: str) -> None:
     done, client = ask(text=text, image_data=encoded(1))
     assert (done.status, done.json()["error"]["code"]) == (400, "media_mismatch")
     assert client.laid_out == []
+
+
+def states(rows: int = 6, width: int = 8) -> dict[str, Any]:
+    data = np.arange(rows * width, dtype="<f4").tobytes()
+    where = {"format": "raw", "dtype": "float32", "shape": [rows, width], "grid": [1, 2, 3]}
+    return {"states": base64.b64encode(data).decode(), **where}
+
+
+def test_states_in_place_of_pictures() -> None:
+    several = [states(), encoded(1), {**states(), "grid": [1, 3, 2]}]
+    answer, client = generated(text="<|image|>a<|image|><|image|>", image_data=several)
+    assert answer["meta_info"]["image_tokens"] == 18
+    (prompt,) = [one.prompt for one in client.laid_out]
+    assert [one.encoded for one in prompt.media] == [
+        EncodedForm(grid=(1, 2, 3), format="raw", dtype="float32", shape=(6, 8)),
+        None,
+        EncodedForm(grid=(1, 3, 2), format="raw", dtype="float32", shape=(6, 8)),
+    ]
+    for data in (states(), [states()]):
+        _, client = generated(text="<|image|>", image_data=data)
+        assert bound(client) == [(np.arange(48, dtype="<f4").tobytes(),)]
+    video = {**states(12), "grid": [2, 2, 3], "times": [0, 0.5]}
+    answer, client = generated(text=["<|video|>"] * 2, video_data=[video, [video]])
+    assert [one["meta_info"]["video_tokens"] for one in answer] == [12] * 2
+    assert client.laid_out[0].prompt.media[0].encoded == EncodedForm(
+        grid=(2, 2, 3), times=(0.0, 0.5), format="raw", dtype="float32", shape=(12, 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"grid": None}, "image_data", "grid"),
+        ({"grid": [1, 2]}, "image_data", "length"),
+        ({"grid": [1, 2, "3"]}, "image_data", "int"),
+        ({"grid": [1, 2, 2**70]}, "image_data", "int"),
+        ({"grid": [1, 2, 2]}, "image_data", "states"),
+        ({"times": "0"}, "image_data", "array"),
+        ({"format": "pickle"}, "image_data", "pickle"),
+        ({"dtype": "float64"}, "image_data", "float64"),
+        ({"shape": [6]}, "image_data", "length"),
+        ({"pixels": "x"}, "image_data", "'pixels' is unknown"),
+        ({"states": None}, "image_data.states", "address"),
+        ({"states": 5}, "image_data.states", "address"),
+        ({"states": "%%%"}, "image_data", "base64"),
+    ],
+)
+def test_states_that_are_none(more: dict[str, Any], param: str, words: str) -> None:
+    done, _ = ask(text="<|image|>", image_data={**states(), **more})
+    error = done.json()["error"]
+    assert done.status == 400, done.body
+    assert error["param"] == param
+    assert words in error["message"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.pipeline.frontend.media.process import placed
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import MediaPrompt
+    from pegboard.core.interfaces.client import MediaInput, MediaPrompt
     from pegboard.core.interfaces.media import MediaKind, MediaProcessor
-    from pegboard.core.pipeline.frontend.media.layout import Layouts
+    from pegboard.core.pipeline.frontend.media.layout import LaidOut, Layouts
     from pegboard.core.pipeline.frontend.media.prepare import Preparer
+    from pegboard.core.pipeline.frontend.media.process import PreparedItem
 
 NAMES: dict[MediaKind, str] = {"image": "pictures", "video": "videos"}
 
@@ -20,24 +22,25 @@ NAMES: dict[MediaKind, str] = {"image": "pictures", "video": "videos"}
 @dataclasses.dataclass(frozen=True, slots=True)
 class MediaFrontend:
     """What prepares the media of one engine's requests, and lays them out. `kinds` are those that it takes, at most
-    `max_items` in one prompt.
+    `max_items` in one prompt. `width` is ModelInfo's.
     """
 
     preparer: Preparer
     layouts: Layouts
     kinds: frozenset[MediaKind]
     max_items: int
+    width: int = 0
 
     @property
     def processor(self) -> MediaProcessor:
         return self.layouts.processor
 
-    def with_features(self, features: Collection[str]) -> MediaFrontend | None:
+    def with_features(self, features: Collection[str], width: int = 0) -> MediaFrontend | None:
         """Return what there is of it for an engine with these features, one of which is `media.<kind>` for each kind
-        that it encodes; None where nothing is left.
+        that it encodes, to states of this width; None where nothing is left.
         """
         kinds = frozenset(kind for kind in self.processor.kinds if f"media.{kind}" in features)
-        return dataclasses.replace(self, kinds=kinds) if kinds else None
+        return dataclasses.replace(self, kinds=kinds, width=width) if kinds else None
 
     def check(self, prompt: MediaPrompt) -> None:
         """Raise InvalidRequest for more items than a prompt may have, or of a kind that the model does not take."""
@@ -51,6 +54,18 @@ class MediaFrontend:
             if item.kind not in self.kinds:
                 text = f"this model takes no {NAMES[item.kind]}"
                 raise InvalidRequest(text, param=item.place or None, code="unsupported")
+
+    def lay_out(self, ids: Sequence[int], media: Sequence[MediaInput], items: Sequence[PreparedItem]) -> LaidOut:
+        """Return a prompt with its items in it; `media` is what was stated of them.
+
+        Raises InvalidRequest where items and placeholders do not match, and for states of another width.
+        """
+        for stated, one in zip(media, items, strict=True):
+            states = one.item.encoded
+            if states is not None and states.shape[1] != self.width:
+                text = f"its states have {states.shape[1]} numbers a token; this model's have {self.width}"
+                raise placed(InvalidRequest(text, code="invalid_media"), stated.place)
+        return self.layouts.lay_out(ids, [one.item for one in items])
 
     def figures(self) -> dict[str, object]:
         """Return counters and gauges as plain values, for `/server_info` and metrics."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
-from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing
+from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, placed
 from pegboard.core.pipeline.frontend.media.store import Gone
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Lot:
         try:
             file = self._new_file()
             digest = self._preparer.sources.receive(media, file)
-            shared = self._prepare_once((media.kind, media.settings, digest), media, file)
+            shared = self._prepare_once((media.kind, media.settings, media.encoded, digest), media, file)
             shared.add_done_callback(functools.partial(self._settle, media, indexes))
         except Gone:
             # By this lot's end, where it is closed.
@@ -229,7 +229,7 @@ class _Lot:
             return
         if isinstance(error, InvalidRequest):
             self._preparer.stats.failed(error.code)
-            error = _placed(error, media.place)
+            error = placed(error, media.place)
         with contextlib.suppress(InvalidStateError):
             self.done.set_exception(error)
 
@@ -264,11 +264,5 @@ def _stated(media: MediaInput) -> Hashable:
     """Return what is equal for items that are stated alike. Long addresses are not compared: that takes a while, and
     their contents are.
     """
-    return media.kind, media.settings, media.url if len(media.url) <= MAX_URL else id(media.url), id(media.data)
-
-
-def _placed(error: InvalidRequest, place: str) -> InvalidRequest:
-    """Return an error with the item's place in the request; one of the server's has none."""
-    if not place or error.status >= 500:
-        return error
-    return InvalidRequest(f"{place}: {error.message}", param=place, code=error.code, status=error.status)
+    content = media.url if len(media.url) <= MAX_URL else id(media.url), id(media.data)
+    return media.kind, media.settings, media.encoded, *content

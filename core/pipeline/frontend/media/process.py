@@ -93,8 +93,8 @@ class _Preparing:
         """Prepare an item, or return why not. Raises that where the helper is of no more use, and HelperLost."""
         job.prepared.shrink(0)
         room = job.prepared.take_some(self._most)
-        settings = job.media.settings
-        work = Work(job.media.kind, job.received.name, job.prepared.name, room, settings)
+        media = job.media
+        work = Work(media.kind, job.received.name, job.prepared.name, room, media.settings, media.encoded)
         began = time.monotonic()
         seconds = self._start.seconds
         try:
@@ -122,15 +122,25 @@ class _Preparing:
             return closing()
         job.prepared.shrink(size)
         if reply.code == FULL:
-            return full() if room < self._most else _too_many_pixels(self._start.limits.resized_pixels)
+            return full() if room < self._most else self._too_large(job)
         if reply.status:
             error = InvalidRequest(reply.error, code=reply.code, status=reply.status)
             if reply.spent:
                 raise error
             return error
-        if math.prod(reply.shape) != size or len(reply.digest) != DIGEST_BYTES:
+        states = reply.encoded
+        wanted = math.prod(reply.shape) if states is None else states.nbytes
+        if size != wanted or len(reply.digest) != DIGEST_BYTES or (states is None) != (job.media.encoded is None):
             raise _too_complex(HelperEnded(None), self._start.seconds)
         return PreparedItem(_item(job, reply), job.prepared)
+
+    def _too_large(self, job: PrepareJob) -> InvalidRequest:
+        if job.media.encoded is None:
+            most = self._start.limits.resized_pixels
+            text = f"resized, this has more than the {most} pixels that one item may have (media.max_resized_pixels)"
+        else:
+            text = f"its states have more than {self._most} bytes, which are three times media.max_resized_pixels"
+        return InvalidRequest(text, code="media_too_large")
 
     @staticmethod
     def _unusable(why: str) -> InvalidRequest:
@@ -147,6 +157,7 @@ def _item(job: PrepareJob, reply: Reply) -> MediaItem:
         grid=reply.grid,
         pieces=reply.pieces,
         times=reply.times,
+        encoded=reply.encoded,
     )
 
 
@@ -158,9 +169,11 @@ def _too_complex(ended: HelperEnded, seconds: float) -> InvalidRequest:
     return InvalidRequest(text, code=TOO_COMPLEX)
 
 
-def _too_many_pixels(most: int) -> InvalidRequest:
-    text = f"resized, this has more than the {most} pixels that one item may have (media.max_resized_pixels)"
-    return InvalidRequest(text, code="media_too_large")
+def placed(error: InvalidRequest, place: str) -> InvalidRequest:
+    """Return an error with the item's place in the request; one of the server's has none."""
+    if not place or error.status >= 500:
+        return error
+    return InvalidRequest(f"{place}: {error.message}", param=place, code=error.code, status=error.status)
 
 
 def _lost(why: str) -> InvalidRequest:

@@ -19,12 +19,14 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import (
+    EncodedForm,
+    EncodedStates,
     MediaContext,
     MediaKind,
     MediaLimits,
@@ -33,6 +35,7 @@ from pegboard.core.interfaces.media import (
     MediaShape,
     MediaSource,
 )
+from pegboard.core.pipeline.frontend.media.encoded import copy_states
 from pegboard.core.toolkit.system.helper_child import computing, die_with_parent, limit, serve
 from pegboard.core.toolkit.system.log_lines import LimitedLog
 
@@ -69,13 +72,14 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """An item: the file that was received, and the empty one for at most `most` bytes of pixels."""
+    """An item: the file that was received, and the empty one for at most `most` bytes of pixels, or of states."""
 
     kind: MediaKind
     received: str
     prepared: str
     most: int
     settings: MediaSettings
+    encoded: EncodedForm | None = None
 
 
 class Reply(msgspec.Struct):
@@ -87,6 +91,7 @@ class Reply(msgspec.Struct):
     grid: tuple[int, int, int] = (0, 0, 0)
     pieces: int = 0
     times: tuple[float, ...] = ()
+    encoded: EncodedStates | None = None
     digest: bytes = b""
     error: str = ""
     status: int = 0
@@ -136,10 +141,11 @@ class PixelFile(io.RawIOBase):
         return self._hash.digest()
 
 
-def digest(kind: MediaKind, shape: MediaShape, pixels: bytes) -> bytes:
-    """Return an item's digest, 32 bytes. `pixels` is that of its pixels alone."""
+def digest(kind: MediaKind, shape: MediaShape, content: bytes, encoded: EncodedStates | None = None) -> bytes:
+    """Return an item's digest, 32 bytes. `content` is that of its pixels or states alone."""
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    whole.update(msgspec.msgpack.encode((VERSION, kind, shape.shape, shape.grid, shape.pieces, shape.times, pixels)))
+    sizes = (shape.shape, shape.grid, shape.pieces, shape.times)
+    whole.update(msgspec.msgpack.encode((VERSION, kind, *sizes, encoded, content)))
     return whole.digest()
 
 
@@ -163,20 +169,30 @@ def prepare(processor: MediaProcessor, work: Work, media: Path) -> Reply:
         return Reply(error="this is not wanted any more", status=503, code="media_helper_lost")
     with pixels:
         try:
-            source = MediaSource(work.kind, media / work.received, work.settings)
             out = io.BufferedWriter(pixels, BUFFER)
-            shape = processor.prepare(source, out)
+            shape, encoded = _make(processor, work, media, out)
             out.flush()
-            if problem := _problem(shape, pixels.size):
+            if problem := _problem(shape, None if encoded else pixels.size):
                 raise _WrongAnswer(problem)
-            made = digest(work.kind, shape, pixels.digest())
-            return Reply(shape.shape, shape.grid, shape.pieces, shape.times, made)
+            made = digest(work.kind, shape, pixels.digest(), encoded)
+            return Reply(shape.shape, shape.grid, shape.pieces, shape.times, encoded, made)
         except Exception as error:
             return Reply(status=503, code=FULL) if pixels.full else _refusal(error)
 
 
-def _problem(shape: object, size: int) -> str:
-    """Return what is wrong with what a processor says that it has written, "" for nothing."""
+def _make(processor: MediaProcessor, work: Work, media: Path, out: BinaryIO) -> tuple[MediaShape, EncodedStates | None]:
+    """Write the pixels of an item, or the states that came in their place; its shape, and what the states are."""
+    form = work.encoded
+    if form is None:
+        return processor.prepare(MediaSource(work.kind, media / work.received, work.settings), out), None
+    states = copy_states(form, media / work.received, out)
+    return processor.shape_of(work.kind, form.grid, form.times, states.shape[0]), states
+
+
+def _problem(shape: object, size: int | None) -> str:
+    """Return what is wrong with what a processor says that it has written, "" for nothing. `size` is None where it has
+    not written.
+    """
     if not isinstance(shape, MediaShape):
         return f"the processor answered {shape!r}"
     numbers = (*shape.shape, *shape.grid, shape.pieces)
@@ -185,7 +201,7 @@ def _problem(shape: object, size: int) -> str:
         return f"the processor answered sizes {numbers}"
     if shape.shape[0] % shape.pieces or not all(type(one) is float and math.isfinite(one) for one in shape.times):
         return f"the processor answered {shape.pieces} pieces and times {shape.times}"
-    if math.prod(shape.shape) != size:
+    if size is not None and math.prod(shape.shape) != size:
         return f"the processor wrote {size} bytes for pixels of the shape {shape.shape}"
     return ""
 

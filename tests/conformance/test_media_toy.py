@@ -1,0 +1,26 @@
+"""The suite of MediaProcessor on the kit's toy, which needs no library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pegboard.conformance.checkpoints import VOCAB_SIZE
+from pegboard.conformance.media_processor import MediaProcessorContract
+from pegboard.conformance.media_toy import KEY, ToyProcessor, ppm, toy_settings
+from pegboard.core.interfaces.media import MediaKind
+
+
+def noise(*shape: int) -> bytes:
+    return ppm(np.random.default_rng(len(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8))
+
+
+class TestToyProcessor(MediaProcessorContract):
+    factory = ToyProcessor
+    provides = frozenset({"encoded"})
+    config = {KEY: toy_settings(axes=3)}
+    placeholders = {"image": VOCAB_SIZE + 1, "video": VOCAB_SIZE + 2}
+
+    def media(self, kind: MediaKind) -> Sequence[bytes]:
+        return [noise(9, 17), noise(20, 8)] if kind == "image" else [noise(3, 9, 17), noise(2, 20, 8)]

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import EncodedForm
 from pegboard.core.pipeline.frontend.media.process import placed
 
 if TYPE_CHECKING:
@@ -43,7 +46,9 @@ class MediaFrontend:
         return dataclasses.replace(self, kinds=kinds, width=width) if kinds else None
 
     def check(self, prompt: MediaPrompt) -> None:
-        """Raise InvalidRequest for more items than a prompt may have, or of a kind that the model does not take."""
+        """Raise InvalidRequest for more items than a prompt may have, for those of a kind that the model does not take,
+        and for states whose form cannot be.
+        """
         count = len(prompt.media)
         if count > self.max_items:
             text = f"{count} pictures and videos are more than the {self.max_items} that a prompt may have"
@@ -54,6 +59,11 @@ class MediaFrontend:
             if item.kind not in self.kinds:
                 text = f"this model takes no {NAMES[item.kind]}"
                 raise InvalidRequest(text, param=item.place or None, code="unsupported")
+            if item.encoded is not None:
+                try:
+                    msgspec.convert(msgspec.to_builtins(item.encoded), EncodedForm)
+                except (msgspec.ValidationError, OverflowError) as error:
+                    raise placed(InvalidRequest(str(error), code="invalid_media"), item.place) from None
 
     def lay_out(self, ids: Sequence[int], media: Sequence[MediaInput], items: Sequence[PreparedItem]) -> LaidOut:
         """Return a prompt with its items in it; `media` is what was stated of them.

@@ -17,7 +17,7 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.media_toy import TOKENS, ToyProcessor, ppm, toy_settings
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaInput, MediaPrompt, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import Encode, MediaContext, MediaItem, MediaLayout
+from pegboard.core.interfaces.media import Encode, EncodedForm, MediaContext, MediaItem, MediaLayout
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
@@ -222,6 +222,16 @@ def test_what_is_refused_before_anything_is_prepared(prompts: Prompts, frontend:
         prompts, msgspec.structs.replace(EmbedRequest(prompt=""), prompt=MediaPrompt(base=IMAGE, media=(image(),)))
     )
     assert error.code == "unsupported"
+    forms: list[dict[str, Any]] = [
+        {"grid": (0, 2, 3)},
+        {"grid": (1, 2, 2**70)},
+        {"grid": (1, 2, 3), "shape": (-6, -4)},
+        {"grid": (1,)},
+    ]
+    for form in forms:
+        stated = msgspec.structs.replace(image(place="here"), encoded=EncodedForm(**form))
+        error = refusal(prompts, request(IMAGE, stated))
+        assert (error.code, error.param) == ("invalid_media", "here")
     assert refusal(prompts, request("", image())).param == "prompt"
     assert refusal(prompts, request("x" * 100_000, image())).code == "context_length_exceeded"
     assert frontend.preparer.stats.figures() == before

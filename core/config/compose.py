@@ -26,7 +26,8 @@ from pegboard.core.config.problems import problems_of
 from pegboard.core.config.redact import is_secret
 from pegboard.core.config.requires import part_params, solve
 from pegboard.core.config.resolve import Resolution, resolve
-from pegboard.core.config.sections import EngineConfig, Section, UseSection
+from pegboard.core.config.section import Section, UseSection
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, core_keys, section_at
 from pegboard.core.config.sources import (
     DEFAULT_PRESET,

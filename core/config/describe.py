@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from pegboard.core.config.compose import ResolvedConfig
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.redact import redact
-from pegboard.core.config.sections import EngineConfig, UseSection
+from pegboard.core.config.section import UseSection
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
 from pegboard.core.config.sources import DEFAULT_PRESET, read_preset
 from pegboard.core.registry.records import ProviderRecord

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from pegboard.core.config.sections import EngineConfig, Section
+from pegboard.core.config.section import Section
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import core_keys, subsection
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.options import NoOptions, Options

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pegboard.core.config.merge import Merged
-from pegboard.core.config.sections import AUTO
+from pegboard.core.config.section import AUTO
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, use_path
 from pegboard.core.config.sources import is_preset
 from pegboard.core.interfaces.contracts import Cardinality, Contract

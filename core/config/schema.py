@@ -10,7 +10,8 @@ from pydantic import Field
 
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.option_models import derived, tolerant, with_options
-from pegboard.core.config.sections import AUTO, EngineConfig, Section, UseSection
+from pegboard.core.config.section import AUTO, Section, UseSection
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
 from pegboard.core.config.sources import DEFAULT_PRESET, read_preset
 from pegboard.core.interfaces.contracts import Contract

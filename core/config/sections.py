@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
-AUTO = "auto"
-"""`use: auto` picks the highest ranked provider whose requirements are met and that supports model and device."""
-
-PositiveInt = Annotated[int, Field(gt=0)]
+from pegboard.core.config.media_section import MediaSection
+from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, UseSection
 
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
-NameList = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [] if value is None else [value]),
-]
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
 """A name or an address, without a port."""
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, strict about unknown keys, described by its docstrings."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True, protected_namespaces=()
-    )
-
-
-class UseSection(Section):
-    """A section that chooses one provider."""
-
-    use: str = AUTO
-    """Name of the provider, or `auto`."""
 
 
 class ModelSection(UseSection):
@@ -275,56 +254,6 @@ class GrammarSection(UseSection):
     jump_ahead: Annotated[int, Field(ge=0)] = 2
     """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.
     Requests that want logprobs or hidden states never skip a token."""
-
-
-class MediaSection(Section):
-    """Pictures and video in prompts, for models that take them."""
-
-    enabled: bool = True
-    """Off, the model is served for text alone, and the weights that read media are not loaded."""
-    processor: UseSection = UseSection()
-    """What prepares media and lays them out in prompts."""
-    encoder: UseSection = UseSection()
-    """What turns media into states."""
-    helpers: PositiveInt = 1
-    """Most helper processes that decode and resize media. They start with the first item."""
-    helper_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Memory that a helper may take."""
-    prepare_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then."""
-    max_queued: PositiveInt = 256
-    """Most items that wait for a helper; one more is answered with 503."""
-    max_items: PositiveInt = 16
-    """Most items in one request."""
-    max_item_bytes: PositiveInt = 50 * 1024 * 1024
-    """Largest item as it is received, in bytes."""
-    max_pixels: PositiveInt = 64 * 1024 * 1024
-    """Most pixels of a picture or frame as it is received."""
-    max_resized_pixels: PositiveInt = 24 * 1024 * 1024
-    """Most pixels of one item as the model sees it: of all frames of a video together."""
-    max_frames: PositiveInt = 768
-    """Most frames that are sampled of one video."""
-    max_seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """Longest video, in seconds."""
-    max_bytes_in_flight: PositiveInt = 1024 * 1024 * 1024
-    """Disk space that the media of all requests under way may take; beyond it they are answered with 503."""
-    max_body_bytes: PositiveInt = 64 * 1024 * 1024
-    """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger."""
-    fetch: bool = False
-    """Fetch media from the `http:` and `https:` addresses that requests name, as far as they are public."""
-    fetch_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds that fetching one item may take."""
-    fetch_ports: tuple[Annotated[int, Field(gt=0, lt=65536)], ...] = (80, 443)
-    """Ports that media may be fetched from."""
-    allowed_domains: NameList = ()
-    """Names of servers that media may be fetched from: exact, or `.example.org` for all below it. Empty: any."""
-    allowed_paths: NameList = ()
-    """Directories below which requests may name files, as `file:` addresses. Empty: none."""
-    encode_tokens: PositiveInt | None = None
-    """Most tokens that one step encodes. A larger piece is encoded alone, and each counts as 64 at least. Unset: as
-    many as a chunk has."""
-    cache_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Memory for encoded media on the device, used ones kept for requests to come."""
 
 
 class PluginsSection(Section):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from pegboard.core.config.sections import EngineConfig, Section
+from pegboard.core.config.section import Section
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
 
 USE_SECTIONS: dict[str, Contract] = {

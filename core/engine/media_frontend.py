@@ -22,7 +22,7 @@ from pegboard.core.toolkit.model.model_config import read_model_config
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pegboard.core.config.sections import MediaSection
+    from pegboard.core.config.media_section import MediaSection
     from pegboard.core.config.select import Choice, Selection
     from pegboard.core.engine.source import PreparedModel
     from pegboard.core.interfaces.media import MediaProcessor

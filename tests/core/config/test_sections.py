@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 
 from pegboard.core.config.describe import type_text
 from pegboard.core.config.docs import builtin_registry, render
-from pegboard.core.config.sections import EngineConfig, Section, UseSection
+from pegboard.core.config.section import Section, UseSection
+from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at
 from pegboard.core.interfaces.contracts import CONTRACTS
 

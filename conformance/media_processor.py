@@ -118,6 +118,16 @@ class MediaProcessorContract(EncodedTests):
                 filled = shape.shape[0] // shape.pieces - 1
                 assert shape.shape[0] <= frames + filled, f"{shape.shape[0]} frames, where {frames} are allowed"
 
+    def test_pieces_have_few_tokens(self, ctx: MediaContext, tmp_path: Path) -> None:
+        usual = self.build(ctx)
+        sizes = [self.piece_tokens(usual, source) for source in self.sources(usual, tmp_path)]
+        for most in {1, max(sizes) - 1, max(sizes)} - {0}:
+            processor = self.build(MediaContext(ctx.directory, ctx.hf_config, MediaLimits(piece_tokens=most)))
+            for size, source in zip(sizes, self.sources(processor, tmp_path), strict=True):
+                if size <= most or not self.refuses(processor, source):
+                    found = self.piece_tokens(processor, source)
+                    assert found <= most, f"a piece of {found} tokens, where {most} are allowed"
+
     def test_large_sources_are_refused(self, ctx: MediaContext, tmp_path: Path) -> None:
         processor = self.build(MediaContext(ctx.directory, ctx.hf_config, MediaLimits(max_pixels=1)))
         for source in self.sources(processor, tmp_path):

@@ -128,16 +128,23 @@ class ProcessorSuite(ContractSuite):
             assert private not in error.message, f"a client is told of this machine: {error.message}"
         return True
 
+    def item(self, processor: MediaProcessor[Any], source: MediaSource) -> MediaItem:
+        """Return what becomes of a good file."""
+        shape, pixels = self.prepared(processor, source)
+        digest = hashlib.blake2b(pixels, digest_size=32).digest()
+        return MediaItem(source.kind, digest, "x", shape.shape, shape.grid, shape.pieces, shape.times)
+
     def items(self, processor: MediaProcessor[Any], folder: Path) -> dict[MediaKind, list[MediaItem]]:
         """Return an item of every good file, by kind."""
         found: dict[MediaKind, list[MediaItem]] = {kind: [] for kind in processor.kinds}
         for source in self.sources(processor, folder):
-            shape, pixels = self.prepared(processor, source)
-            digest = hashlib.blake2b(pixels, digest_size=32).digest()
-            found[source.kind].append(
-                MediaItem(source.kind, digest, "x", shape.shape, shape.grid, shape.pieces, shape.times)
-            )
+            found[source.kind].append(self.item(processor, source))
         return found
+
+    def piece_tokens(self, processor: MediaProcessor[Any], source: MediaSource) -> int:
+        """Return the tokens of an item's largest piece."""
+        ids, items = self.prompt([source.kind], {source.kind: [self.item(processor, source)]})
+        return max(span.count for span in processor.lay_out(ids, items, encode).spans)
 
     def prompt(
         self, order: Prompt, items: Mapping[MediaKind, Sequence[MediaItem]]

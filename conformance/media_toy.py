@@ -140,6 +140,9 @@ class ToyProcessor(MediaProcessor[NoOptions]):
             frames += 1
             if frames * size[0] * size[1] > most:
                 raise InvalidRequest(f"resized, this has more than {most} pixels", code="media_too_large")
+            tokens = self.ctx.limits.piece_tokens
+            if tokens is not None and size[0] * size[1] > tokens * block**2:
+                raise InvalidRequest(f"resized, this has more than {tokens} tokens", code="media_too_large")
             out.write(padded.tobytes())
         if size is None:
             raise InvalidRequest("this file has no frames", code="invalid_media")

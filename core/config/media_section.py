@@ -34,6 +34,9 @@ class MediaSection(Section):
     """Most pixels of a picture or frame as it is received."""
     max_resized_pixels: PositiveInt = 24 * 1024 * 1024
     """Most pixels of one item as the model sees it: of all frames of a video together."""
+    max_piece_tokens: PositiveInt | None = None
+    """Most tokens of a picture, or of a video's frames that are encoded together; larger ones are resized to fit. They
+    are encoded in one step, in which no request gets a token. Unset: 16384 on a GPU, 2048 on a CPU."""
     max_frames: PositiveInt = 768
     """Most frames that are sampled of one video."""
     max_seconds: Annotated[float, Field(gt=0)] = 3600.0

@@ -389,4 +389,5 @@ def _info(chosen: Chosen, scheduler: Scheduler, grammars: _Grammars, media_width
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
         media_width=media_width,
+        max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
     )

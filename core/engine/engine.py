@@ -124,7 +124,8 @@ class Engine:
         directory = new_directory()
         built.media.read_from(directory)
         prepared = PreparedModel(built.directory, built.tokenizer)
-        media = build_media(self.resolved.engine.media, Selection(self.resolved), prepared, directory)
+        config, selection = self.resolved.engine.media, Selection(self.resolved)
+        media = build_media(config, selection, prepared, directory, self.info.max_piece_tokens)
         return None if media is None else media.with_features(self.info.features, self.info.media_width)
 
     @classmethod

@@ -29,17 +29,21 @@ if TYPE_CHECKING:
 
 
 def build_media(
-    config: MediaSection, selection: Selection, model: PreparedModel, directory: Path
+    config: MediaSection,
+    selection: Selection,
+    model: PreparedModel,
+    directory: Path,
+    piece_tokens: int | None = None,
 ) -> MediaFrontend | None:
     """Return what prepares media for a model; None for a model that takes none, and where the config says so. Its files
-    go to `directory`, which is made.
+    go to `directory`, which is made. A piece has at most `piece_tokens` (`ModelInfo.max_piece_tokens`).
 
     Raises ConfigError where a processor is named that does not support the model, and PegboardError where the folder
     cannot be made. Processes start with the first item.
     """
     if not config.enabled:
         return None
-    context = MediaContext(model.directory, read_model_config(model.directory), media_limits(config))
+    context = MediaContext(model.directory, read_model_config(model.directory), media_limits(config, piece_tokens))
     choice = selection.find(MEDIA_PROCESSOR, context)
     if choice is None:
         return None
@@ -51,9 +55,15 @@ def build_media(
     return MediaFrontend(preparer, Layouts(processor, model.tokenizer), processor.kinds, config.max_items)
 
 
-def media_limits(config: MediaSection) -> MediaLimits:
-    """Return what the config allows of one item."""
-    return MediaLimits(config.max_pixels, config.max_resized_pixels, config.max_frames, config.max_seconds)
+def media_limits(config: MediaSection, piece_tokens: int | None) -> MediaLimits:
+    """Return what the config allows of one item, and of a piece what the engine's device does."""
+    return MediaLimits(
+        max_pixels=config.max_pixels,
+        resized_pixels=config.max_resized_pixels,
+        max_frames=config.max_frames,
+        max_seconds=config.max_seconds,
+        piece_tokens=piece_tokens,
+    )
 
 
 def _start(

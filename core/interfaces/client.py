@@ -157,6 +157,8 @@ class ModelInfo:
     """Longest grammar that the engine takes, in bytes; None: any."""
     media_width: int = 0
     """Numbers of an encoded token of media, deep states included; 0 where the model takes no media."""
+    max_piece_tokens: int | None = None
+    """Most tokens of one piece of media that the engine takes; None: any number, or no media."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -52,13 +52,15 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
     """What an operator allows of one item. `max_pixels` are those of the source, before it is resized, `resized_pixels`
-    those of all its resized frames together. `max_frames` are sampled, of a video of at most `max_seconds`.
+    those of all its resized frames together. A piece has at most `piece_tokens` tokens; None: any number. `max_frames`
+    are sampled, of a video of at most `max_seconds`.
     """
 
     max_pixels: int = 64 * 2**20
     resized_pixels: int = 24 * 2**20
     max_frames: int = 768
     max_seconds: float = 3600.0
+    piece_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class _Server:
         info = ModelInfo(**ready.info)
         selection = Selection(self._resolved)
         model = prepare_model(self._resolved, selection)
-        self._media = build_media(engine.media, selection, model, self._media_folder)
+        self._media = build_media(engine.media, selection, model, self._media_folder, info.max_piece_tokens)
         budget = BudgetLimits(**engine.server.budget.model_dump())
         settings = engine.model_dump(mode="json")
         client = AsyncEngineClient(info, model.tokenizer, settings, limits=budget, media=self._media)

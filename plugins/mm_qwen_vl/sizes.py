@@ -29,14 +29,23 @@ class Bounds:
     most: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """Most pixels of a resized item, all its frames together, and the config's key that says so."""
+
+    pixels: int
+    key: str
+
+
 def image_size(source: Size, model: ModelSettings, asked: MediaSettings, limits: MediaLimits) -> Size:
     """Return what a picture is resized to. Raises InvalidRequest for one that is too long and narrow, and for bounds
     that the limits do not allow.
     """
-    _check_bounds(asked, 1, limits)
     factor = model.geometry.factor
+    allowed = _allowed(1, factor, limits)
+    _check_bounds(asked, 1, allowed)
     bounds = _bounded(Bounds(model.image.min_pixels, model.image.max_pixels), 1, factor, asked)
-    return _fitted(smart_size(source, factor, bounds), source, 1, factor, limits)
+    return _fitted(smart_size(source, factor, bounds), source, 1, factor, allowed)
 
 
 def video_size(source: Size, frames: int, model: ModelSettings, asked: MediaSettings, limits: MediaLimits) -> Size:
@@ -45,12 +54,13 @@ def video_size(source: Size, frames: int, model: ModelSettings, asked: MediaSett
     # A shorter video is padded: transformers refuses it.
     frames = max(frames, geometry.temporal_patch_size)
     padded = frames + -frames % geometry.temporal_patch_size
-    _check_bounds(asked, padded, limits)
+    allowed = _allowed(padded, factor, limits)
+    _check_bounds(asked, padded, allowed)
     if model.family == "qwen3":
         size = smart_clip_size(source, frames, geometry, _bounded(_capped(frames, model), frames, factor, asked))
     else:
         size = smart_size(source, factor, _bounded(_capped(frames, model), 1, factor, asked))
-    return _fitted(size, source, padded, factor, limits)
+    return _fitted(size, source, padded, factor, allowed)
 
 
 def smart_size(source: Size, factor: int, bounds: Bounds) -> Size:
@@ -116,7 +126,16 @@ def _capped(frames: int, model: ModelSettings) -> Bounds:
     return Bounds(least, max(min(most, share), int(least * 1.05)))
 
 
-def _check_bounds(asked: MediaSettings, frames: int, limits: MediaLimits) -> None:
+def _allowed(frames: int, factor: int, limits: MediaLimits) -> _Allowed:
+    """Return the most pixels of all resized frames together. A token is made of factor by factor pixels of each of the
+    frames in a piece.
+    """
+    if limits.piece_tokens is None or limits.resized_pixels <= frames * limits.piece_tokens * factor**2:
+        return _Allowed(limits.resized_pixels, "media.max_resized_pixels")
+    return _Allowed(frames * limits.piece_tokens * factor**2, "media.max_piece_tokens")
+
+
+def _check_bounds(asked: MediaSettings, frames: int, allowed: _Allowed) -> None:
     """Raise InvalidRequest for bounds that contradict each other, or the limits. An upper bound is never too large: it
     counts as far as the limits allow it.
     """
@@ -128,9 +147,11 @@ def _check_bounds(asked: MediaSettings, frames: int, limits: MediaLimits) -> Non
         raise InvalidRequest(
             f"min_pixels is {least}, more than max_pixels, {most}", param="min_pixels", fields=("max_pixels",)
         )
-    if least * frames > limits.resized_pixels:
-        allowed = limits.resized_pixels // frames
-        raise InvalidRequest(f"min_pixels is {least}, and this server allows {allowed} here", param="min_pixels")
+    if least * frames > allowed.pixels:
+        raise InvalidRequest(
+            f"min_pixels is {least}, and this server allows {allowed.pixels // frames} here ({allowed.key})",
+            param="min_pixels",
+        )
 
 
 def _bounded(own: Bounds, frames: int, factor: int, asked: MediaSettings) -> Bounds:
@@ -146,17 +167,18 @@ def _bounded(own: Bounds, frames: int, factor: int, asked: MediaSettings) -> Bou
     return Bounds(min(least, most), most)
 
 
-def _fitted(size: Size, source: Size, frames: int, factor: int, limits: MediaLimits) -> Size:
+def _fitted(size: Size, source: Size, frames: int, factor: int, allowed: _Allowed) -> Size:
     """Return the size, or a smaller one where the limits do not allow it. Raises InvalidRequest where none is small
     enough, because a side has at least one token.
     """
-    limit = limits.resized_pixels
+    limit = allowed.pixels
     if frames * size[0] * size[1] > limit:
         size = _shrunk(source, math.sqrt(frames * source[0] * source[1] / limit), factor)
     if frames * size[0] * size[1] > limit:
         raise InvalidRequest(
             f"with {source[1]} x {source[0]} pixels{f' in {frames} frames' if frames > 1 else ''}, this has at least "
-            f"{frames * size[0] * size[1]} pixels when it is resized, and this server allows {limit}",
+            f"{frames * size[0] * size[1]} pixels when it is resized, in tokens of {factor} x {factor}, and this "
+            f"server allows {limit} ({allowed.key})",
             code="media_too_large",
         )
     return size

@@ -46,6 +46,7 @@ def config(checkpoint: Path) -> dict[str, Any]:
     return {
         "model": {"path": str(checkpoint), "dtype": "float32", "served_name": MODEL},
         "memory": {"max_total_tokens": 4096},
+        "media": {"max_piece_tokens": 64},
     }
 
 
@@ -116,6 +117,16 @@ def test_every_api_asks_the_same(server: Served) -> None:
     assert "".join(one.text for one in message.content if one.type == "text") == expected["text"]
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == prompt
     assert other.messages.count_tokens(model=MODEL, messages=messages).input_tokens == prompt
+
+
+def test_a_large_picture_is_made_smaller(server: Served) -> None:
+    """The helpers know what the scheduler's device can encode in one step."""
+    images = [native(server, text=TURN, image_data=data(png(1, side, side)))["meta_info"] for side in (224, 252, 1000)]
+    assert [one["image_tokens"] for one in images] == [64, 64, 64]
+    body = {"text": TURN, "image_data": data(png(1)), "mm_processor_kwargs": {"min_pixels": 64 * 28**2 + 1}}
+    refused = httpx.post(f"{server.address}/generate", json=body, timeout=60)
+    assert refused.status_code == 400
+    assert "media.max_piece_tokens" in refused.text
 
 
 def test_texts_that_spell_tokens_bind_nothing(server: Served) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from pegboard.conformance.covering import covering
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, vl_checkpoint
+from pegboard.core.config.media_section import MediaSection
 from pegboard.core.engine.engine import Engine, GenerateOutput
+from pegboard.core.engine.media import piece_tokens
 from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.e2e.vl_reference import VLAnswer, VLReference
@@ -214,6 +217,18 @@ def test_pictures_share_kv_as_far_as_they_are_equal(checkpoints: Path) -> None:
     assert (nothing, again) == (0, length - 1)
     assert 0 < changed < 4 + text
     assert wider == changed
+
+
+def test_a_step_encodes_what_the_device_can(checkpoints: Path) -> None:
+    path = vl_checkpoint(checkpoints, "qwen3_vl")
+    shown = asked(picture(1, 200, 200))
+    with engine(path) as made:
+        assert made.info.max_piece_tokens == 2048
+        whole = made.run(requests([shown], 1))[0].prompt_tokens
+    with engine(path, media={"max_piece_tokens": 16}) as made:
+        assert made.run(requests([shown], 1))[0].prompt_tokens == whole - 36 + 16
+    assert piece_tokens(MediaSection(), torch.device("cuda:1")) == 16_384
+    assert piece_tokens(MediaSection(max_piece_tokens=5), torch.device("cuda:1")) == 5
 
 
 def test_media_that_cannot_be_taken(checkpoints: Path) -> None:

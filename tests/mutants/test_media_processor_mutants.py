@@ -114,6 +114,11 @@ class KnowsNoLimits(QwenVLProcessor):
         super().__init__(options, dataclasses.replace(ctx, limits=type(ctx.limits)()))
 
 
+class EncodesAnything(QwenVLProcessor):
+    def __init__(self, options, ctx):
+        super().__init__(options, dataclasses.replace(ctx, limits=dataclasses.replace(ctx.limits, piece_tokens=None)))
+
+
 class PaintsWhatItCannotRead(QwenVLProcessor):
     def prepare(self, source, out):
         try:
@@ -256,6 +261,7 @@ CAUGHT = [
     (LeavesAFile, "test_files_stay_as_they_are"),
     (Enlarges, "test_fewer_pixels_where_they_are_asked_for"),
     (KnowsNoLimits, "test_limits_are_kept"),
+    (EncodesAnything, "test_pieces_have_few_tokens"),
     (KnowsNoLimits, "test_large_sources_are_refused"),
     (PaintsWhatItCannotRead, "test_what_is_no_media_is_refused"),
     (NamesTheFile, "test_what_is_no_media_is_refused"),

@@ -122,8 +122,22 @@ class TestSettings:
         limits = MediaLimits(resized_pixels=100_000)
         assert 80_000 < self.size(tmp_path, 700, 700, limits) <= 100_000
         assert 80_000 < self.size(tmp_path, 700, 700, limits, max_pixels=10**9) <= 100_000
-        with pytest.raises(InvalidRequest, match=r"min_pixels is 100001, and this server allows 100000"):
+        with pytest.raises(InvalidRequest, match=r"100001, and this server allows 100000 .*max_resized_pixels"):
             self.size(tmp_path, 700, 700, limits, min_pixels=100_001)
+
+    def test_a_picture_is_encoded_at_once(self, tmp_path: Path) -> None:
+        """So it is resized to the tokens that a piece may have, as if the model's own most were so many pixels."""
+        limits = MediaLimits(piece_tokens=100)
+        for asked in ({}, {"max_pixels": 10**9}, {"min_pixels": 100 * 28**2}):
+            assert self.size(tmp_path, 700, 700, limits, **asked) == 100 * 28**2
+        allowed = self.size(tmp_path, 500, 900, max_pixels=100 * 28**2)
+        assert self.size(tmp_path, 500, 900, limits) == allowed
+        assert self.size(tmp_path, 100, 150, limits) == self.size(tmp_path, 100, 150)
+        with pytest.raises(InvalidRequest, match=r"78401, and this server allows 78400 here .media.max_piece_tokens"):
+            self.size(tmp_path, 700, 700, limits, min_pixels=100 * 28**2 + 1)
+        with pytest.raises(InvalidRequest, match=r"allows 78400 .media.max_piece_tokens") as caught:
+            self.size(tmp_path, 6000, 30, limits)
+        assert caught.value.code == "media_too_large"
 
     @pytest.mark.parametrize(
         ("asked", "message"),

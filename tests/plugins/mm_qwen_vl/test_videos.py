@@ -216,6 +216,15 @@ class TestLimits:
         with pytest.raises(InvalidRequest, match="in 8 frames, this has at least 8192 pixels"):
             Prepared(tmp_path, "qwen3", data, MediaLimits(resized_pixels=8 * 32 * 32 - 1), num_frames=8)
 
+    def test_frames_that_are_encoded_together_count(self, tmp_path: Path) -> None:
+        data = video_file(moving(8))
+        for family, factor in (("qwen2", 28), ("qwen2_5", 28), ("qwen3", 32)):
+            usual = Prepared(tmp_path, family, data, num_frames=8).shape.shape
+            limits = MediaLimits(piece_tokens=12)
+            shape = Prepared(tmp_path, family, data, limits, num_frames=8).shape.shape
+            assert usual[1] * usual[2] > 12 * factor**2 >= shape[1] * shape[2] >= 8 * factor**2
+            assert shape[0] == usual[0], "no frame is lost"
+
     def test_all_frames_together_count(self, tmp_path: Path) -> None:
         data = video_file(moving(8))
         for family in ("qwen2", "qwen3"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import RequestMedia
 
 if TYPE_CHECKING:
@@ -43,12 +44,15 @@ class Layouts:
         return bool(near.size) and bool(np.isin(near, self._reserved).any())
 
     def lay_out(self, ids: Sequence[int], items: Sequence[MediaItem]) -> LaidOut:
-        """Expand placeholders. Raises InvalidRequest where they and the items do not match."""
+        """Expand placeholders. Raises InvalidRequest where they and the items do not match, and for a piece of more
+        tokens than the processor's limits allow: its encoding would hold up every other request.
+        """
         found = self.processor.lay_out(ids, items, self._encode)
         if not found.spans and not items:
             return LaidOut(np.asarray(ids, np.int64))
         if (problem := _problem(found, items)) is not None:
             raise TypeError(f"{type(self.processor).__name__}.lay_out: {problem}")
+        _check_pieces(found, items, self.processor.ctx.limits.piece_tokens)
         tokens: dict[MediaKind, int] = {}
         for span in found.spans:
             kind = items[span.item].kind
@@ -59,6 +63,17 @@ class Layouts:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _check_pieces(layout: MediaLayout, items: Sequence[MediaItem], most: int | None) -> None:
+    for span in layout.spans:
+        if most is not None and span.count > most and items[span.item].encoded is None:
+            what = "a picture" if items[span.item].kind == "image" else "a video's frames that are encoded together"
+            raise InvalidRequest(
+                f"item {span.item + 1} of this prompt's media is too large: {what} may have {most} tokens "
+                f"(media.max_piece_tokens), and this has {span.count}; send a smaller one, or set max_pixels",
+                code="media_too_large",
+            )
 
 
 def _problem(layout: MediaLayout, items: Sequence[MediaItem]) -> str | None:

@@ -17,7 +17,14 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.media_toy import TOKENS, ToyProcessor, ppm, toy_settings
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaInput, MediaPrompt, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import Encode, EncodedForm, MediaContext, MediaItem, MediaLayout
+from pegboard.core.interfaces.media import (
+    Encode,
+    EncodedForm,
+    MediaContext,
+    MediaItem,
+    MediaLayout,
+    MediaLimits,
+)
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
@@ -268,6 +275,22 @@ def test_the_context_counts_what_media_take(frontend: MediaFrontend, tokenizer: 
     assert error.code == "context_length_exceeded"
     assert error.message.startswith("prompt is too long: 9 tokens > 7 maximum")
     assert error.message.endswith("6 tokens of the prompt are those of its media")
+
+
+def test_pieces_that_take_too_long_to_encode(frontend: MediaFrontend, tokenizer: Tokenizer) -> None:
+    """Whatever a processor makes of its limits."""
+    toy = frontend.processor
+    limited = ToyProcessor(NoOptions(), dataclasses.replace(toy.ctx, limits=MediaLimits(piece_tokens=5)))
+    layouts = Layouts(limited, tokenizer)
+    prompts = Prompts(Intake(INFO, tokenizer), tokenizer, dataclasses.replace(frontend, layouts=layouts))
+    assert packed(prompts, request(IMAGE + VIDEO, image(8, 40), video(9)))[0].tokens == {"image": 5, "video": 18}
+    error = refusal(prompts, request(IMAGE * 2, image(8, 8), image(16, 24)))
+    assert (error.status, error.code) == (400, "media_too_large")
+    assert error.message == (
+        "item 2 of this prompt's media is too large: a picture may have 5 tokens (media.max_piece_tokens), and this "
+        "has 6; send a smaller one, or set max_pixels"
+    )
+    assert frontend.preparer.store.files == 0
 
 
 def test_counting(prompts: Prompts, frontend: MediaFrontend, tokenizer: Tokenizer) -> None:

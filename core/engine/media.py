@@ -13,6 +13,7 @@ from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProc
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks
 from pegboard.core.pipeline.media.states import EncodedMedia
+from pegboard.core.pipeline.media.timing import timer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,8 +116,5 @@ def media_parts(encoder: MediaEncoder, config: EngineConfig, spec: ModelSpec, ch
     step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
     books = EncoderBooks(section.cache_bytes, token_bytes(encoder, spec, dtype.itemsize), step_tokens)
     width = token_width(encoder, spec)
-    return MediaParts(
-        MediaStage(encoder, books, config.memory.page_size, width),
-        EncodedMedia(encoder, spec.hidden_size, dtype),
-        width,
-    )
+    encoded = EncodedMedia(encoder, spec.hidden_size, dtype, timer_of(encoder.ctx.device))
+    return MediaParts(MediaStage(encoder, books, config.memory.page_size, width), encoded, width)

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Run = Callable[["ModelWorkerBatch"], BatchResult]
 Launch = Callable[["ModelWorkerBatch"], Pending]
-Encode = Callable[["EncodeWork"], float]
-"""Encodes media; the seconds that it took."""
+Encode = Callable[["EncodeWork"], PendingEncode]
+"""Launches the encoding of media."""
 
 
-def no_media(work: EncodeWork) -> float:
+def no_media(work: EncodeWork) -> PendingEncode:
     """Stand for the encoder of a model without one."""
     raise RuntimeError("this engine has no media encoder")
 
@@ -80,7 +81,7 @@ class InlineExecutor:
 
     def encode(self, work: EncodeWork) -> PendingEncode:
         try:
-            return Done(self._encode(work))
+            return self._encode(work)
         except Exception as error:
             return Done(None, error)
 
@@ -94,13 +95,17 @@ class InlineExecutor:
         pass
 
 
-class _InThread:
-    """What the thread launched; on an asynchronous device the batch may still run when the launch is done."""
+class _Later(Protocol[R_co]):
+    def result(self) -> R_co: ...
 
-    def __init__(self, launched: Callable[[], Pending]) -> None:
+
+class _InThread(Generic[R]):
+    """What the thread launched; on an asynchronous device it may still run when the launch is done."""
+
+    def __init__(self, launched: Callable[[], _Later[R]]) -> None:
         self._launched = launched
 
-    def result(self) -> BatchResult:
+    def result(self) -> R:
         return self._launched().result()
 
 
@@ -123,7 +128,7 @@ class ThreadExecutor:
         return self._thread.submit(self._again, work).result()
 
     def encode(self, work: EncodeWork) -> PendingEncode:
-        return self._thread.submit(self._encode, work)
+        return _InThread(self._thread.submit(self._encode, work).result)
 
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
@@ -105,13 +106,13 @@ class ModelledDevice:
         """The length of each request's output, by its number."""
         self._encoded: set[PieceKey] = set()
 
-    def encode(self, work: EncodeWork) -> float:
+    def encode(self, work: EncodeWork) -> Done[float]:
         """Encode media; the virtual seconds that it took."""
         seconds = self._cost.encode_seconds(work)
         self._clock.now += seconds
         self._encoded.difference_update(work.drop)
         self._encoded.update(piece.key for piece in work.pieces)
-        return seconds
+        return Done(seconds)
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         if not all(part.key in self._encoded for part in work.overlay):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from pegboard.core.interfaces.forward import EmbedOverlay
 from pegboard.core.interfaces.media import MediaPiece, MediaStates
 from pegboard.core.pipeline.culprits import BadAnswer
+from pegboard.core.pipeline.media.timing import HostTimer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, OverlayPart
     from pegboard.core.interfaces.media import MediaEncoder, MediaItem, PieceKey
+    from pegboard.core.pipeline.media.timing import Timer
+    from pegboard.core.pipeline.step import PendingEncode
 
 
 class EncodedMedia:
@@ -30,26 +33,31 @@ class EncodedMedia:
     the model's.
     """
 
-    def __init__(self, encoder: MediaEncoder, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, encoder: MediaEncoder, hidden_size: int, dtype: torch.dtype, timer: Callable[[], Timer] = HostTimer
+    ) -> None:
         self.directory = Path()
         self._encoder = encoder
         self._hidden_size = hidden_size
         self._dtype = dtype
+        self._timer = timer
         self._states: dict[PieceKey, MediaStates] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
     @torch.inference_mode()
-    def encode(self, work: EncodeWork) -> float:
-        """Drop and encode what the list says; the seconds that it took. Where it raises, none of the pieces is kept."""
-        started = time.perf_counter()
+    def encode(self, work: EncodeWork) -> PendingEncode:
+        """Drop and encode what the list says. On an asynchronous device it may go on after this call, and only the
+        result's `result` waits for it. Where this raises, none of the pieces is kept.
+        """
+        timer = self._timer()
         for key in work.drop:
             self._states.pop(key, None)
         found = {one.key: self._given(one) for one in work.pieces if one.item.encoded is not None}
         found |= self._encoded([one for one in work.pieces if one.item.encoded is None])
         self._states |= found
-        return time.perf_counter() - started
+        return timer.stop()
 
     def _encoded(self, wanted: Sequence[EncodePiece]) -> dict[PieceKey, MediaStates]:
         """Return what the encoder makes of pieces."""

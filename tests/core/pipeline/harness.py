@@ -118,7 +118,7 @@ class FakeModel:
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
 
-    def encode(self, work: EncodeWork) -> float:
+    def encode(self, work: EncodeWork) -> Done[float]:
         raise AssertionError("a model without media was told to encode some")
 
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:

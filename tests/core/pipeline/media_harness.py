@@ -19,6 +19,7 @@ from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaSpan, PieceKey
 from pegboard.core.interfaces.messages import RequestMedia
 from pegboard.core.interfaces.req import ReqMedia
+from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
@@ -61,7 +62,7 @@ class MediaModel(FakeModel):
         self.steps: list[str] = []
         """What it was told to do, one after the other: "encode", or the mode of a forward pass."""
 
-    def encode(self, work: EncodeWork) -> float:
+    def encode(self, work: EncodeWork) -> Done[float]:
         self.tries += 1
         self.steps.append("encode")
         for key in work.drop:
@@ -76,7 +77,7 @@ class MediaModel(FakeModel):
         self.encoded |= found
         self.shown += found
         assert sum(map(len, self.encoded.values())) * TOKEN_BYTES <= self.capacity
-        return 0.001
+        return Done(0.001)
 
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         self.steps.append(work.forward_mode.name.lower())
@@ -169,12 +170,14 @@ class Album:
         return Prompt(ids, RequestMedia(tuple(items), tuple(spans), packed, now - len(ids)))
 
 
-def media_harness(directory: Path, *, capacity: int = 64, encode_tokens: int = 16, **more: Any) -> Harness:
+def media_harness(
+    directory: Path, *, capacity: int = 64, encode_tokens: int = 16, model: type[MediaModel] = MediaModel, **more: Any
+) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
     books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens, 1)
     stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))
     stage.directory = directory
-    harness = Harness(model=MediaModel, parts={"media": stage}, **more)
+    harness = Harness(model=model, parts={"media": stage}, **more)
     assert isinstance(harness.model, MediaModel)
     harness.model.directory, harness.model.capacity = directory, books.capacity
     return harness

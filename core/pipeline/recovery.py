@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
-"""After so many requests have failed alone and none has passed, the fault is not one request's: all fail."""
+"""After so many requests of a step, or pieces of media, have failed alone and none has passed, the fault is not that of
+one: all fail.
+"""
 
 
 class DeviceFailed(RuntimeError):
@@ -34,20 +36,38 @@ class DeviceFailed(RuntimeError):
 def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
     """Encode the pieces of a failed step again, one by one. Yield those who want a piece that fails alone, and why.
 
-    Nothing else may be under way. Raises DeviceFailed where the device has failed.
+    Nothing else may be under way. Raises DeviceFailed where the device has failed. A file that is gone says nothing of
+    the encoder, so only other errors count towards `MAX_SINGLE_FAILURES`.
     """
     books.forget(piece.key for piece in step.work.pieces)
+    passed = failed = 0
+    last: Exception | None = None
     for piece, owners in zip(step.work.pieces, step.owners, strict=True):
         wanting = [req for req in dict.fromkeys(owners) if not req.finished]
-        why: Exception | None = None
-        for item in _copies(piece, wanting):
-            why = _encode_alone(replace(piece, item=item), books, executor)
-            if not isinstance(why, OSError):
-                break  # another copy would do no better
-        if why is not None and not executor.healthy():
+        if not wanting:
+            continue
+        hopeless = not passed and failed >= MAX_SINGLE_FAILURES
+        why = last if hopeless else _encode_copies(piece, wanting, books, executor)
+        if why is None:
+            passed += 1
+            continue
+        if not executor.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
-        if why is not None:
-            yield wanting, why
+        if not isinstance(why, OSError):
+            failed, last = failed + 1, why
+        yield wanting, why
+
+
+def _encode_copies(
+    piece: EncodePiece, wanting: Iterable[Req], books: EncoderBooks, executor: Executor
+) -> Exception | None:
+    """Encode a piece from the first of its files that is there; what the last try raised."""
+    why: Exception | None = None
+    for item in _copies(piece, wanting):
+        why = _encode_alone(replace(piece, item=item), books, executor)
+        if not isinstance(why, OSError):
+            break  # another copy would do no better
+    return why
 
 
 def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:

@@ -12,6 +12,7 @@ import pytest
 
 from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.interfaces.messages import Rejected
+from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES
 from tests.core.pipeline.harness import Harness
 from tests.core.pipeline.media_harness import (
     TOKEN_BYTES,
@@ -184,6 +185,30 @@ def test_what_cannot_be_encoded_fails_its_requests_alone(loop: str, tmp_path: Pa
         end = harness.finish(f"bad-{rid}")
         assert (end["status"], end["code"]) == (500, "media_failed")
     assert harness.finish("text")["type"] != "abort"
+
+
+@pytest.mark.parametrize("good", [None, 0, 9])
+def test_an_encoder_that_fails_for_everything_is_not_asked_for_each(good: int | None, tmp_path: Path) -> None:
+    """Four failures are enough where nothing has passed. Files that are gone are not its fault, and are tried."""
+    album = Album(tmp_path)
+    harness = media_harness(tmp_path, encode_tokens=64)
+    asked = {i: album.prompt(album.words(2), album.item(i, 2, 2), album.words(1)) for i in range(16)}
+    digests = {i: prompt.media.items[0].digest for i, prompt in asked.items()}
+    model_of(harness).broken = frozenset(digest for i, digest in digests.items() if i != good)
+    for i, prompt in asked.items():
+        submit(harness, str(i), prompt)
+    lost = [0, 1, 2, 3, 4] if good == 9 else []
+    for i in lost:
+        (tmp_path / asked[i].media.items[0].file).unlink()
+    harness.run()
+    for i, prompt in asked.items():
+        if i == good == 0:
+            assert harness.tokens(str(i)) == prompt.answer(8)
+        else:
+            assert harness.finish(str(i))["code"] == "media_failed"
+    tries = {None: 4, 0: 16, 9: len(lost) + MAX_SINGLE_FAILURES}[good]
+    assert model_of(harness).tries == 1 + tries
+    assert books_of(harness).used == (0 if good != 0 else 4 * TOKEN_BYTES)
 
 
 def test_a_file_that_went_with_its_request_is_read_from_another(tmp_path: Path) -> None:

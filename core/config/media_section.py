@@ -24,10 +24,10 @@ class MediaSection(Section):
     """Memory that a helper may take."""
     prepare_seconds: Annotated[float, Field(gt=0)] = 20.0
     """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then."""
-    max_queued: PositiveInt = 256
-    """Most items that wait for a helper; one more is answered with 503."""
+    max_queued: PositiveInt = 1024
+    """Most items that wait for a helper; one more is answered with 503, a request with more by itself with 400."""
     max_items: PositiveInt = 16
-    """Most items in one request."""
+    """Most items in one prompt."""
     max_item_bytes: PositiveInt = 50 * 1024 * 1024
     """Largest item as it is received, in bytes."""
     max_pixels: PositiveInt = 64 * 1024 * 1024

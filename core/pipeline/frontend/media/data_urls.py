@@ -19,11 +19,17 @@ def carried(url: str) -> Iterator[bytes]:
 
     Raises InvalidRequest for what is not such an address.
     """
+    comma = check_head(url)
+    in_base64 = url[5:comma].lower().rstrip().endswith(";base64")
+    return _base64(url, comma + 1) if in_base64 else _plain(url, comma + 1)
+
+
+def check_head(url: str) -> int:
+    """Return where the comma is before what an address carries. Raises InvalidRequest where there is none."""
     comma = url.find(",", 0, MAX_HEAD)
     if url[:5].lower() != "data:" or comma < 0:
         raise _malformed("it must read data:[type][;base64],...")
-    in_base64 = url[5:comma].lower().rstrip().endswith(";base64")
-    return _base64(url, comma + 1) if in_base64 else _plain(url, comma + 1)
+    return comma
 
 
 def _plain(url: str, start: int) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ processes that decode them.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import threading
@@ -28,12 +29,15 @@ FETCHERS = 8
 """Threads that wait for other machines."""
 READERS = 2
 """Threads that write down what has come with requests."""
+AT_ONCE = 4
+"""Items of one submission that are under way at one time; the others wait, so that submissions take turns."""
+TOO_MANY = "too_many_media"
 QUEUE_FULL = "media_queue_full"
 
 
 class Preparer:
-    """Prepares media, at most `most` items at one time, those that wait included. Thread-safe; owns what it is given,
-    and ends it in `close`.
+    """Prepares media: `at_once` items of a submission at one time, and `most` of all of them, those that wait for a
+    thread or helper included. Thread-safe; owns what it is given, and ends it in `close`.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Preparer:
         stats: MediaStats,
         *,
         most: int,
+        at_once: int = AT_ONCE,
     ) -> None:
+        self.at_once = min(at_once, most)
         self.store = store
         self.sources = sources
         self.pool = pool
@@ -57,7 +63,7 @@ class Preparer:
 
     @property
     def open(self) -> int:
-        """Items that are being prepared, or wait for it."""
+        """Items that are being prepared, or wait for a thread or a helper."""
         return self._open
 
     @contextlib.asynccontextmanager
@@ -66,7 +72,8 @@ class Preparer:
         request, are kept by it (`MediaFile.keep`).
 
         Raises InvalidRequest with the place of the item that cannot be prepared: 400 where that is its own fault, 503
-        where there is no room for it now, 500.
+        where there is no room for it now, 500. What is refused without reading it is refused before any other item is
+        read.
         """
         lot = self._begin(media)
         try:
@@ -76,8 +83,10 @@ class Preparer:
 
     @contextlib.contextmanager
     def prepared_now(self, media: Sequence[MediaInput]) -> Iterator[list[PreparedItem]]:
-        """As `prepared`, waiting for it."""
-        lot = self._begin(media)
+        """As `prepared`, waiting for it, for any number of items: no other request waits for those of a caller that
+        waits for itself.
+        """
+        lot = self._begin(media, bounded=False)
         try:
             yield lot.done.result()
         finally:
@@ -92,15 +101,22 @@ class Preparer:
         self.pool.close()
         self.store.close()
 
-    def _begin(self, media: Sequence[MediaInput]) -> _Lot:
+    def _begin(self, media: Sequence[MediaInput], *, bounded: bool = True) -> _Lot:
         lot = _Lot(self, media)
+        if bounded and lot.size > self._most:
+            self.stats.failed(TOO_MANY)
+            text = (
+                f"{lot.size} pictures and videos are more than the {self._most} that one request may have, all its "
+                "prompts together; send fewer prompts at a time (media.max_queued)"
+            )
+            raise InvalidRequest(text, code=TOO_MANY)
+        lot.check()
         with self._lock:
-            # What comes alone is never too much.
-            if self._open and self._open + lot.size > self._most:
+            if self._open + lot.first > self._most:
                 self.stats.failed(QUEUE_FULL)
                 text = "too many media wait to be prepared; try again later"
                 raise InvalidRequest(text, code=QUEUE_FULL, status=503)
-            self._open += lot.size
+            self._open += lot.first
         try:
             lot.begin()
         except BaseException:
@@ -111,7 +127,7 @@ class Preparer:
     # ---- for its lots ---------------------------------------------------------------------------------------------
 
     def receive(self, media: MediaInput, work: Callable[[], None]) -> Future[None]:
-        """Have a thread receive an item. Raises InvalidRequest for one that is refused at once."""
+        """Have a thread receive an item. Raises InvalidRequest where there are none any more."""
         threads = self._fetchers if self.sources.is_remote(media) else self._readers
         try:
             return threads.submit(work)
@@ -119,14 +135,15 @@ class Preparer:
             raise closing() from None
 
     def ended(self, count: int) -> None:
-        """Note that so many items are not being prepared any more."""
+        """Note that so many items fewer are being prepared."""
         with self._lock:
             self._open -= count
 
 
 class _Lot:
-    """The media of one submission; what is equal is prepared once. `done` has the items in their order, or the first
-    error. `close` gives up what is not done, and drops the files. Thread-safe.
+    """The media of one submission; what is equal is prepared once. Some are begun at once, and another one whenever
+    one is done. `done` has the items in their order, or the first error. `close` gives up what is not done, and drops
+    the files. Thread-safe.
     """
 
     def __init__(self, preparer: Preparer, media: Sequence[MediaInput]) -> None:
@@ -138,6 +155,11 @@ class _Lot:
         for index, one in enumerate(media):
             self._places.setdefault(_stated(one), []).append(index)
         self._lock = threading.Lock()
+        self._waiting = collections.deque(self._places.values())
+        self.first = min(len(self._places), preparer.at_once)
+        """How many are begun at once."""
+        self._open = 0
+        """How many are under way."""
         self._found: dict[int, PreparedItem] = {}
         self._files: set[MediaFile] = set()
         self._by_content: dict[Hashable, Future[PreparedItem]] = {}
@@ -149,17 +171,25 @@ class _Lot:
         """How many items are to be prepared."""
         return len(self._places)
 
-    def begin(self) -> None:
-        """Start receiving. Does not block."""
-        if not self._media:
-            self.done.set_result([])
+    def check(self) -> None:
+        """Raise InvalidRequest for what is refused without reading it."""
         for indexes in self._places.values():
             media = self._media[indexes[0]]
             try:
-                self._watch(self._preparer.receive(media, functools.partial(self._receive, media, indexes)))
+                self._preparer.sources.check(media)
             except InvalidRequest as error:
-                self._fail(media, error)
-                return
+                self._preparer.stats.failed(error.code)
+                raise _placed(error, media.place) from None
+
+    def begin(self) -> None:
+        """Start receiving the first ones, which the preparer has counted. Does not block."""
+        if not self._media:
+            self.done.set_result([])
+        with self._lock:
+            self._open = self.first
+            first = [self._waiting.popleft() for _ in range(self.first)]
+        for indexes in first:
+            self._start(indexes)
 
     def close(self) -> None:
         """Give up, or let go. May be called twice."""
@@ -169,11 +199,19 @@ class _Lot:
             self._closed = True
             files, self._files = self._files, set()
             work, self._work = self._work, []
+            unfinished, self._open = self._open, 0
         for one in work:
             one.cancel()
         for file in files:
             file.drop()
-        self._preparer.ended(self.size)
+        self._preparer.ended(unfinished)
+
+    def _start(self, indexes: list[int]) -> None:
+        media = self._media[indexes[0]]
+        try:
+            self._watch(self._preparer.receive(media, functools.partial(self._receive, media, indexes)))
+        except InvalidRequest as error:
+            self._fail(media, error)
 
     # ---- in the threads -------------------------------------------------------------------------------------------
 
@@ -219,9 +257,23 @@ class _Lot:
         with self._lock:
             self._found.update((index, shared.result()) for index in indexes)
             complete = len(self._found) == len(self._media)
+        self._go_on()
         if complete:
             with contextlib.suppress(InvalidStateError):
                 self.done.set_result([self._found[i] for i in range(len(self._media))])
+
+    def _go_on(self) -> None:
+        """Start the next one, now that one is done; where there is none, fewer are under way."""
+        with self._lock:
+            if self._closed:
+                return
+            indexes = self._waiting.popleft() if self._waiting else None
+            if indexes is None:
+                self._open -= 1
+        if indexes is None:
+            self._preparer.ended(1)
+        elif not self.done.done():
+            self._start(indexes)
 
     def _fail(self, media: MediaInput, error: BaseException) -> None:
         """End with an error, unless this has ended already."""

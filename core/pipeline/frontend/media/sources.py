@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.data_urls import PIECE, carried
+from pegboard.core.pipeline.frontend.media.data_urls import PIECE, carried, check_head
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL, too_large
 from pegboard.core.pipeline.frontend.media.store import disk_full
 
@@ -41,35 +41,40 @@ class Sources:
     fetcher: Fetcher | None = None
     directories: tuple[str, ...] = ()
 
-    def is_remote(self, media: MediaInput) -> bool:
-        """Return whether receiving it means to wait for another machine. Raises InvalidRequest for an address that is
-        refused without looking any further.
-        """
+    def check(self, media: MediaInput) -> None:
+        """Raise InvalidRequest for an item that is refused without reading it. Takes some microseconds."""
         if bool(media.url) == bool(media.data):
             raise InvalidRequest("an item has either an address or data", code="invalid_media_address")
         scheme = _scheme(media)
-        if scheme in REMOTE:
+        # In an address, three bytes take four characters, and any more where they are escaped.
+        if len(media.data) > self.max_bytes or (scheme == "data:" and len(media.url) > 4 * self.max_bytes):
+            raise too_large(self.max_bytes)
+        if scheme == "data:":
+            check_head(media.url)
+        elif scheme in REMOTE:
             if self.fetcher is None:
                 text = "this server fetches no media; send them as data: addresses (media.fetch allows it)"
                 raise InvalidRequest(text, code=NOT_ALLOWED)
             self.fetcher.check(media.url)
-            return True
-        if scheme == "file:" and not self.directories:
+        elif scheme == "file:" and not self.directories:
             raise InvalidRequest("this server reads no files of its own (media.allowed_paths)", code=NOT_ALLOWED)
-        if scheme not in LOCAL:
+        elif scheme not in LOCAL:
             text = "an address must begin with data:, http:, https: or file:"
             raise InvalidRequest(text, code="invalid_media_address")
-        return False
+
+    def is_remote(self, media: MediaInput) -> bool:
+        """Return whether receiving it means to wait for another machine."""
+        return _scheme(media) in REMOTE
 
     def receive(self, media: MediaInput, file: MediaFile) -> bytes:
-        """Write the bytes of an item into a file; their digest. Blocks.
+        """Write the bytes of an item that `check` lets pass into a file; their digest. Blocks.
 
         Raises InvalidRequest for what cannot be had, is too large, or finds no room (503), and Gone where the file was
         dropped meanwhile.
         """
         with _Receiving(file, self.max_bytes) as into:
             if _scheme(media) in REMOTE:
-                assert self.fetcher is not None, "is_remote() was not asked"
+                assert self.fetcher is not None, "check() was not asked"
                 self.fetcher.fetch(media.url, into.add)
             else:
                 for piece in self._pieces(media):
@@ -79,15 +84,10 @@ class Sources:
     def _pieces(self, media: MediaInput) -> Iterator[bytes]:
         scheme = _scheme(media)
         if scheme == "data:":
-            # Three bytes take four characters, and any more where they are escaped.
-            if len(media.url) > 4 * self.max_bytes:
-                raise too_large(self.max_bytes)
             yield from carried(media.url)
         elif scheme == "file:":
             yield from self._read(media.url)
         else:
-            if len(media.data) > self.max_bytes:
-                raise too_large(self.max_bytes)
             view = memoryview(media.data)
             yield from (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))
 

@@ -58,6 +58,7 @@ def preparing(
     *,
     room: int = MOST,
     most: int = 64,
+    at_once: int = 4,
     sources: Sources | None = None,
     helpers: int = 1,
     jobs: int = 500,
@@ -68,7 +69,7 @@ def preparing(
     store = MediaStore(tmp_path / f"{PREFIX}test", room)
     stats = MediaStats()
     pool = make_pool(start_of(model, store.directory, **start), stats, helpers=helpers, jobs=jobs)
-    preparer = Preparer(store, sources or Sources(2**26), pool, stats, most=most)
+    preparer = Preparer(store, sources or Sources(2**26), pool, stats, most=most, at_once=at_once)
     try:
         yield preparer
     finally:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits,
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
 from pegboard.core.pipeline.frontend.media.sources import Sources
+from pegboard.core.pipeline.frontend.media.store import MediaFile
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing
 from tests.core.pipeline.frontend.media.web import endless, fetcher, web, whole
 
@@ -283,16 +284,101 @@ def test_one_that_was_killed_while_idle(preparer: Preparer) -> None:
     assert preparer.pool.pids() != [pid]
 
 
-def test_the_queue_is_bounded_and_one_request_always_fits(tmp_path: Path) -> None:
-    slow = Slow(tmp_path)
-    several = [image(ppm(picture(seed=seed))) for seed in range(6)]
+class Noting(Sources):
+    """Notes what is received."""
+
+    received: ClassVar[list[MediaInput]] = []
+
+    def receive(self, media: MediaInput, file: MediaFile) -> bytes:
+        self.received.append(media)
+        return super().receive(media, file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (MediaInput(kind="image", url="ftp://open.test/", place="here"), "invalid_media_address"),
+        (MediaInput(kind="image", url="data:image/png;base64", place="here"), "invalid_media_address"),
+        (MediaInput(kind="image", place="here"), "invalid_media_address"),
+        (MediaInput(kind="image", url="https://open.test/", place="here"), "media_source_not_allowed"),
+        (MediaInput(kind="image", url="file:///etc/passwd", place="here"), "media_source_not_allowed"),
+        (MediaInput(kind="image", url="data:," + "%20" * 2000, place="here"), "media_too_large"),
+        (image(bytes(1001), "here"), "media_too_large"),
+    ],
+)
+def test_what_is_refused_unread_is_refused_first(tmp_path: Path, wrong: MediaInput, code: str) -> None:
+    """Before anything else of the same request is read."""
+    Noting.received.clear()
+    several = [image(ppm(picture(seed=seed))) for seed in range(8)]
+    with preparing(tmp_path, sources=Noting(1000)) as one:
+        error = error_of(one, *several, wrong)
+        assert (error.status, error.code, error.param) == (400, code, "here")
+        assert one.stats.failures == {code: 1}
+        assert (one.open, one.store.files) == (0, 0)
+        assert is_well(one)
+        assert Noting.received == [GOOD]
+
+
+def test_a_request_with_many_lets_others_in_between(tmp_path: Path) -> None:
+    """It has few under way at one time, neither takes the queue nor holds it up, and keeps its order."""
+    slow, endless = Slow(tmp_path, 2), Slow(tmp_path, 1000)
+    shapes = [(8 * (1 + seed % 3), 8 * (1 + seed // 3)) for seed in range(20)]
+    many = [image(ppm(picture(*shape))) for shape in shapes]
+
+    async def scene(one: Preparer) -> None:
+        async def prepared(*media: MediaInput) -> list[tuple[int, ...]]:
+            async with one.prepared(media) as found:
+                return [item.item.shape for item in found]
+
+        running = asyncio.ensure_future(prepared(slow.media, *many, endless.media))
+        while not slow.pids():
+            await asyncio.sleep(0.01)
+        assert one.open == 3
+        assert await prepared(*many[:4]) == [(1, *shape, 3) for shape in shapes[:4]]
+        assert not one.stats.failures
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert one.open == 0
+        assert await prepared(*many, *many) == 2 * [(1, *shape, 3) for shape in shapes]
+        assert one.open == 0
+
+    with preparing(tmp_path, most=22, at_once=3) as one:
+        asyncio.run(scene(one))
+
+
+def test_one_request_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    several = [image(ppm(picture(seed=seed))) for seed in range(4)]
 
     async def scene(one: Preparer) -> None:
         async def prepared(*media: MediaInput) -> int:
             async with one.prepared(media) as found:
                 return len(found)
 
-        assert await prepared(*several) == 6
+        assert await prepared(*several[:3], *several[:3]) == 6
+        with pytest.raises(InvalidRequest) as caught:
+            await prepared(*several)
+        assert (caught.value.status, caught.value.code) == (400, "too_many_media")
+        assert "media.max_queued" in caught.value.message
+        assert one.stats.failures == {"too_many_media": 1}
+        assert sum(one.stats.items.values()) == 3
+
+    with preparing(tmp_path, most=3) as one:
+        asyncio.run(scene(one))
+        with one.prepared_now(several) as found:
+            assert len(found) == 4, "no other request waits for it"
+
+
+def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    slow = Slow(tmp_path)
+    several = [image(ppm(picture(seed=seed))) for seed in range(3)]
+
+    async def scene(one: Preparer) -> None:
+        async def prepared(*media: MediaInput) -> int:
+            async with one.prepared(media) as found:
+                return len(found)
+
+        assert await prepared(*several) == 3
         running = asyncio.ensure_future(prepared(slow.media, several[0]))
         while not slow.pids():
             await asyncio.sleep(0.01)

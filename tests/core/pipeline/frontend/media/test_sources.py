@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def received(sources: Sources, file: MediaFile, media: MediaInput) -> bytes:
-    sources.is_remote(media)
+    sources.check(media)
     sources.receive(media, file)
     return file.path.read_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -40,6 +41,22 @@ class MediaProcessorContract(EncodedTests):
     def test_a_model_without_media_is_not_supported(self, tmp_path: Path) -> None:
         plain = MediaContext(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
         assert self.objection(plain), "it supports a model that takes no media"
+
+    def test_a_missing_library_is_told_apart_from_a_foreign_model(
+        self, processor: MediaProcessor[Any], ctx: MediaContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that operators are warned where their model would take media."""
+        record, cls, options = self.subject.record, type(processor), self.make_options()
+        plain = MediaContext(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+        for name in record.plugin.extras if record is not None else ():
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, name, None)
+                assert cls.supports(options, plain), f"without {name}, it supports a model that takes no media"
+                with contextlib.suppress(ModuleNotFoundError):
+                    objection = cls.supports(options, ctx)
+                    assert objection is None, (
+                        f"without {name}, `supports` must raise ModuleNotFoundError, or return None"
+                    )
 
     def test_kinds_are_known(self, processor: MediaProcessor[Any]) -> None:
         assert processor.kinds

@@ -105,7 +105,7 @@ class ContractSuite:
         """
         options = self.make_options(**overrides)
         cls = self.provider_class()
-        reason = cls.supports(options, ctx)
+        reason = _asked(cls, options, ctx)
         if reason is not None:
             pytest.skip(f"{self.subject.name} objects to this: {reason}")
         return cls(options, ctx)
@@ -118,7 +118,15 @@ class ContractSuite:
 
     def objection(self, ctx: Any) -> str | None:
         """Return what the provider, with the author's options, has against a context."""
-        return cast("str | None", self.provider_class().supports(self.make_options(), ctx))
+        return _asked(self.provider_class(), self.make_options(), ctx)
+
+
+def _asked(cls: type[Any], options: Options, ctx: object) -> str | None:
+    """Return what a class has against a context; a library that is not installed is an objection, too."""
+    try:
+        return cast("str | None", cls.supports(options, ctx))
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed"
 
 
 def subject_of(cls: type[ContractSuite]) -> Subject:

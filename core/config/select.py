@@ -62,6 +62,7 @@ class Selection:
         self.resolved = resolved
         self.choices: dict[str, tuple[Choice, ...]] = {}
         self._left = dict(resolved.candidates)
+        self._missing: dict[str, list[str]] = {}
         self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
 
     def choose(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
@@ -90,6 +91,12 @@ class Selection:
                 log.debug("%s", error)
                 self.choices[contract.name] = ()
         return next(iter(self.choices[contract.name]), None)
+
+    def missing(self, contract: str) -> Sequence[str]:
+        """Return which providers of a contract support the context but for a library that is not installed: their
+        names, each with the command that installs it. After `choose` or `find`.
+        """
+        return self._missing.get(contract, ())
 
     def choose_all(self, contract: Contract[T, Ctx], context: Ctx) -> tuple[Choice[T, Ctx], ...]:
         """Return every provider of a list, in the config's order. Raises ConfigError where one does not support
@@ -147,6 +154,7 @@ class Selection:
             with record.told("supports"):
                 objection = _objection(cls.supports(options, context))
         except MissingExtra as error:
+            self._missing.setdefault(contract.name, []).append(f"{record.name}: {error}")
             return None, str(error)
         if objection is not None:
             return None, objection

@@ -71,9 +71,7 @@ def choose_media(resolved: ResolvedConfig, selection: Selection, model: ModelCon
     context = MediaContext(model.directory, model.hf_config, media_limits(section, most))
     processor, encoder = selection.find(MEDIA_PROCESSOR, context), selection.find(MEDIA_ENCODER, model)
     if processor is None or encoder is None:
-        for found, missing in ((processor, "media_encoder"), (encoder, "media_processor")):
-            if found is not None:
-                logger.warning("media: no %s supports this model, so it is served for text alone", missing)
+        _say_why(selection, processor, encoder)
         return None
     if section.max_piece_tokens is None:
         logger.info("media.max_piece_tokens: %d, automatic: by the device; larger pictures are resized", most)
@@ -83,6 +81,17 @@ def choose_media(resolved: ResolvedConfig, selection: Selection, model: ModelCon
 def piece_tokens(config: MediaSection, device: torch.device) -> int:
     """Return the most tokens of a piece."""
     return config.max_piece_tokens or (PIECE_TOKENS_CPU if device.type == "cpu" else PIECE_TOKENS_GPU)
+
+
+def _say_why(selection: Selection, processor: object, encoder: object) -> None:
+    """Log why a model with media is served for text alone; nothing for a model without any."""
+    names = (MEDIA_PROCESSOR.name, MEDIA_ENCODER.name)
+    why = "; ".join(f"{name} {one}" for name in names for one in selection.missing(name))
+    if why:
+        logger.warning("media: a library is missing, so this model is served for text alone: %s", why)
+    elif (processor is None) != (encoder is None):
+        missing = names[0] if processor is None else names[1]
+        logger.warning("media: no %s supports this model, so it is served for text alone", missing)
 
 
 def check_overlay(media: ChosenMedia | None, selection: Selection) -> None:

@@ -178,7 +178,11 @@ class MediaProcessor(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: MediaContext) -> str | None:
-        """Return None, or why it cannot prepare media for this model; a model without media is the usual reason."""
+        """Return None, or why it cannot prepare media for this model; a model without media is the usual reason.
+
+        Raises ModuleNotFoundError for its own model where a library is not installed that its plugin's `extras` name:
+        operators are warned of that, where other reasons are the rule.
+        """
         return None
 
     @property
@@ -250,7 +254,7 @@ class MediaEncoder(abc.ABC, Generic[OptionsT]):
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: ModelContext) -> str | None:
-        """Return None, or why it cannot encode media for this model."""
+        """Return None, or why it cannot encode media for this model. Raises as `MediaProcessor.supports` does."""
         return None
 
     @property

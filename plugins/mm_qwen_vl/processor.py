@@ -48,13 +48,13 @@ class QwenVLProcessor(MediaProcessor[QwenVLProcessorOptions]):
 
     @classmethod
     def supports(cls, options: QwenVLProcessorOptions, ctx: MediaContext) -> str | None:
-        """Return None for a Qwen-VL model whose settings can be read, where Pillow is installed."""
+        """Return None for a Qwen-VL model whose settings can be read. Raises ModuleNotFoundError without Pillow."""
         try:
             read_settings(ctx.hf_config, ctx.directory)
         except ModelError as error:
             return str(error)
         if find_spec("PIL") is None:
-            return "pictures need Pillow: pip install 'pegboard[images]'"
+            raise ModuleNotFoundError("pictures need Pillow", name="PIL")
         return None
 
     @property

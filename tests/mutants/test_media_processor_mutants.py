@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -33,6 +34,23 @@ class TakesAnyModel(QwenVLProcessor):
     @classmethod
     def supports(cls, options, ctx):
         return None
+
+
+class HidesWhatIsMissing(QwenVLProcessor):
+    @classmethod
+    def supports(cls, options, ctx):
+        try:
+            return super().supports(options, ctx)
+        except ModuleNotFoundError as error:
+            return str(error)
+
+
+class WantsALibraryForAnyModel(QwenVLProcessor):
+    @classmethod
+    def supports(cls, options, ctx):
+        if find_spec("PIL") is None:
+            raise ModuleNotFoundError("pictures need Pillow", name="PIL")
+        return super().supports(options, ctx)
 
 
 class TakesSound(QwenVLProcessor):
@@ -249,6 +267,8 @@ CAUGHT = [
     (TakesAnyTime, "test_numbers_that_do_not_belong_together_are_refused"),
     (ListsTheGrid, "test_large_grids_cost_nothing"),
     (TakesAnyModel, "test_a_model_without_media_is_not_supported"),
+    (HidesWhatIsMissing, "test_a_missing_library_is_told_apart_from_a_foreign_model"),
+    (WantsALibraryForAnyModel, "test_a_missing_library_is_told_apart_from_a_foreign_model"),
     (TakesSound, "test_kinds_are_known"),
     (ReservesNothing, "test_reserved_are_spellings"),
     (NamesNoKind, "test_parts_are_json"),

@@ -118,6 +118,28 @@ def test_nobody_left_says_each_ones_objection() -> None:
         selection.choose(SAMPLER, "tpu")  # type: ignore[misc]
 
 
+def test_a_library_that_a_supported_context_lacks_is_told_apart() -> None:
+    """From objections, and from a library without which nothing is known of what is supported."""
+
+    class Lacking(OnlyOn):
+        @classmethod
+        def supports(cls, options: Any, ctx: Any) -> str | None:
+            if ctx == "gpu":
+                raise ModuleNotFoundError(name="no_such_library")
+            return "no gpu here"
+
+    vars(sys.modules[__name__])["Lacking"] = Lacking
+    contract: Any = SAMPLER
+    lacking = Provider("sampler", "lacking", named(Lacking), "", rank=50)
+    for ctx, found in (
+        ("gpu", ["lacking: no_such_library is not installed; to install it: pip install acme[lib]"]),
+        ("cpu", []),
+    ):
+        selection = Selection(resolved([lacking, MISSING]))
+        assert selection.find(contract, ctx) is None
+        assert list(selection.missing("sampler")) == found
+
+
 def test_a_broken_candidate_is_no_silent_fall_back() -> None:
     with pytest.raises(PluginError, match="importing no_such_module:X failed"):
         Selection(resolved([ANY, BROKEN])).choose(SAMPLER, None)  # type: ignore[misc]

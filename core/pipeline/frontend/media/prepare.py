@@ -179,7 +179,7 @@ class _Lot:
                 self._preparer.sources.check(media)
             except InvalidRequest as error:
                 self._preparer.stats.failed(error.code)
-                raise _placed(error, media.place) from None
+                raise placed(error, media.place) from None
 
     def begin(self) -> None:
         """Start receiving the first ones, which the preparer has counted. Does not block."""

@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt, OutputStream
+from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
 
@@ -25,7 +25,7 @@ class Talk:
         self.client = FakeEngineClient(("ab", "c"))
         self.store.open("s")
 
-    async def begin(self, prompt: str, rid: str = "", **params: Any) -> OutputStream:
+    async def begin(self, prompt: str | MediaPrompt, rid: str = "", **params: Any) -> OutputStream:
         """Submit a turn and read nothing of its answer."""
         fields = {"id": "s", **params}
         [stream] = await self.store.submit(
@@ -39,7 +39,7 @@ class Talk:
             pass
         return self.seen
 
-    async def refused(self, prompt: str = "x", rid: str = "", **params: Any) -> InvalidRequest:
+    async def refused(self, prompt: str | MediaPrompt = "x", rid: str = "", **params: Any) -> InvalidRequest:
         """Submit a turn that must be refused before the engine hears of it. Return the error."""
         asked = len(self.client.requests)
         with pytest.raises(InvalidRequest) as caught:
@@ -155,6 +155,20 @@ class SessionStoreContract(ContractSuite):
                 await talk.begin("lost ", "lost")
             talk.client.submit_all = submit_all  # type: ignore[method-assign]
             assert await talk.ask("x", "lost") == "kept abcx"
+
+        self.play(scene)
+
+    def test_pictures_are_refused(self) -> None:
+        """And leave the session as it was: what it remembers would be placeholders without pictures."""
+        pictures = (MediaInput(kind="image", data=b"picture"),)
+
+        async def scene(talk: Talk) -> None:
+            for history in ("", "kept "):
+                if history:
+                    await talk.ask(history, replace=True)
+                for base in ("lost", [*b"lost"]):
+                    assert (await talk.refused(MediaPrompt(base=base, media=pictures), "again")).status == 400
+            assert await talk.ask("x", "again") == "kept abcx"
 
         self.play(scene)
 

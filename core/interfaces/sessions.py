@@ -93,8 +93,9 @@ class SessionStore(abc.ABC, Generic[OptionsT]):
         been read from the stream. One that fails, is aborted or whose stream is closed before leaves the session as it
         was, and so does one that is refused.
 
-        Raises InvalidRequest: as `client.submit_all`; 400 for several requests, for an `offset` beyond the history, for
-        an id that a turn has already, and where the session is full; 404 for a session or a turn that is not there;
+        Raises InvalidRequest: as `client.submit_all`; 400 for several requests, for pictures and videos, of which
+        tokens say nothing, for an `offset` beyond the history, for an id that a turn has already, and where the session
+        is full; 404 for a session or a turn that is not there;
         409 where the turn that it continues, or would replace, is still running.
         """
 

@@ -303,7 +303,6 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
             special = request.add_special_tokens and not turn.kept
             [ids] = await client.tokenize([prompt], add_special_tokens=special)
         else:
-            assert not isinstance(prompt, MediaPrompt), "`submit` has refused it"
             ids = list(prompt)
         return ids[1:] if turn.kept and ids and ids[0] == _bos_id(tokenizer) else ids
 

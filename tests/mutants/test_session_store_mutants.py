@@ -72,6 +72,12 @@ class KeepsRefusedTurnsRunning(InMemorySessions):
             raise
 
 
+class LosesPictures(InMemorySessions):
+    async def submit(self, client, params, requests):
+        bare = [msgspec.structs.replace(one, prompt=getattr(one.prompt, "base", one.prompt)) for one in requests]
+        return await super().submit(client, params, bare)
+
+
 class TakesSeveral(InMemorySessions):
     async def submit(self, client, params, requests):
         return await super().submit(client, params if len(requests) == 1 else None, requests)
@@ -122,6 +128,7 @@ CAUGHT = {
     NeverReplaces: "test_what_was_replaced_is_gone",
     RemembersUnreadAnswers: "test_an_answer_that_is_not_read_is_no_history",
     KeepsRefusedTurnsRunning: "test_a_refusal_of_the_engine_leaves_the_session_as_it_was",
+    LosesPictures: "test_pictures_are_refused",
     TakesSeveral: "test_a_turn_is_one_request",
     OpensTwice: "test_a_session_is_opened_once_and_closed_once",
     ClosesNothing: "test_a_session_is_opened_once_and_closed_once",

@@ -11,11 +11,15 @@ from typing import Any
 import msgspec
 
 from pegboard.core.toolkit.parsing.json_weight import JsonWeight
+from pegboard.plugins.api_openai.contents import RESPONSE_PARTS
 from pegboard.plugins.api_openai.responses.replay import Tape
 
 _REFERENCE = 8
 _OF_WEIGHT = 16
 """Bytes of memory for each unit that a JSON text weighs: an empty object has 64 and a place in a list, and weighs 9."""
+_LONG = 4096
+"""Characters from which on an address is not weighed with the JSON around it."""
+_ADDRESSES = frozenset(field for _, field in RESPONSE_PARTS.values())
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -161,7 +165,9 @@ class Shelf:
         if not item.origin:
             item.origin = response
             self._name(item)
-            item.size, item.room = _size_and_room(item.value)
+            addresses, rest = _without_addresses(item.value)
+            size, room = _size_and_room(rest)
+            item.size, item.room = addresses + size, addresses + room
         self.bytes += item.room
         self._items.setdefault(item.id, {})[item] = None
 
@@ -178,6 +184,36 @@ class Shelf:
         prefix = _PREFIXES.get(str(item.value.get("type") or "message"), "item")
         item.id = f"{prefix}_{uuid.uuid4().hex}"
         item.value = {**item.value, "id": item.id}
+
+
+def _without_addresses(value: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return how many characters an item's long addresses have, and the item without these. They may have many
+    megabytes, and the event loop waits while an item is weighed.
+    """
+    length, rest = 0, dict(value)
+    for name in ("content", "output"):
+        parts = value.get(name)
+        if not isinstance(parts, list):
+            continue
+        rest[name] = list(parts)
+        for i, part in enumerate(parts):
+            if isinstance(part, dict) and not _ADDRESSES.isdisjoint(part):
+                taken, rest[name][i] = _without_address(part)
+                length += taken
+    return length, rest
+
+
+def _without_address(part: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """As `_without_addresses`, of a part. An address stands in a field of it, or there in `url`."""
+    length, rest = 0, dict(part)
+    for name in _ADDRESSES & part.keys():
+        inner = part[name]
+        address = inner.get("url") if isinstance(inner, dict) else inner
+        # A string knows whether it is ASCII; then it takes as many bytes as it has characters.
+        if isinstance(address, str) and len(address) > _LONG and address.isascii():
+            length += len(address)
+            rest[name] = {**inner, "url": ""} if isinstance(inner, dict) else ""
+    return length, rest
 
 
 def _size_and_room(value: object) -> tuple[int, int]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
@@ -70,6 +74,26 @@ def test_the_store_counts_what_its_values_take_in_memory() -> None:
         value = json.loads(json.dumps({"role": "user", "content": "x", "more": odd}))
         store.of("").put(_answer(0), [], [Item(value)], Tape())
         assert memory_of(value) < store.bytes < 6 * memory_of(value)
+
+
+@pytest.mark.parametrize("name", ["content", "output"])
+@pytest.mark.parametrize("wrap", [lambda url: {"image_url": url}, lambda url: {"video_url": {"url": url}}])
+def test_pictures_are_counted_and_not_looked_through(name: str, wrap: Callable[[str], dict[str, Any]]) -> None:
+    """They take what their addresses take, and what goes through memory does not grow with them."""
+    size = 2**23
+    url = "data:;base64," + "A" * size
+    for more in ({}, {"odd": "é😀" * 1000}, {"odd": ["x"] * 2000}):
+        value = {"role": "user", name: [{"text": "x"}, {**wrap(url), **more}, more, wrap("data:,short")]}
+        store = ResponseStore(1000, 10**9)
+        tracemalloc.start()
+        item = Item(value)
+        store.of("").put(_answer(0), [], [item], Tape())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert memory_of(value) < store.bytes < size + 6 * (memory_of(value) - size)
+        assert abs(item.size - len(json.dumps(value, ensure_ascii=False).encode())) < 50_000
+        assert item.value[name] == value[name]
+        assert peak < size / 8
 
 
 def test_an_item_outlives_the_answer_that_brought_it_in_its_copies() -> None:

@@ -198,11 +198,14 @@ class FakeEngineClient(EngineClient):
         self.laid_out.append(self._media.lay_out(prompt))
         return self.laid_out[-1]
 
-    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+    async def token_ids(
+        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
         laid_out = self._laid_out(prompt)
         if laid_out is None:
-            return await super().count_tokens(prompt, add_special_tokens=add_special_tokens)
-        return len(laid_out.layout.ids)
+            return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
+        ids: list[int] = laid_out.layout.ids.tolist()
+        return ids
 
     def turns(self, number: int) -> int:
         """Return how many turns of the event loop a request waits before each step."""

@@ -274,13 +274,21 @@ class EngineClient(abc.ABC):
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
-        """Return how many tokens a prompt has, media included. Raises InvalidRequest as `submit` does."""
+    async def token_ids(
+        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
+        """Return the tokens of a prompt, those of its media included, whether the context has room for them or not.
+        Raises InvalidRequest as `submit` does.
+        """
         if isinstance(prompt, MediaPrompt):
             raise InvalidRequest("this model takes no media", code="unsupported")
         if isinstance(prompt, list):
-            return len(prompt)
-        return len((await self.tokenize([prompt], add_special_tokens=add_special_tokens))[0])
+            return prompt
+        return (await self.tokenize([prompt], add_special_tokens=add_special_tokens))[0]
+
+    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+        """Return how many tokens a prompt has, media included. Raises InvalidRequest as `token_ids` does."""
+        return len(await self.token_ids(prompt, add_special_tokens=add_special_tokens))
 
     def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts
         """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call

@@ -185,10 +185,12 @@ class AsyncEngineClient(EngineClient):
         found = await encode_all(self._tokenizer, (Text(text, add_special_tokens) for text in texts))
         return [found[Text(text, add_special_tokens)] for text in texts]
 
-    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
+    async def token_ids(
+        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
         if isinstance(prompt, MediaPrompt):
-            return await self._prompts.count(prompt, add_special_tokens=add_special_tokens)
-        return await super().count_tokens(prompt, add_special_tokens=add_special_tokens)
+            return await self._prompts.ids(prompt, add_special_tokens=add_special_tokens)
+        return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
 
     def charge(self, size: int) -> None:
         self.budget.charge_answer(size)

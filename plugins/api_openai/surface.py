@@ -100,15 +100,14 @@ def new_id(prefix: str, rid: str = "") -> str:
 
 
 def plain_prompt(prompt: Prompt, param: str) -> str | list[int]:
-    """Return a prompt that is text or ids. Raises InvalidRequest, naming what asks for its tokens, for any other: the
-    engine alone knows the tokens of media.
+    """Return a prompt that is text or ids. Raises InvalidRequest, naming what asks for its tokens, for any other: they
+    would be sent to the engine without its media.
     """
     if not isinstance(prompt, MediaPrompt):
         return prompt
     what = "have pictures or videos" if prompt.media else "spell a token that means media to this model"
     raise InvalidRequest(
-        f"{param}: the messages {what}, and the tokens of such a prompt are not told; /v1/responses/input_tokens "
-        "counts them",
+        f"{param}: the messages {what}, and the tokens of such a prompt are not told here; /v1/tokenize tells them",
         param=param,
         code="unsupported",
     )

@@ -12,14 +12,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaSettings
 from pegboard.core.toolkit.chat.rendering import render_chat
 from pegboard.core.toolkit.http.answers import built_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.core.toolkit.http.events import until_disconnect
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS
+from pegboard.core.toolkit.http.media_fields import common_settings
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
-from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, plain_prompt
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
 from pegboard.plugins.api_openai.tools import chat_tools
 
 T = TypeVar("T")
@@ -48,6 +50,22 @@ class TokenizeBody(RequestModel):
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
 
+    @property
+    def media_settings(self) -> MediaSettings:
+        """What holds for all media of the messages. Raises InvalidRequest for what is wrong."""
+        return MediaSettings()
+
+
+class MediaTokenizeBody(TokenizeBody):
+    """Body of `/v1/tokenize` for a model that takes pictures or video."""
+
+    mm_processor_kwargs: object = None
+    """As of chats."""
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        return common_settings(self.mm_processor_kwargs)
+
 
 class DetokenizeBody(RequestModel):
     """Body of `/v1/detokenize`: the tokens of a text, or of several."""
@@ -62,23 +80,20 @@ class Tokens:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self._body = TokenizeBody if surface.client.media is None else MediaTokenizeBody
 
     def add_to(self, router: APIRouter) -> None:
         model = self._surface.model
-        tokenize = documented(TokenizeBody, Tokenized, {"model": model, "prompt": "The capital of France"})
+        tokenize = documented(self._body, Tokenized, {"model": model, "prompt": "The capital of France"})
         detokenize = documented(DetokenizeBody, Detokenized, {"model": model, "tokens": [65, 66, 67]})
         for prefix in ("/v1", ""):
             router.post(f"{prefix}/tokenize", summary="Text to tokens", **tokenize)(self.tokenize)
             router.post(f"{prefix}/detokenize", summary="Tokens to text", **detokenize)(self.detokenize)
 
     async def tokenize(self, request: Request) -> Response:
-        body = await parse_body(request, TokenizeBody)
+        body = await parse_body(request, self._body)
         self._surface.check_model(body.model)
-        texts = await self._texts(request, body)
-        special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        if len(texts) > MAX_REQUESTS:
-            raise InvalidRequest(f"at most {MAX_REQUESTS} texts, got {len(texts)}", param="prompt")
-        found = await self._surface.client.tokenize(texts, add_special_tokens=special)
+        found = await self._ids(request, body)
         many, spell = isinstance(body.prompt, list), body.return_token_strs
         size = sum(map(len, found))
         self._surface.client.charge(size * (ID_BYTES + STRING_BYTES * spell))
@@ -138,19 +153,25 @@ class Tokens:
         texts = {token: self._surface.texts.text(token) for token in set(chain.from_iterable(found))}
         return [[texts[token] for token in ids] for ids in found]
 
-    async def _texts(self, request: Request, body: TokenizeBody) -> list[str]:
+    async def _ids(self, request: Request, body: TokenizeBody) -> Ids:
+        """Return the tokens of each text, or of the conversation. Raises InvalidRequest."""
         if (body.prompt is None) == (body.messages is None):
             what = "is needed" if body.prompt is None else "exclude each other"
             raise InvalidRequest(f"prompt or messages {what}", param="prompt")
         if isinstance(body.prompt, list) and not body.prompt:
             raise InvalidRequest("prompt is empty", param="prompt")
+        client, special = self._surface.client, body.add_special_tokens
         if body.messages is None:
-            return body.prompt if isinstance(body.prompt, list) else [str(body.prompt)]
-        client = self._surface.client
+            texts = body.prompt if isinstance(body.prompt, list) else [str(body.prompt)]
+            if len(texts) > MAX_REQUESTS:
+                raise InvalidRequest(f"at most {MAX_REQUESTS} texts, got {len(texts)}", param="prompt")
+            return await client.tokenize(texts, add_special_tokens=special is None or special)
         render = render_chat(
             client,
             template_messages(
-                body.messages, client.tokenizer.chat_templates.values(), Contents(CHAT_PARTS, client.media)
+                body.messages,
+                client.tokenizer.chat_templates.values(),
+                Contents(CHAT_PARTS, client.media, body.media_settings),
             ),
             tools=chat_tools(body.tools),
             tool_parser=self._surface.ctx.tool_parser,
@@ -158,8 +179,10 @@ class Tokens:
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
         )
-        prompt = plain_prompt(await until_disconnect(request, render), "messages")
-        return [str(prompt)]
+        # From here on the prompt alone has the media.
+        body.messages = []
+        prompt = await until_disconnect(request, render)
+        return [await until_disconnect(request, client.token_ids(prompt, add_special_tokens=bool(special)))]
 
 
 async def _maybe_threaded(threaded: bool, work: Callable[[], T]) -> T:

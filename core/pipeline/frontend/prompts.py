@@ -122,8 +122,8 @@ class Prompts:
                 one.packed = self._pack(one, self._encode(one))
             yield [one.done() for one in asked]
 
-    async def count(self, prompt: MediaPrompt, *, add_special_tokens: bool = True) -> int:
-        """Return how many tokens a prompt has with its media, whether the context has room for them or not. Raises
+    async def ids(self, prompt: MediaPrompt, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the tokens of a prompt with its media, whether the context has room for them or not. Raises
         InvalidRequest as `packed` does.
         """
         asked = self._asked([GenerateRequest(prompt=prompt, add_special_tokens=add_special_tokens)])
@@ -131,9 +131,9 @@ class Prompts:
             found = [ids async for _, ids in encode_each(self._tokenizer, _by_text([one]))]
             ids = found[0] if found else one.ids
             if self._media is None or not one.items:
-                return len(ids)
+                return ids
             laid_out = await asyncio.to_thread(self._media.lay_out, ids, one.media, one.items)
-            return len(laid_out.ids)
+            return laid_out.ids.tolist()
 
     @contextlib.asynccontextmanager
     async def _prepared(self, asked: Sequence[_Wanted]) -> AsyncIterator[list[_Wanted]]:

@@ -261,11 +261,39 @@ class TestChats:
         body = {"messages": [user(text("<|image|>"))], **session}
         assert "no text that spells" in refused(asking.CHAT, body, sessions=sessions)[2]
 
-    @pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/chat/completions/render"])
-    def test_tokens_of_media_are_not_told(self, path: str) -> None:
-        param, code, said = refused(path, {"messages": [user(image(address(1)))]})
+    def test_tokens_of_media_are_told_apart_from_answers(self) -> None:
+        """Those that an answer is for, and those of the same text where a user spells a token."""
+
+        async def use(client: Any, engine: FakeEngineClient) -> None:
+            for content in ([image(address(1)), text("a")], [text("<|image|>")]):
+                body = {"model": "fake-model", "messages": [user(*content)]}
+                answer = await client.chat.completions.create(**body)
+                told = await client.post("/tokenize", body={**body, "return_token_strs": True}, cast_to=object)
+                assert (
+                    told["tokens"] == engine.laid_out[0].layout.ids.tolist() == engine.laid_out[1].layout.ids.tolist()
+                )
+                assert told["count"] == answer.usage.prompt_tokens == len(told["token_strs"])
+                engine.laid_out.clear()
+
+        with_client(use)
+
+    def test_how_media_are_read_is_said_with_them(self) -> None:
+        async def use(client: Any, _: FakeEngineClient) -> None:
+            body = {"model": "fake-model", "messages": [user(image(address(1)))]}
+            told = [
+                await client.post("/tokenize", body={**body, **more}, cast_to=object)
+                for more in ({}, {"mm_processor_kwargs": {"max_pixels": 2}})
+            ]
+            assert told[0]["count"] > told[1]["count"]
+
+        with_client(use)
+        body = {"messages": [user(image(address(1)))], "mm_processor_kwargs": {"x": 1}}
+        assert refused("/v1/tokenize", body)[0] == "mm_processor_kwargs"
+
+    def test_tokens_that_would_be_sent_without_media_are_not_told(self) -> None:
+        param, code, said = refused("/v1/chat/completions/render", {"messages": [user(image(address(1)))]})
         assert (param, code) == ("messages", "unsupported")
-        assert "/v1/responses/input_tokens counts them" in said
+        assert "/v1/tokenize tells them" in said
 
 
 class TestResponses:

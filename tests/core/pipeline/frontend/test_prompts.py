@@ -295,12 +295,14 @@ def test_pieces_that_take_too_long_to_encode(frontend: MediaFrontend, tokenizer:
 
 def test_counting(prompts: Prompts, frontend: MediaFrontend, tokenizer: Tokenizer) -> None:
     def counted(prompt: MediaPrompt, which: Prompts = prompts) -> int:
-        return asyncio.run(which.count(prompt, add_special_tokens=False))
+        return len(asyncio.run(which.ids(prompt, add_special_tokens=False)))
 
     asked = MediaPrompt(base=f"abc{IMAGE}", media=(image(16, 24),))
     assert counted(asked) == 9
     assert counted(MediaPrompt(base=tokenizer.encode(f"abc{IMAGE}"), media=asked.media)) == 9
     assert counted(MediaPrompt(base="abc")) == 3
+    told = asyncio.run(prompts.ids(asked, add_special_tokens=False))
+    assert list(told) == ids_of(packed(prompts, request(asked.base, *asked.media))[0])
     assert counted(MediaPrompt(base=f"{IMAGE}", literals=((0, len(IMAGE)),))) > 1
     assert frontend.preparer.store.files == 0
     with pytest.raises(InvalidRequest):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pegboard.core.toolkit.http.answers import built_response
 from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat import Chat
-from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id, plain_prompt
+from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id, refuse_media
 from pegboard.plugins.api_openai.tokens import LONG
 
 _SAME = (
@@ -69,8 +69,8 @@ class Render:
     async def create(self, request: Request) -> Response:
         body, turn, _ = await self._chat.read(request)
         client = self._surface.client
-        plain_prompt(turn.prompt, "messages")
-        [ids] = await client.tokenize([turn.text], add_special_tokens=body.add_special_tokens)
+        refuse_media(turn.prompt, "messages")
+        ids = await client.token_ids(turn.prompt, add_special_tokens=body.add_special_tokens)
         client.charge(len(ids) * ID_BYTES)
         # A template decides whether special tokens are text of the answer.
         sampling = {name: getattr(body, name) for name in _SAME}

@@ -55,11 +55,17 @@ class Surface:
         """Return prompts as tokens, to be sent to the engine and to the client, who gets each so many times. Raises
         InvalidRequest for one with media.
         """
-        plain = [plain_prompt(one, "return_token_ids") for one in prompts]
-        texts = [one for one in plain if isinstance(one, str)]
+        for one in prompts:
+            refuse_media(one, "return_token_ids")
+        texts = [one for one in prompts if isinstance(one, str)]
         tokenize = self.client.tokenize(texts, add_special_tokens=add_special_tokens)
         made = iter(await until_disconnect(request, tokenize))
-        found = [next(made) if isinstance(one, str) else one for one in plain]
+        found: list[list[int]] = []
+        for one in prompts:
+            if isinstance(one, str):
+                found.append(next(made))
+            else:
+                found.append([*await self.client.token_ids(one, add_special_tokens=add_special_tokens)])
         self.client.charge(copies * sum(map(len, found)) * ID_BYTES)
         return found
 
@@ -99,18 +105,17 @@ def new_id(prefix: str, rid: str = "") -> str:
     return rid or f"{prefix}-{uuid.uuid4().hex}"
 
 
-def plain_prompt(prompt: Prompt, param: str) -> str | list[int]:
-    """Return a prompt that is text or ids. Raises InvalidRequest, naming what asks for its tokens, for any other: they
-    would be sent to the engine without its media.
+def refuse_media(prompt: Prompt, param: str) -> None:
+    """Raise InvalidRequest, naming what asks for its tokens, for a prompt with media: they would be sent to the engine
+    without these.
     """
-    if not isinstance(prompt, MediaPrompt):
-        return prompt
-    what = "have pictures or videos" if prompt.media else "spell a token that means media to this model"
-    raise InvalidRequest(
-        f"{param}: the messages {what}, and the tokens of such a prompt are not told here; /v1/tokenize tells them",
-        param=param,
-        code="unsupported",
-    )
+    if isinstance(prompt, MediaPrompt) and prompt.media:
+        raise InvalidRequest(
+            f"{param}: the messages have pictures or videos, and the tokens of such a prompt are not told here; "
+            "/v1/tokenize tells them",
+            param=param,
+            code="unsupported",
+        )
 
 
 def documented(

@@ -277,6 +277,19 @@ class TestChats:
 
         with_client(use)
 
+    def test_tokens_of_a_text_that_spells_one(self) -> None:
+        """Where there are no media, they are told, and sent as they are."""
+
+        async def use(client: Any, engine: FakeEngineClient) -> None:
+            body = {"model": "fake-model", "messages": [user(text("<|image|>"))]}
+            told = await client.post("/tokenize", body=body, cast_to=object)
+            rendered = await client.post("/chat/completions/render", body=body, cast_to=object)
+            answer = await client.chat.completions.create(**body, extra_body={"return_token_ids": True})
+            assert told["tokens"] == rendered["token_ids"] == answer.prompt_token_ids == engine.requests[-1].prompt
+            assert "<|image|>" in "".join(map(chr, told["tokens"]))
+
+        with_client(use)
+
     def test_how_media_are_read_is_said_with_them(self) -> None:
         async def use(client: Any, _: FakeEngineClient) -> None:
             body = {"model": "fake-model", "messages": [user(image(address(1)))]}

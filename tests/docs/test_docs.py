@@ -44,6 +44,14 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
+def test_the_models_of_our_own_network_are_named() -> None:
+    """As its plugin says."""
+    [dense] = [one.plugin for one in Registry.discover().plugins if one.plugin.name == "model_dense"]
+    models = dense.summary.removesuffix(" in our own code")
+    assert models != dense.summary
+    assert models in " ".join(ARCHITECTURE.split())
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for target in re.findall(r"`make ([\w-]+)", README + ARCHITECTURE):

@@ -125,13 +125,13 @@ def test_full_queues_answer_503(model: Path, tmp_path: Path, threads: ThreadPool
     slow = Slow(tmp_path)
     with serving(model, tmp_path, max_queued=1, max_bytes_in_flight=2**20) as server:
         server.started()
-        full = ask(server, url(bytes(2**20 + 1)))
-        assert (full.status_code, full.json()["error"]["code"]) == (503, "media_store_full")
-        assert full.headers["retry-after"]
+        large = ask(server, url(bytes(2**20 + 1)))
+        assert (large.status_code, large.json()["error"]["code"]) == (400, "media_too_large")
         held = threads.submit(ask, server, slow.url)
         wait_for(slow.at_work)
         busy = ask(server, PICTURE, url(ppm(picture())))
         assert (busy.status_code, busy.json()["error"]["code"]) == (503, "media_queue_full")
+        assert busy.headers["retry-after"]
         helper = process(server, HELPER)
         server.process.kill()
         with pytest.raises(httpx.HTTPError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
 from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, placed
-from pegboard.core.pipeline.frontend.media.store import Gone
+from pegboard.core.pipeline.frontend.media.store import Gone, StoreFull
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import MediaInput
@@ -279,11 +279,23 @@ class _Lot:
         """End with an error, unless this has ended already."""
         if self._closed:
             return
+        if isinstance(error, StoreFull):
+            error = self._blamed(error)
         if isinstance(error, InvalidRequest):
             self._preparer.stats.failed(error.code)
             error = placed(error, media.place)
         with contextlib.suppress(InvalidStateError):
             self.done.set_exception(error)
+
+    def _blamed(self, error: StoreFull) -> InvalidRequest:
+        """Return the error where there is no room: this submission's own fault where nothing else takes any."""
+        store = self._preparer.store
+        with self._lock:
+            alone = store.holds_only(self._files)
+        if not alone:
+            return error
+        text = f"the media of this request need more than the {store.most} bytes that there are"
+        return InvalidRequest(f"{text} (media.max_bytes_in_flight)", code="media_too_large")
 
     def _watch(self, work: Future[None] | Future[PreparedItem]) -> None:
         """Remember what is under way; without it nothing comes any more."""

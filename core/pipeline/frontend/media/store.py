@@ -19,6 +19,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class Gone(Exception):
     """A file was dropped while it was being written: nothing waits for it any more."""
 
 
+class StoreFull(InvalidRequest):
+    """There is no room for a file just now."""
+
+
 class MediaStore:
     """Files under way, of at most `most` bytes together. Thread-safe.
 
@@ -90,6 +95,16 @@ class MediaStore:
     @property
     def files(self) -> int:
         return len(self._files)
+
+    def holds_only(self, files: Collection[MediaFile]) -> bool:
+        """Return whether no other files than these take any room."""
+        with self._mutex:
+            return self._bytes == sum(one.size for one in files)
+
+    @property
+    def most(self) -> int:
+        """Bytes that all files may take together."""
+        return self._most
 
     def create(self) -> MediaFile:
         """Return a new, empty file, which its caller drops. Raises InvalidRequest (503) where the disk has no room, or
@@ -197,7 +212,7 @@ class MediaFile:
 def full() -> InvalidRequest:
     """Return the refusal of what there is no room for."""
     text = "the media of other requests take all the room that there is (media.max_bytes_in_flight); try again later"
-    return InvalidRequest(text, code=FULL, status=503)
+    return StoreFull(text, code=FULL, status=503)
 
 
 def disk_full(error: OSError) -> InvalidRequest:

@@ -193,10 +193,16 @@ def test_more_pixels_than_the_limits_allow(tmp_path: Path) -> None:
 
 def test_more_pixels_than_there_is_room_for(tmp_path: Path) -> None:
     with preparing(tmp_path, room=2**21) as one:
-        error = error_of(one, drill("pour"))
-        assert (error.status, error.code) == (503, "media_store_full")
-        assert one.store.bytes == 0
-        assert error_of(one, image(bytes(2**21 + 1))).code == "media_store_full"
+        held = one.store.create()
+        for size, status, code in ((1, 503, "media_store_full"), (0, 400, "media_too_large")):
+            held.shrink(size)
+            for media in (drill("pour"), image(bytes(2**21 + 1), "here")):
+                error = error_of(one, media)
+                assert (error.status, error.code) == (status, code)
+                assert "media.max_bytes_in_flight" in error.message
+                assert error.param == (None if size else "here")
+                assert one.store.bytes == size
+        held.drop()
         assert is_well(one)
 
 

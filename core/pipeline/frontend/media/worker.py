@@ -13,6 +13,7 @@ import hashlib
 import io
 import logging
 import math
+import mmap
 import os
 import resource
 import signal
@@ -246,6 +247,8 @@ def _begin(data: bytes, state: list[tuple[Start, MediaProcessor]]) -> Reply:
     limit([*kinds, (resource.RLIMIT_FSIZE, most)])
     try:
         state.append((start, make_processor(start)))
+        # What was mapped before the limit may exceed it, and then only the first item would show.
+        mmap.mmap(-1, BUFFER).close()
     except Exception as error:
         return Reply(error=f"{type(error).__name__}: {error}", status=500)
     return Reply()

@@ -254,7 +254,8 @@ class TestLimits:
 
 
 def test_a_server_without_the_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = video_file(moving(4))
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InvalidRequest, match=r"its extra pegboard\[video\] is not installed") as caught:
-        Prepared(tmp_path, "qwen3", video_file(moving(4)))
+        Prepared(tmp_path, "qwen3", data)
     assert caught.value.code == "unsupported"

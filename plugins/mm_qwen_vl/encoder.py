@@ -97,8 +97,9 @@ class QwenVLEncoder(MediaEncoder[NoOptions]):
 
     def _encode(self, tower: VisionTower, piece: MediaPiece) -> MediaStates:
         grid = grid_of(self._spec, piece.item, piece.piece)
+        pixels, device, dtype = self._pixels[piece.item.kind], self.ctx.device, self.ctx.dtype
         # The patches, several times as large as any state, are gone before the first layer runs.
-        x = tower.embed(patches_of(self._spec, self._pixels[piece.item.kind], piece, grid, self.ctx.device), *grid)
+        x = tower.embed(patches_of(self._spec, pixels, piece, grid, device, dtype), *grid)
         return MediaStates(*tower(x, *grid))
 
 

@@ -39,9 +39,15 @@ def grid_of(spec: VisionSpec, item: MediaItem, piece: int) -> tuple[int, int]:
 
 
 def patches_of(
-    spec: VisionSpec, pixels: PixelSpec, piece: MediaPiece, grid: tuple[int, int], device: torch.device
+    spec: VisionSpec,
+    pixels: PixelSpec,
+    piece: MediaPiece,
+    grid: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the patches of a piece, float32 [rows * columns, channels * frames * patch * patch], on `device`.
+    """Return the patches of a piece, [rows * columns, channels * frames * patch * patch], on `device`. They are
+    normalized in float32 and rounded to `dtype` once.
 
     Patches that are merged into one token follow each other. An image's only frame is repeated. Raises ValueError for
     pixels of another dtype or shape than the item says.
@@ -55,8 +61,8 @@ def patches_of(
     frames = torch.from_numpy(np.require(found, requirements=("C", "W"))).to(device)
     merge, patch = spec.merge, spec.patch
     blocks = frames.view(shape[0], rows // merge, merge, patch, columns // merge, merge, patch, 3)
-    blocks = blocks.expand(spec.temporal, *blocks.shape[1:])
-    # Moved as bytes, which are a quarter of the floats.
-    bytes_of_patches = blocks.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(rows * columns, 3, -1)
-    mean, std = (torch.tensor(one, device=device)[:, None] for one in (pixels.mean, pixels.std))
-    return bytes_of_patches.float().mul_(pixels.scale).sub_(mean).div_(std).view(rows * columns, -1)
+    # Moved as bytes, which are a quarter of the floats. An image's frame is repeated last, when it is cheapest.
+    bytes_of_patches = blocks.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(rows * columns, 3, shape[0], patch**2)
+    mean, std = (torch.tensor(one, device=device)[:, None, None] for one in (pixels.mean, pixels.std))
+    normal = bytes_of_patches.float().mul_(pixels.scale).sub_(mean).div_(std).to(dtype)
+    return normal.expand(-1, -1, spec.temporal, -1).reshape(rows * columns, -1)

@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.core.toolkit.model.layers import FusedLinear, GatedMLP, RMSNorm, activation, empty_parameter
-from pegboard.core.toolkit.model.rope import apply_rope
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
 
 EPS = 1e-6
 """Of all norms of all towers; no config says it."""
+
+TURNED_AT_ONCE = 2**18
+"""Numbers of a block of rows: 1 MiB in float32, which stays in a core's cache."""
 
 Segments = Sequence[tuple[int, int]]
 """Who attends to whom among the rows of a piece, in order: (number of windows, rows of each)."""
@@ -56,6 +58,22 @@ def quick_gelu(x: Tensor) -> Tensor:
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
     """Return the function that `hidden_act` names."""
     return quick_gelu if name == "quick_gelu" else activation(name)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x [rows, heads, dim] turned by cos and sin, float32 [rows, 1, dim]: x * cos + (x with its halves swapped)
+    * sin, where the first half of sin has its sign changed. Computed in float32, rounded to x's dtype once.
+
+    Equals the toolkit's `apply_rope` bit by bit. A CPU takes some rows at a time: large temporary tensors cost more to
+    allocate than to compute.
+    """
+    half, out = x.shape[-1] // 2, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = max(1, TURNED_AT_ONCE // x[0].numel()) if x.device.type == "cpu" else x.shape[0]
+    for part, c, s, into in zip(*(torch.split(one, rows) for one in (x, cos, sin, out)), strict=True):
+        wide = part.to(torch.float32, copy=True)
+        swapped = torch.cat((wide[..., half:], wide[..., :half]), dim=-1).mul_(s)
+        torch.add(wide.mul_(c), swapped, out=into)
+    return out
 
 
 class PlainMLP(nn.Module):
@@ -95,12 +113,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Segments) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], 3 * self.heads, self.head_dim)
-        # Turned in float32, as cos and sin are.
-        q, k = apply_rope(heads[:, : 2 * self.heads], cos, sin).to(x.dtype).chunk(2, dim=1)
+        q, k = turned(heads[:, : 2 * self.heads], cos, sin).chunk(2, dim=1)
         v = heads[:, 2 * self.heads :]
         lengths = [count * size for count, size in segments]
         parts = zip(*(one.split_with_sizes(lengths) for one in (q, k, v)), segments, strict=True)
-        out: Tensor = self.proj(torch.cat([self._attend(*part) for part in parts]))
+        found = [self._attend(*part) for part in parts]
+        out: Tensor = self.proj(found[0] if len(found) == 1 else torch.cat(found))
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, windows: tuple[int, int]) -> Tensor:

@@ -30,8 +30,8 @@ class VisionTower(nn.Module):
         self.deep_mergers = nn.ModuleList(Merger(spec, whole=True, dtype=dtype, device=device) for _ in spec.deep)
 
     def embed(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """Return the first states [rows * columns, width] of one picture's patches, float32 [rows * columns,
-        patch_values], those of a token one after the other.
+        """Return the first states [rows * columns, width] of one picture's patches, [rows * columns, patch_values],
+        those of a token one after the other.
         """
         x: Tensor = self.patch_embed(patches.to(self.dtype))
         if self.grid is None:
@@ -97,8 +97,8 @@ def _blocks_in(order: Tensor, x: Tensor, unit: int) -> Tensor:
 
 
 def rotations(spec: VisionSpec, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin float32 [patches, 1, head_dim / 2] of patches: rows turn the first half of the frequencies,
-    columns the second.
+    """Return cos and sin float32 [patches, 1, head_dim] of patches, as `turned` takes them: rows turn the first half of
+    the frequencies, columns the second.
     """
     half = spec.head_dim // 2
     powers = torch.arange(0, half, 2, dtype=torch.float32) / half
@@ -106,7 +106,8 @@ def rotations(spec: VisionSpec, rows: int, columns: int, device: torch.device) -
     row, column = (torch.arange(n, dtype=torch.float32, device=device)[:, None] * inverse for n in (rows, columns))
     both = torch.cat((row[:, None].expand(-1, columns, -1), column[None].expand(rows, -1, -1)), dim=-1)
     angles = _merge_order(spec, both)[:, None]
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def learned_positions(grid: Tensor, spec: VisionSpec, rows: int, columns: int) -> Tensor:
@@ -115,13 +116,13 @@ def learned_positions(grid: Tensor, spec: VisionSpec, rows: int, columns: int) -
     """
     side, device = spec.grid_side, grid.device
     (row_taps, row_weights), (column_taps, column_weights) = (_taps(n, side, device) for n in (rows, columns))
-    out: Tensor | None = None
+    wide, out = grid.float(), None
     for i in range(2):
         for j in range(2):
             index = _merge_order(spec, row_taps[:, None, i] * side + column_taps[None, :, j])
             weight = _merge_order(spec, row_weights[:, None, i] * column_weights[None, :, j])
-            part = grid[index] * weight[:, None]
-            out = part if out is None else out + part
+            part = wide.index_select(0, index).mul_(weight[:, None])
+            out = part if out is None else out.add_(part)
     assert out is not None
     return out
 

@@ -200,6 +200,14 @@ def test_two_hundred_schemas_with_the_demo_model(use: str) -> None:
         assert check_others(engine, 120, "For example: ") >= 15
 
 
+@pytest.mark.full
+def test_a_hundred_schemas_with_the_demo_model() -> None:
+    with Engine.from_config(config("demo:smollm2-135m-instruct", "llguidance")) as engine:
+        finished, refused = check_schemas(engine, corpus()[::2], 160, "An example in JSON:\n")
+        assert refused <= REFUSED["llguidance"]
+        assert finished >= 70
+
+
 def test_a_server_without_grammars_says_so(checkpoints: Path) -> None:
     model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
     with Engine.from_config(config(str(model), "none")) as engine:

@@ -385,14 +385,17 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
                 return len(found)
 
         assert await prepared(*several) == 3
-        running = asyncio.ensure_future(prepared(slow.media, several[0]))
+        running = [asyncio.ensure_future(prepared(slow.media))]
         while not slow.pids():
             await asyncio.sleep(0.01)
+        # Waits for the only helper.
+        running.append(asyncio.ensure_future(prepared(several[0])))
+        await asyncio.sleep(0)
         assert one.open == 2
         with pytest.raises(InvalidRequest) as caught:
             await prepared(*several[:2])
         assert (caught.value.status, caught.value.code) == (503, "media_queue_full")
-        assert list(await asyncio.gather(running, prepared(several[1]))) == [2, 1]
+        assert list(await asyncio.gather(*running, prepared(several[1]))) == [1, 1, 1]
         assert one.open == 0
 
     with preparing(tmp_path, most=3) as one:

@@ -241,7 +241,7 @@ def test_all_are_killed_at_once(model: Path, tmp_path: Path, threads: ThreadPool
     """What they leave is removed by the next server that has the same folder for such things."""
     with serving(model, tmp_path) as server:
         server.started()
-        held(server, Slow(tmp_path), threads)
+        waiting = held(server, Slow(tmp_path), threads)
         victims = [process(server, SCHEDULER), process(server, HELPER), psutil.Process(server.process.pid)]
         for one in victims:
             assert one is not None
@@ -250,6 +250,8 @@ def test_all_are_killed_at_once(model: Path, tmp_path: Path, threads: ThreadPool
             assert one is not None
             one.kill()
         wait_for(lambda: gone(*victims))
+        for failed in waiting:  # before their client is closed, whose sockets' numbers others get
+            assert isinstance(failed.exception(PATIENCE), httpx.HTTPError)
         assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 1
     with serving(model, tmp_path) as server:
         server.started()

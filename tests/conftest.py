@@ -57,9 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the items and the libraries, which live to the end, to themselves: tests then have their own garbage
-    collected alone, which takes a tenth off all of them together.
-    """
+    """Leave the items and the libraries, which live to the end, to themselves: only what tests make is looked at."""
     gc.collect()
     gc.freeze()
     gc.enable()

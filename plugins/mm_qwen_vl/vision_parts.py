@@ -21,7 +21,7 @@ EPS = 1e-6
 """Of all norms of all towers; no config says it."""
 
 TURNED_AT_ONCE = 2**18
-"""Numbers of a block of rows: 1 MiB in float32, which stays in a core's cache."""
+"""Numbers of a block of rows: 1 MiB in float32."""
 
 Segments = Sequence[tuple[int, int]]
 """Who attends to whom among the rows of a piece, in order: (number of windows, rows of each)."""

@@ -133,7 +133,8 @@ class Prompts:
             if self._media is None or not one.items:
                 return ids
             laid_out = await asyncio.to_thread(self._media.lay_out, ids, one.media, one.items)
-            return list(map(int, laid_out.ids))
+            expanded: list[int] = laid_out.ids.tolist()
+            return expanded
 
     @contextlib.asynccontextmanager
     async def _prepared(self, asked: Sequence[_Wanted]) -> AsyncIterator[list[_Wanted]]:

@@ -246,11 +246,15 @@ def _begin(data: bytes, state: list[tuple[Start, MediaProcessor]]) -> Reply:
     kinds = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, start.memory), (resource.RLIMIT_NOFILE, OPEN_FILES))
     limit([*kinds, (resource.RLIMIT_FSIZE, most)])
     try:
-        state.append((start, make_processor(start)))
-        # What was mapped before the limit may exceed it, and then only the first item would show.
-        mmap.mmap(-1, BUFFER).close()
+        processor = make_processor(start)
     except Exception as error:
         return Reply(error=f"{type(error).__name__}: {error}", status=500)
+    try:
+        # What was mapped before the limit may exceed it, and then only the first item would show.
+        mmap.mmap(-1, BUFFER).close()
+    except OSError:
+        return Reply(error=f"the {start.memory} bytes of media.helper_bytes are too few", status=500)
+    state.append((start, processor))
     return Reply()
 
 

@@ -41,7 +41,7 @@ PICTURES, TEXTS = "pictures", "texts"
 PROMPT = 64
 """Tokens of a stream's prompt."""
 SETTLE_S = 0.5
-MOST_TURNS = 8
+MOST_TURNS = 32
 """Streams follow each other so many times, should their answers be too short for a round."""
 
 
@@ -152,13 +152,20 @@ async def _rounds(server: Server, plan: Plan) -> list[Round]:
 
 
 async def _warm_up(server: Server, plan: Plan, random: np.random.Generator) -> tuple[int, float]:
-    """Return the tokens of a prompt with a picture, and the seconds between tokens of streams that are alone."""
+    """Return the tokens of a prompt with a picture, and the seconds for each token of streams that are alone."""
     async with client_of(server.url) as client:
         shown = await in_turn(client, CHAT, [once(about(one, "What?"), 4) for one in pictures(random, 2, plan.image)])
         alone = await load(client, NATIVE).closed(_streams(plan, random, 64), plan.streams)
     length = checked(shown).records[-1].prompt_tokens
     assert length is not None
-    return length, statistics.median(gap for one in checked(alone).records for gap in one.intervals())
+    return length, pace_of(checked(alone).records)
+
+
+def pace_of(records: Sequence[Record]) -> float:
+    """Return the seconds for each token, the first included: most tokens of a tiny model are read together, so that
+    there is no time between them.
+    """
+    return statistics.median((one.end - one.sent) / one.output_tokens for one in records)
 
 
 def _streams(plan: Plan, random: np.random.Generator, output: int, times: int = 1) -> list[Session]:

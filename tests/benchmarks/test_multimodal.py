@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from benchmarks.multimodal import again, interference, report, text, transport
 from benchmarks.multimodal.again import ENCODING, NEW, PREFIX, Shown
-from benchmarks.multimodal.interference import PICTURES, TEXTS, Round, gaps_of, without_decodes
+from benchmarks.multimodal.interference import PICTURES, TEXTS, Round, gaps_of, pace_of, without_decodes
 from benchmarks.multimodal.load import shown
 from benchmarks.multimodal.models import seeing_model, text_tower
 from benchmarks.multimodal.served import LOOP, Late, LoopWatch, Step, StepLog, Watched
@@ -60,6 +60,10 @@ def test_both_ways_bring_the_same_patches(seeing: Path, tmp_path: Path) -> None:
 def test_gaps_between_tokens() -> None:
     records = [Record(0, times=[1.0, 2.0, 2.0, 5.0, 9.0], counts=[1, 2, 1, 1, 1]), Record(1, times=[1.5, 4.0])]
     assert gaps_of(records, 2.0, 6.0) == [(1.0, 3), (3.0, 1), (2.5, 1)]
+
+
+def test_the_pace_of_tokens_that_were_read_together() -> None:
+    assert pace_of([Record(0, sent=1.0, times=[3.0] * 4, end=3.0, output_tokens=4)]) == 0.5
 
 
 def test_steps_without_decodes_are_counted_in_a_row() -> None:

@@ -256,6 +256,18 @@ class GrammarSection(UseSection):
     Requests that want logprobs or hidden states never skip a token."""
 
 
+class SpeculationSection(UseSection):
+    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time. Answers stay the same."""
+
+    max_batch: PositiveInt = 16
+    """Most running requests for which tokens are proposed: with more of them a step has enough to do anyway."""
+    max_nodes: Annotated[int, Field(ge=2, le=64)] = 8
+    """Most tokens of a request that are verified at once, the one included that it would compute anyway."""
+    adaptive: bool = True
+    """Propose no more than pays, by what was accepted of a request so far and by what verifying has cost; off, always
+    `max_nodes`."""
+
+
 class PluginsSection(Section):
     """Installed plugins."""
 
@@ -294,6 +306,8 @@ class EngineConfig(Section):
     """What turns logits into tokens."""
     grammar: GrammarSection = GrammarSection()
     """Constrained decoding: outputs that follow a grammar."""
+    speculation: SpeculationSection = SpeculationSection()
+    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
     pooler: UseSection = UseSection()
     """What makes one vector of a prompt's hidden states, for embeddings."""
     reasoning_parser: UseSection = UseSection()

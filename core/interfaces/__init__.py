@@ -131,6 +131,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sessions import SessionParams as SessionParams
     from pegboard.core.interfaces.sessions import SessionStore as SessionStore
     from pegboard.core.interfaces.sessions import SessionStoreContext as SessionStoreContext
+    from pegboard.core.interfaces.speculator import Accepted as Accepted
+    from pegboard.core.interfaces.speculator import DraftRow as DraftRow
+    from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
+    from pegboard.core.interfaces.speculator import Speculator as Speculator
+    from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
@@ -212,6 +217,7 @@ _EXPORTS = {
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
     "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),
+    "speculator": ("Accepted", "DraftRow", "DraftTrees", "Speculator", "SpeculatorContext"),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
     "tokenizer": ("Tokenizer",),
@@ -223,6 +229,7 @@ __all__ = [
     "CONTRACTS",
     "ENTRY_POINT_GROUP",
     "OPEN",
+    "Accepted",
     "AdmissionGate",
     "AdmissionGateContext",
     "ApiContext",
@@ -236,6 +243,8 @@ __all__ = [
     "ConfigError",
     "Content",
     "Contract",
+    "DraftRow",
+    "DraftTrees",
     "EarlierCall",
     "EmbedOverlay",
     "EncodedForm",
@@ -337,6 +346,8 @@ __all__ = [
     "SessionParams",
     "SessionStore",
     "SessionStoreContext",
+    "Speculator",
+    "SpeculatorContext",
     "TokenAllocator",
     "TokenAllocatorContext",
     "TokenBuffer",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
     from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
+    from pegboard.core.interfaces.speculator import Speculator, SpeculatorContext
     from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 
 
@@ -130,7 +131,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
         "sinks": "honours per-head attention sinks",
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
-        "tree_mask": "verifies a tree of draft tokens in one call",
+        "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a draft tree",
     },
 )
 
@@ -195,7 +196,10 @@ LOGITS_PROCESSOR: Contract[LogitsProcessor, LogitsProcessorContext] = Contract(
     f"{_I}.logits_processor:LogitsProcessor",
     "changes a batch's logits before sampling, vectorised",
     suite=f"{_S}.logits_processor:LogitsProcessorContract",
-    capabilities={"params": "requests may name it, with parameters of their own"},
+    capabilities={
+        "params": "requests may name it, with parameters of their own",
+        "drafts": "reads SamplingRow.draft_ids, so that several tokens of a request can be sampled in one step",
+    },
 )
 
 SAMPLER: Contract[Sampler, SamplerContext] = Contract(
@@ -210,6 +214,16 @@ SAMPLER: Contract[Sampler, SamplerContext] = Contract(
         "seldom another one",
         "params": "requests may bring parameters for it, under its name",
     },
+)
+
+SPECULATOR: Contract[Speculator, SpeculatorContext] = Contract(
+    "speculator",
+    "speculation",
+    Cardinality.ONE,
+    f"{_I}.speculator:Speculator",
+    "proposes tokens that the model then verifies, several in one pass",
+    suite=f"{_S}.speculator:SpeculatorContract",
+    capabilities={"branches": "proposes trees, not only chains"},
 )
 
 GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(

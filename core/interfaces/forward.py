@@ -110,6 +110,13 @@ class ForwardBatch:
     `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets`
     int64 [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
     `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
+
+    `tail_lens` int64 [batch] (`tail_lens_cpu` on the host) and `tail_bits` int64 [tokens] are set where tokens do not
+    see all that stands before them, as in draft trees (capability `tree_mask`). Of the last `tail_lens[r]` keys of
+    request r, 64 at most, a token sees those whose bit is set: bit i of key seq_len - tail_len + i. Keys before the
+    tail are seen as ever. A token's place, from which a sliding window counts, is seq_len - tail_len + (set bits) - 1,
+    and not that of its slot; the tokens of the tail that it sees stand at the places that its ancestors have. A request
+    whose `tail_lens` is 0 is causal. The keys of a tail may be older than this batch.
     """
 
     forward_mode: ForwardMode
@@ -133,6 +140,9 @@ class ForwardBatch:
     logprob_targets: torch.Tensor | None = None
     logprob_requests: tuple[LogprobRequest, ...] = ()
     hidden_rows: torch.Tensor | None = None
+    tail_lens: torch.Tensor | None = None
+    tail_bits: torch.Tensor | None = None
+    tail_lens_cpu: NDArray[np.int64] | None = None
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
     """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""

@@ -1,0 +1,1 @@
+"""Draft trees: what speculators and the pipeline do with them."""

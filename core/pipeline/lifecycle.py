@@ -88,7 +88,7 @@ class Lifecycle:
                 self._gates.drop(req)
         if req.finished:
             return
-        splitting = self._planner.splits(req)
+        splitting = self._planner.split.holds(req)
         self._stop(req, reason)
         self._touch_flight()
         self._counters.aborted += 1

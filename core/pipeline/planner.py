@@ -9,7 +9,7 @@ from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder, PrefillItem
 from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
-from pegboard.core.pipeline.step import SplitPrefill
+from pegboard.core.pipeline.split_prefill import SplitPrefill
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -64,10 +64,8 @@ class Planner:
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
         self.sitting: dict[Req, float] = {}
-        self.split: SplitPrefill | None = None
+        self.split = SplitPrefill(builder, self.running, settings.split_prefill_layers, limits.num_layers)
         self.encoding = Encoding(media, builder, counters)
-        self.num_layers = limits.num_layers
-        self.split_layers = settings.split_prefill_layers if settings.split_prefill_layers < self.num_layers else 0
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._must_settle = False
@@ -86,12 +84,12 @@ class Planner:
             return None
         decoding = bool(self.running) or bool(self.ahead)
         decode_turn = self._last_was_prefill and decoding and not self.settings.prefill_first
-        if self.split is not None and not decode_turn:
+        if self.split.step is not None and not decode_turn:
             self._last_was_prefill = True
-            return self._next_part(self.split)
+            return self.split.next_part(self.split.step)
         # No decode waits for a piece of media and a chunk of a prompt.
         mixed = bool(self.settings.mixed_chunk and self.running) and not (decode_turn and self.encoding.was_last)
-        if self.split is None and (not decode_turn or mixed):
+        if self.split.step is None and (not decode_turn or mixed):
             self._must_settle = False
             step = self._prefill(mixed, flight) or (None if decode_turn else self.encoding.plan())
             if step is not None:
@@ -117,13 +115,13 @@ class Planner:
                 return step
         self._last_was_prefill = False
         if not room:
-            return None if self.split is None else self._next_part(self.split)
+            return None if self.split.step is None else self.split.next_part(self.split.step)
         step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
         if step is not None:
             self.ratio.decay()
             self.counters.decode_steps += 1
-        elif self.split is not None:
-            return self._next_part(self.split)
+        elif self.split.step is not None:
+            return self.split.next_part(self.split.step)
         return step
 
     # ---- tokens that are known before they are computed -----------------------------------------------------------
@@ -189,34 +187,12 @@ class Planner:
         self.ahead = [req for req in self.ahead if id(req) not in taken]
         return self.builder.extend(items, self.running, mixed=mixed, flight=NEVER if flight is None else flight.number)
 
-    # ---- split prefill --------------------------------------------------------------------------------------------
-
-    def _next_part(self, split: SplitPrefill) -> Step:
-        """Plan the next layers of the prefill that is under way; its requests join the running batch with the last."""
-        done, split.done = split.done, split.done + self.split_layers
-        last = split.done >= self.num_layers
-        step = self.builder.split(split.step, self.split_layers, first=done == 0, last=last)
-        if last:
-            self.end_split(split.step)
-        return step
-
-    def end_split(self, step: Step) -> None:
-        """No more parts of this prefill: its requests are running ones from now on."""
-        if self.split is not None and self.split.step is step:
-            self.split = None
-            self.builder.join(step, self.running)
+    # ---- prefill --------------------------------------------------------------------------------------------------
 
     def abandon_split(self) -> None:
         """Undo the prefill that is under way in parts; its requests wait again."""
-        if (split := self.split) is not None:
-            self.split = None
-            self.rewind(split.step)
-
-    def splits(self, req: Req) -> bool:
-        """Return whether a request is in a prefill some of whose layers are still to come: its slots are being written
-        to.
-        """
-        return self.split is not None and req in self.split.step.batch.reqs
+        if (step := self.split.take()) is not None:
+            self.rewind(step)
 
     def _prefill(self, mixed: bool, flight: Launched | None) -> Step | None:
         self.encoding.begin(None)
@@ -250,13 +226,10 @@ class Planner:
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         number = NEVER if flight is None else flight.number
-        split = bool(self.split_layers and running and not mixed)
+        split = bool(self.split.layers and running and not mixed)
         step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split)
         self.encoding.hold(step, adder)
-        if not split:
-            return step
-        self.split = SplitPrefill(step)
-        return self._next_part(self.split)
+        return self.split.begin(step) if split else step
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
@@ -325,7 +298,7 @@ class Planner:
         while self.running and not self.memory.extend_running(self.running):
             if self._gives_way():
                 continue
-            if flight is not None or (len(self.running) == 1 and self.split is not None):
+            if flight is not None or (len(self.running) == 1 and self.split.step is not None):
                 return False
             retracted = True
             if len(self.running) > 1:
@@ -367,10 +340,10 @@ class Planner:
 
     def drop(self, req: Req) -> None:
         """Take a request out of whichever queue it is in."""
-        if self.split is not None and all(one.finished for one in self.split.step.batch.reqs):
+        if self.split.step is not None and all(one.finished for one in self.split.step.batch.reqs):
             # No request wants the rest of it.
             self.encoding.release(self.split.step)
-            self.split = None
+            self.split.take()
         if req is self.chunked:
             self.chunked = None
         elif req in self.ahead:

@@ -139,7 +139,7 @@ class Scheduler:
             return False
         if self.paused or (planner.sitting and self._stuck):
             return True
-        return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split)
+        return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split.step)
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Scheduler:
         if self.planner.sitting:
             requests.ask_matchers()
         self.loop.turn()
-        if requests.late and self.planner.split is None:
+        if requests.late and self.planner.split.step is None:
             requests.release_late()
         if self.on_step is not None:
             self.on_step()
@@ -264,7 +264,7 @@ class Scheduler:
         if step.whole is not None:
             # A part of a split prefill: all of it is computed again, in one go.
             step = step.whole
-            self.planner.end_split(step)
+            self.planner.split.end(step)
         self._try_in_parts(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
         if isinstance(behind, EncodeStep):

@@ -60,14 +60,6 @@ class Step:
 
 
 @dataclass(slots=True)
-class SplitPrefill:
-    """A prefill that runs some layers per step, with decodes in between. `done` layers are launched."""
-
-    step: Step
-    done: int = 0
-
-
-@dataclass(slots=True)
 class EncodeStep:
     """Media that are encoded in a step of their own. `owners` are the requests that want each piece. `touched` has no
     meaning here: nothing is committed.

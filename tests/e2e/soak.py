@@ -346,7 +346,7 @@ class Soak:
 
     def _place(self, req: Req) -> str:
         planner = self.scheduler.planner
-        if planner.splits(req):
+        if planner.split.holds(req):
             return "split"
         if req is planner.chunked:
             return "chunked"
@@ -358,7 +358,7 @@ class Soak:
         """Every request is in one place, and every slot and row is somebody's and nobody else's."""
         scheduler, memory, planner = self.scheduler, self.harness.memory, self.scheduler.planner
         alive = list(scheduler.requests.alive.values())
-        split = [] if planner.split is None else planner.split.step.batch.reqs
+        split = [] if planner.split.step is None else planner.split.step.batch.reqs
         known = Counter(map(id, [*planner.waiting, *planner.running]))
         known.update({id(req) for req in [*split, planner.chunked] if req is not None and not req.finished})
         seated = [req for req in alive if req.kv.row != NO_ROW]

@@ -18,6 +18,7 @@ from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
+from pegboard.core.engine.speculation import make_drafter
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -188,10 +189,13 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Grammars:
-    """The gate of grammars and the kinds that it takes; None and none where there is no backend."""
+    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none where there
+    is no backend.
+    """
 
     gate: GrammarGate | None = None
     kinds: tuple[str, ...] = ()
+    rolls_back: bool = False
 
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
@@ -211,11 +215,12 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media)
     request_log = RequestLog(on=config.log_requests)
+    results = _results(chosen, pooler, grammars)
     stages = Stages(
         memory,
         policy,
         BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler),
-        _results(chosen, pooler),
+        results,
         _executor(settings.loop, worker),
         gates=GateKeeper(gates, time.monotonic) if gates else None,
         pooler=pooler,
@@ -223,6 +228,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         report=StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens),
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks, request_log),
+        drafter=make_drafter(chosen, memory, results.grammars),
     )
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
@@ -296,14 +302,14 @@ def _executor(loop: str, worker: Worker) -> Executor:
     return InlineExecutor(worker.run, worker.again, worker.healthy, encode)
 
 
-def _results(chosen: Chosen, pooler: Pooler | None) -> ResultStage:
+def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:
     grammar = chosen.resolved.engine.grammar
     limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
     return ResultStage(
         chosen.tokenizer,
         chosen.spec.eos_token_ids,
         pooler,
-        GrammarFollower(GrammarWork(limits), grammar.jump_ahead),
+        GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
     )
 
 
@@ -325,7 +331,8 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
         return _Grammars()
     backend = choice.build(ctx)
     settings = chosen.resolved.engine.grammar
-    return _Grammars(make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx), kinds)
+    gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
+    return _Grammars(gate, kinds, "rollback" in choice.provides)
 
 
 def _gates(chosen: Chosen, grammars: _Grammars, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:

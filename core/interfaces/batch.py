@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
+    from pegboard.core.interfaces.speculator import DraftTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,20 @@ class SamplingInfo:
 class ScheduleBatch:
     """What the scheduler decided to run in one step; step hooks see it.
 
-    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step), `extend_lens` (new tokens, 1 for a
-    decode) and `prefix_lens` (KV before the step). `decoding` is the number of requests at the end of `reqs` that
-    only decode. `partial` holds the requests that get KV but no token: their prompt is not finished by this step, or it
-    is its embedding that is wanted.
+    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step, that of drafts included),
+    `extend_lens` (new tokens; 1 for a decode, and one more per draft) and `prefix_lens` (KV before the step).
+    `decoding` is the number of requests at the end of `reqs` that only decode. `partial` holds the requests that get KV
+    but no token: their prompt is not finished by this step, or it is its embedding that is wanted.
+
+    `trees` has what a speculator has proposed, for all requests that a token is sampled for; None in a step without
+    drafts.
 
     `planned_at` and `committed_at` are the clock's times before the batch was decided and after its results were
     taken. Once committed, `tokens` int64 [sampled] are what was sampled (-1 for a request that had ended meanwhile) and
     `intervals` float64 [sampled] the seconds since each of these requests got its token before (NaN for a first one),
-    in the order of `reqs` without `partial`.
+    in the order of `reqs` without `partial`. With drafts a request may have gained several tokens: `gained` int64
+    [sampled] says how many, and `tokens` are packed, request after request (-1 for one that it had no use for, behind
+    its end).
     """
 
     bid: int
@@ -70,6 +76,8 @@ class ScheduleBatch:
     committed_at: float = 0.0
     tokens: NDArray[np.int64] | None = None
     intervals: NDArray[np.float64] | None = None
+    trees: DraftTrees | None = None
+    gained: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.reqs)
@@ -78,6 +86,11 @@ class ScheduleBatch:
     def num_tokens(self) -> int:
         """New tokens in this step."""
         return int(self.extend_lens.sum())
+
+    @property
+    def prompt_tokens(self) -> int:
+        """New tokens of prompts in this step."""
+        return int(self.extend_lens[: len(self.reqs) - self.decoding].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +168,10 @@ class ModelWorkerBatch:
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
     a part of a split prefill. `wanted` is None in most steps. `overlay` says which tokens are media's.
+
+    In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
+    node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
+    None.
     """
 
     bid: int
@@ -174,4 +191,7 @@ class ModelWorkerBatch:
     part: SplitPart | None = None
     wanted: WantedRows | None = None
     overlay: tuple[OverlayPart, ...] = ()
+    trees: DraftTrees | None = None
+    tail_lens: NDArray[np.int64] | None = None
+    tail_bits: NDArray[np.int64] | None = None
     extras: dict[str, Any] = field(default_factory=dict)

@@ -106,6 +106,8 @@ class TokenOutput(Message):
     completion_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[tuple[float | None, int, list[tuple[float, int]]]] | None = None
     hidden_states: bytes = b""

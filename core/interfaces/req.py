@@ -162,7 +162,8 @@ class ReqKV:
 class ReqOutput:
     """What has been generated and what of it was already sent.
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `hidden`
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
+    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them. `hidden`
     float32 [hidden] per token is kept for requests that want hidden states, None for others.
     """
 
@@ -170,6 +171,8 @@ class ReqOutput:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     num_retractions: int = 0
+    drafted: int = 0
+    accepted: int = 0
     hidden: list[NDArray[np.float32]] | None = None
 
 

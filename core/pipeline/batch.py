@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, ScheduleBatch, SplitPart
+from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.interfaces.req import ReqSlot
-from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline import side_outputs
-from pegboard.core.pipeline.grammar.state import mask_of
 from pegboard.core.pipeline.media.placing import overlay_of, positions_of
-from pegboard.core.pipeline.running import GRAMMAR, HIDDEN, LOGPROBS, NEVER, NUMBERS, PROCESSED, SHIFTED, flags_of
+from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
+from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
+from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.step import Step
+from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.side_outputs import Wanted
-
-
-_MEMOS: ReqSlot[dict[object, Any]] = ReqSlot(dict)
-"""What logits processors and samplers keep of a request."""
+    from pegboard.core.pipeline.speculation.drafts import Drafts
 
 
 class BatchBuilder:
@@ -56,9 +53,7 @@ class BatchBuilder:
         self._memory = memory
         self._asked = tuple(asked)
         self._numbers = itertools.count(1)
-        self._versions = itertools.count(1)
-        self._info: SamplingInfo | None = None
-        self._info_of = NEVER
+        self._infos = SamplingInfos(vocab_size)
 
     def next_number(self) -> int:
         """Return the number of a step that is made elsewhere."""
@@ -102,7 +97,7 @@ class BatchBuilder:
             prefix_lens=positions,
             out_cache_loc=self._memory.rows.host[rows, positions].astype(np.int64),
             sample_rows=None,
-            sampling=self._decode_sampling(running, active, whole, flight),
+            sampling=self._infos.decoding(running, active, whole, flight),
             sampled_rows=rows,
             pending=pending,
             table=self._memory.rows.take_changes(),
@@ -115,10 +110,18 @@ class BatchBuilder:
         return _with(step, found)
 
     def extend(
-        self, items: Sequence[PrefillItem], running: RunningBatch, *, mixed: bool, flight: int, split: bool = False
+        self,
+        items: Sequence[PrefillItem],
+        running: RunningBatch,
+        *,
+        mixed: bool,
+        flight: int,
+        split: bool = False,
+        drafts: Drafts | None = None,
     ) -> Step:
-        """Make a prefill, with decodes of the running batch mixed in at its end. Requests whose prompt is through
-        join the running batch; with `split`, only at `join`.
+        """Make a prefill, with decodes of the running batch mixed in at its end, and with their drafts, if any.
+        Requests whose prompt is through join the running batch; with `split`, only at `join`. Without `items` it is a
+        step that verifies drafts.
         """
         number = next(self._numbers)
         active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
@@ -128,11 +131,12 @@ class BatchBuilder:
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
         prefix_lens = np.concatenate([prefix, ends - 1])
-        extend_lens = np.concatenate([extend, np.ones(len(decoding), np.int64)])
+        drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
+        extend_lens = np.concatenate([extend, drafted])
         through = [item.req for item in items if not item.partial and item.req.pooling is None]
         batch = ScheduleBatch(
             bid=number,
-            forward_mode=ForwardMode.MIXED if decoding else ForwardMode.SPLIT_PREFILL if split else ForwardMode.EXTEND,
+            forward_mode=_mode(items, decoding, split),
             reqs=reqs,
             seq_lens=prefix_lens + extend_lens,
             extend_lens=extend_lens,
@@ -140,9 +144,11 @@ class BatchBuilder:
             decoding=len(decoding),
             partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
         )
-        work = self._work(batch, through + decoding)
-        found = side_outputs.find(batch, through + decoding, work.sample_rows, self._pooler)
-        if decoding:
+        if drafts is not None:
+            drafts = drafts.behind([req.tokens.last for req in through])
+        work = self._work(batch, through + decoding, drafts)
+        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler)
+        if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
             work.input_ids[at:] = ids
@@ -150,7 +156,7 @@ class BatchBuilder:
             if work.sampling is not None:
                 work.sampling.steps[len(through) :] = ends - running.input_lens[active]
                 if work.sampling.rows and pending is not None:
-                    _mark_pending(work.sampling, pending + len(through))
+                    mark_pending(work.sampling, pending + len(through))
         left, flags = _schedule(running, active, False, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
         new_flags = [req.flags for req in through]
@@ -165,6 +171,7 @@ class BatchBuilder:
             np.concatenate([new_left, left]),
             np.concatenate([np.array(new_flags, np.int64), flags]),
             NEVER,
+            drafts=drafts,
         )
         return _with(step, found)
 
@@ -247,13 +254,15 @@ class BatchBuilder:
             planned_at=whole.planned_at,
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
-        work = self._work(batch, sampled)
+        drafts = None if step.drafts is None else step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        work = self._work(batch, sampled, drafts)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, [req.kv for req in reqs], sampled, left, flags, NEVER, touched=True)
-        return _with(one, side_outputs.find(batch, sampled, work.sample_rows, self._pooler))
+        kvs = [req.kv for req in reqs]
+        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
+        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler))
 
-    def _work(self, batch: ScheduleBatch, sampled: list[Req]) -> ModelWorkerBatch:
+    def _work(self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None = None) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
         rows = np.fromiter((req.kv.row for req in reqs), np.int64, len(reqs))
@@ -263,9 +272,9 @@ class BatchBuilder:
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:
-            keep = np.fromiter((req.rid not in batch.partial for req in reqs), np.bool_, len(reqs))
+            keep = _is_sampled(batch)
             sample_rows, sampled_rows = (np.cumsum(batch.extend_lens) - 1)[keep], rows[keep]
-        return ModelWorkerBatch(
+        work = ModelWorkerBatch(
             bid=batch.bid,
             forward_mode=batch.forward_mode,
             input_ids=np.concatenate([_known(req, start, stop) for req, start, stop in spans]),
@@ -276,54 +285,45 @@ class BatchBuilder:
             prefix_lens=batch.prefix_lens,
             out_cache_loc=out_cache_loc,
             sample_rows=sample_rows,
-            sampling=self._sampling(sampled) if sampled else None,
+            sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
             overlay=overlay_of(spans),
             extras=batch.extras,
         )
-
-    def _decode_sampling(
-        self, running: RunningBatch, active: NDArray[np.int64], whole: bool, flight: int
-    ) -> SamplingInfo:
-        steps = running.seq_lens[active] - running.input_lens[active]
-        info = self._info if whole and self._info_of == running.version else None
-        if info is None:
-            logprobs: tuple[LogprobRequest | None, ...] = ()
-            if running.any(LOGPROBS):
-                logprobs = tuple(_logprobs(running.reqs[place]) for place in active.tolist())
-            info = SamplingInfo(
-                version=next(self._versions),
-                numbers=running.numbers.take(active),  # an index would copy records field by field
-                steps=steps,
-                logprobs=logprobs if any(logprobs) else (),
-            )
-            if whole:
-                self._info, self._info_of = info, running.version
-        else:
-            info = SamplingInfo(info.version, info.numbers, steps, info.logprobs)
-        if running.any(PROCESSED):
-            late = running.stamps == flight
-            info.rows = tuple(_row(running.reqs[place], int(late[place])) for place in active.tolist())
-        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
-        return info
-
-    def _sampling(self, reqs: list[Req]) -> SamplingInfo:
-        logprobs = tuple(_logprobs(req) for req in reqs)
-        return SamplingInfo(
-            version=next(self._versions),
-            numbers=np.array([req.sampling.row(req.seed, self.vocab_size) for req in reqs], NUMBERS),
-            steps=np.fromiter((req.output_len for req in reqs), np.int64, len(reqs)),
-            logprobs=logprobs if any(logprobs) else (),
-            rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
-            mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
-        )
+        if drafts is not None:
+            batch.trees = drafts.trees
+            pack(work, drafts, sampled, np.flatnonzero(_is_sampled(batch)))
+        return work
 
 
 def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
     if found is not None:
         step.work.wanted, step.wanted = found
     return step
+
+
+def _mode(items: Sequence[PrefillItem], decoding: Sequence[Req], split: bool) -> ForwardMode:
+    if decoding:
+        return ForwardMode.MIXED if items else ForwardMode.TARGET_VERIFY
+    return ForwardMode.SPLIT_PREFILL if split else ForwardMode.EXTEND
+
+
+def _is_sampled(batch: ScheduleBatch) -> NDArray[np.bool_]:
+    """Return for each request of a batch whether a token is sampled for it."""
+    return np.fromiter((req.rid not in batch.partial for req in batch.reqs), np.bool_, len(batch.reqs))
+
+
+def _sampled_places(batch: ScheduleBatch) -> NDArray[np.int64]:
+    """Return for each request of a batch its place among those that a token is sampled for."""
+    return np.cumsum(_is_sampled(batch)) - 1
+
+
+def _last_rows(work: ModelWorkerBatch) -> NDArray[np.int64] | None:
+    """Return the packed token of each sampled request that is known and not drafted."""
+    if work.trees is None or work.sample_rows is None:
+        return work.sample_rows
+    return work.sample_rows[tree.starts(work.trees.counts)]
 
 
 def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
@@ -368,19 +368,3 @@ def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:
     """Return tokens [start, stop) of a request, -1 for the one that it does not know yet."""
     known = req.tokens.view(start, stop)
     return known if known.shape[0] == stop - start else np.full(stop - start, -1, np.int64)
-
-
-def _row(req: Req, pending: int) -> SamplingRow:
-    """Make views of the growing token buffers, anew for each step: an append may have moved them."""
-    return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending, _MEMOS.of(req))
-
-
-def _mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:
-    rows = list(info.rows)
-    for place in places.tolist():
-        rows[place] = replace(rows[place], pending=1)
-    info.rows = tuple(rows)
-
-
-def _logprobs(req: Req) -> LogprobRequest | None:
-    return None if req.logprobs is None else LogprobRequest(req.logprobs.top, req.logprobs.token_ids)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import LogprobOutput
+    from pegboard.core.interfaces.speculator import Accepted
 
 
 @dataclass(slots=True)
@@ -17,6 +18,9 @@ class BatchResult:
     """What came out of a step, on the host: `tokens` int64 [sampled], and if a request asked for them logprobs, of
     sampled tokens and of the prompt's, partial results of the pooler float32 [spans, hidden], hidden states float32
     [rows, hidden]; see WantedRows.
+
+    In a step with drafts `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
+    per node.
     """
 
     tokens: NDArray[np.int64]
@@ -24,3 +28,4 @@ class BatchResult:
     prompt_logprobs: LogprobOutput | None = None
     pooled: NDArray[np.float32] | None = None
     hidden: NDArray[np.float32] | None = None
+    accepted: Accepted | None = None

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -29,10 +34,25 @@ class Counters:
     """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
     grammar_waits: int = 0
     """Times that a request sat out steps, because its grammar takes long to follow."""
+    verify_steps: int = 0
+    """Steps in which some request had drafts."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of the generated ones, those that were drafted."""
+    drafted_requests: int = 0
+    """Times that a request had drafts in a step: with each it gained a token, beside the accepted ones."""
     book_errors: int = 0
     schedule_time: float = 0.0
     forward_time: float = 0.0
     results_time: float = 0.0
+
+    def note_drafts(self, counts: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
+        """Count a step that has verified trees of `counts` nodes for its requests, by which they have gained tokens."""
+        had = (counts > 1) & (gained > 0)
+        self.verify_steps += 1
+        self.drafted_requests += int(had.sum())
+        self.drafted_tokens += int(counts[had].sum() - had.sum())
+        self.accepted_tokens += int(gained[had].sum() - had.sum())
 
     def to_dict(self) -> dict[str, float]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -146,6 +146,27 @@ class MemoryManager:
         self.held_tokens += count * each * size
         return True
 
+    def wish(self, running: RunningBatch, place: int, length: int) -> int:
+        """Make room for `length` tokens of a running request if memory allows, and return how many it has room for."""
+        req = running.reqs[place]
+        self.extend(req, min(length, self.rows.width))
+        running.allocated[place] = req.kv.allocated_len
+        return req.kv.allocated_len
+
+    def trim(self, running: RunningBatch) -> bool:
+        """Take the pages back that running requests have ahead of their next token; whether there were any."""
+        size = self.page_size
+        needed = -(-running.seq_lens // size) * size
+        ahead = np.flatnonzero(running.allocated > needed)
+        for place, stop in zip(ahead.tolist(), needed[ahead].tolist(), strict=True):
+            kv = running.reqs[place].kv
+            pages = self.rows.host[kv.row, stop : kv.allocated_len : size].astype(np.int64) // size
+            self.allocator.free(pages)
+            self.held_tokens -= kv.allocated_len - stop
+            kv.allocated_len = stop
+        running.allocated[ahead] = needed[ahead]
+        return bool(ahead.shape[0])
+
     def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
         """Return a request's slots of positions [start, stop), as a view."""
         return self.rows.host[req.kv.row, start:stop]

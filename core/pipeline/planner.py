@@ -10,6 +10,7 @@ from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAd
 from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 from pegboard.core.pipeline.split_prefill import SplitPrefill
+from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
+    from pegboard.core.pipeline.speculation.drafter import Drafter
+    from pegboard.core.pipeline.speculation.drafts import Drafts
     from pegboard.core.pipeline.stages import Limits
-    from pegboard.core.pipeline.step import Launched, Step
+    from pegboard.core.pipeline.step import Launched
 
 GIVE_WAY_SECONDS = 0.5
 """A request that sits out for longer gives its memory to one that needs it; shorter, and it is back at once."""
@@ -45,9 +48,11 @@ class Planner:
         clock: Clock,
         cannot_fit: Callable[[Req, FinishReason], None],
         media: EncoderBooks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.settings = settings
         self.memory = memory
+        self.drafter = drafter
         self.policy = policy
         self.builder = builder
         self.counters = counters
@@ -80,7 +85,7 @@ class Planner:
         While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
         settles it and asks again. So no request is retracted or preempted while a token of its own is on its way.
         """
-        if flight is not None and self.running.any(HISTORY):
+        if flight is not None and (self.running.any(HISTORY) or self._waits_for_tokens(flight)):
             return None
         decoding = bool(self.running) or bool(self.ahead)
         decode_turn = self._last_was_prefill and decoding and not self.settings.prefill_first
@@ -116,13 +121,30 @@ class Planner:
         self._last_was_prefill = False
         if not room:
             return None if self.split.step is None else self.split.next_part(self.split.step)
-        step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
+        if (drafts := self._drafts()) is not None:
+            step = self.builder.extend((), self.running, mixed=True, flight=NEVER, drafts=drafts)
+        else:
+            step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
         if step is not None:
             self.ratio.decay()
             self.counters.decode_steps += 1
         elif self.split.step is not None:
             return self.split.next_part(self.split.step)
         return step
+
+    # ---- drafts ---------------------------------------------------------------------------------------------------
+
+    def _waits_for_tokens(self, flight: Launched) -> bool:
+        """Return whether drafts are verified in the step under way, or may be in the next one, so that its results have
+        to be known first.
+        """
+        if self.drafter is None:
+            return False
+        return self.drafter.concerns(self.running) or (isinstance(flight, Step) and flight.drafts is not None)
+
+    def _drafts(self) -> Drafts | None:
+        """Return drafts for the running requests. No step may be under way."""
+        return None if self.drafter is None else self.drafter.drafts(self.running)
 
     # ---- tokens that are known before they are computed -----------------------------------------------------------
 
@@ -227,7 +249,8 @@ class Planner:
         self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         number = NEVER if flight is None else flight.number
         split = bool(self.split.layers and running and not mixed)
-        step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split)
+        drafts = self._drafts() if mixed else None
+        step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split, drafts=drafts)
         self.encoding.hold(step, adder)
         return self.split.begin(step) if split else step
 
@@ -244,6 +267,8 @@ class Planner:
             if req.status not in _QUEUED:
                 continue  # the policy named it twice
             result = adder.add(req, has_chunked=has_chunked)
+            if result is AddResult.NO_TOKEN and self.memory.trim(self.running):
+                result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.ENCODE and adder.may_wish:
                 continue
             if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
@@ -296,7 +321,7 @@ class Planner:
         """
         retracted = False
         while self.running and not self.memory.extend_running(self.running):
-            if self._gives_way():
+            if self.memory.trim(self.running) or self._gives_way():
                 continue
             if flight is not None or (len(self.running) == 1 and self.split.step is not None):
                 return False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
+from pegboard.core.pipeline.grammar.state import state_of
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.pipeline.text.detokenize import TokenDecoder
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqLogprobs
+    from pegboard.core.interfaces.speculator import Accepted
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
@@ -58,11 +62,17 @@ class ResultStage:
         batch = step.batch
         self.grammars.work.begin_step()
         batch.tokens, batch.committed_at = result.tokens, now
-        batch.intervals = running.note(step.sampled, result.tokens, now, step.version)
+        accepted = result.accepted
+        newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
+        batch.intervals = running.note(step.sampled, newest, now, step.version)
         embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched:
             return self._commit_decode(step, result, now)
-        finished, outputs = self._commit_any(step, result, now)
+        if accepted is None:
+            finished, outputs = self._commit_any(step, result, now)
+        else:
+            finished, outputs = self._commit_accepted(step, result, accepted, now)
+            running.settle(step.sampled)
         for req in embedded:
             self._end_embedding(req, now)
             finished.append(req)
@@ -128,6 +138,65 @@ class ResultStage:
                 outputs.append(output)
         return finished, outputs
 
+    def _commit_accepted(
+        self, step: Step, result: BatchResult, accepted: Accepted, now: float
+    ) -> tuple[list[Req], list[TokenOutput]]:
+        """Commit what each request has gained, token by token; what comes behind an end is dropped."""
+        batch = step.batch
+        finished: list[Req] = []
+        outputs = []
+        batch.tokens = taken = result.tokens.copy()
+        batch.gained = gained = np.zeros(len(step.sampled), np.int64)
+        ends = np.cumsum(accepted.counts).tolist()
+        index = start = 0
+        for req, kv, prefix, seq_len in zip(
+            batch.reqs, step.kvs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True
+        ):
+            if req.rid in batch.partial:
+                kv.committed_len = seq_len
+                continue
+            stop, drafted = ends[index], step.drafts_of(index)
+            kept = self._take(req, result, accepted, range(start, stop), now, finished)
+            # What was computed beyond the tokens that it took is of no use.
+            kv.committed_len = prefix + max(1, kept) if drafted else seq_len
+            taken[start + kept : stop] = NOBODYS
+            gained[index] = kept
+            index, start = index + 1, stop
+            if kept:
+                req.output.drafted += drafted
+                req.output.accepted += kept - 1
+            if (output := self.output(req)) is not None:
+                outputs.append(output)
+        return finished, outputs
+
+    def _take(
+        self,
+        req: Req,
+        result: BatchResult,
+        accepted: Accepted,
+        places: range,
+        now: float,
+        finished: list[Req],
+    ) -> int:
+        """Give a request the gained tokens at `places`, as far as it goes on; how many it took."""
+        if req.finished:
+            return 0
+        if not req.remaining_tokens:
+            self._finish(req, int(accepted.tokens[places.start]), now, finished)
+            return 0
+        state = state_of(req)
+        for place in places:
+            before, token = req.output_len, int(accepted.tokens[place])
+            if state is not None:
+                state.more = place + 1 < places.stop
+            self._append(req, token, int(accepted.nodes[place]), result.logprobs, now)
+            self._finish(req, token, now, finished)
+            if finished[-1:] == [req] or req.output_len > before + 1 or self.grammars.sits_out(req):
+                break
+        if state is not None:
+            state.more = False
+        return place + 1 - places.start
+
     def output(self, req: Req) -> TokenOutput | None:
         """Return what has not been sent of a request; None when there is nothing to say yet."""
         out = req.output
@@ -152,6 +221,8 @@ class ResultStage:
             completion_tokens=req.output_len,
             cached_tokens=out.cached_tokens,
             num_retractions=out.num_retractions,
+            drafted_tokens=out.drafted,
+            accepted_tokens=out.accepted,
             logprobs=logprobs,
             input_logprobs=prompt,
             hidden_states=hidden,

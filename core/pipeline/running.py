@@ -154,6 +154,18 @@ class RunningBatch:
             self.last[index] = req.tokens.last
         self.stamps[:] = UNSTAMPED
 
+    def settle(self, reqs: Iterable[Req]) -> None:
+        """Take from these requests how far they are: each has gained some tokens in a step, and no step is under
+        way.
+        """
+        places = self.places
+        for req in reqs:
+            place = places.get(id(req))
+            if place is not None:
+                self.seq_lens[place] = req.seq_len
+                self.left[place] = req.remaining_tokens
+                self.last[place] = req.tokens.last
+
     def note(self, reqs: list[Req], tokens: NDArray[np.int64], now: float, version: int) -> NDArray[np.float64]:
         """Take what was sampled for `reqs`; the seconds since each one's token before, NaN for a first one.
 

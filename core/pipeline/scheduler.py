@@ -54,7 +54,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.books,
+            self._cannot_fit, stages.books, stages.drafter,
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -177,6 +177,7 @@ class Scheduler:
         if self._batch_scheduled and (step.work.part is None or step.work.part.first):
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
+        step.launched_at = launched
         step.pending = self.stages.executor.submit(step.work)
         counters = self.counters
         counters.schedule_time += launched - start
@@ -197,6 +198,8 @@ class Scheduler:
         if result is not None:
             if step.final:
                 self._commit(step, result)
+                if self.stages.drafter is not None:
+                    self.stages.drafter.learn(step, ran - step.launched_at)
         else:
             assert error is not None
             self._recover(step, error, behind)
@@ -222,9 +225,11 @@ class Scheduler:
         batch, stages = step.batch, self.stages
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
 
-        self.counters.generated_tokens += len(step.sampled)
+        self.counters.generated_tokens += result.tokens.shape[0]
         if batch.tokens is not result.tokens and batch.tokens is not None:
             self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
+        if batch.trees is not None and batch.gained is not None:
+            self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             for req, kv in zip(step.prefilled, step.kvs, strict=False):
                 if not req.finished and req.kv is kv:

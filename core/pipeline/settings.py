@@ -40,6 +40,17 @@ class SchedulerSettings(Protocol):
     def seed(self) -> int: ...
 
 
+class SpeculationSettings(Protocol):
+    """Of speculative decoding; see `pegboard.core.config.sections.SpeculationSection`."""
+
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def max_nodes(self) -> int: ...
+    @property
+    def adaptive(self) -> bool: ...
+
+
 class GrammarSettings(Protocol):
     """Of the grammars' gate and its helpers; see `pegboard.core.config.sections.GrammarSection`."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.speculation.drafter import Drafter
     from pegboard.core.pipeline.step_log import StepReport
 
 Hook = Callable[..., object]
@@ -36,7 +37,8 @@ class StepHooks:
 @dataclass(slots=True)
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
-    `pooler` there are no embeddings, without `media` no pictures, and without a `report` steps are not logged.
+    `pooler` there are no embeddings, without `media` no pictures, without a `drafter` one token per
+    request and step, and without a `report` steps are not logged.
     """
 
     memory: MemoryManager
@@ -48,6 +50,7 @@ class Stages:
     pooler: Pooler | None = None
     report: StepReport | None = None
     media: MediaStage | None = None
+    drafter: Drafter | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
 

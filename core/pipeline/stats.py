@@ -79,12 +79,12 @@ class Stats:
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
         planner, counters = self._planner, self._counters
-        if not batch.forward_mode.is_decode:
+        if batch.decoding < len(batch.reqs):
             if report.talks:
                 told, self._cached_told = self._cached_told, counters.cached_tokens
                 report.prefill(
                     requests=len(batch.reqs) - batch.decoding,
-                    new_tokens=batch.num_tokens - batch.decoding,
+                    new_tokens=batch.prompt_tokens,
                     cached_tokens=counters.cached_tokens - told,
                     running=len(planner.running),
                     queued=len(planner.waiting),
@@ -119,11 +119,13 @@ class Stats:
     def _plugin_failures(self) -> dict[str, dict[str, int]]:
         """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name."""
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
+        drafter = self._stages.drafter
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
             ("prefix_cache", memory.cache_name, memory.cache_errors),
             ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
+            *(() if drafter is None else (("speculator", drafter.name, drafter.failures),)),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.side_outputs import Wanted
+    from pegboard.core.pipeline.speculation.drafts import Drafts
 
 
 class Pending(Protocol):
@@ -37,6 +38,7 @@ class Step:
     another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
     that some request of it ended while it was under way. A step that is not `final` is one part of a split prefill, of
     `whole`, and has nothing to commit.
+    `drafts` are verified in this step. `launched_at` is of time.perf_counter.
     """
 
     number: int
@@ -51,7 +53,13 @@ class Step:
     final: bool = True
     whole: Step | None = None
     wanted: Wanted | None = None
+    drafts: Drafts | None = None
+    launched_at: float = 0.0
     pending: Pending | None = None
+
+    def drafts_of(self, index: int) -> int:
+        """Return how many tokens are drafted for a sampled request, by its index among them."""
+        return 0 if self.drafts is None else int(self.drafts.trees.counts[index]) - 1
 
     @property
     def prefilled(self) -> list[Req]:

@@ -13,6 +13,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobO
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
+from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.pooler import Pooler
+    from pegboard.core.interfaces.speculator import DraftTrees
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -151,6 +153,8 @@ class Worker:
         if hooks and self._after:
             self._after(batch, output)
         # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
+        if work.trees is not None:
+            return self._verified(work, work.trees, output)
         if work.sampling is not None:
             self._keep_last(work.sampled_rows, output)
         return self._bring(output, work.wanted)
@@ -171,6 +175,25 @@ class Worker:
         else:
             # A step may be launched before the ids are looked at, and one beyond the embeddings would end the device.
             self._last.index_copy_(0, self._tensor(rows), tokens.clamp(0, self._vocab_size - 1))
+
+    def _verified(self, work: ModelWorkerBatch, trees: DraftTrees, output: ForwardOutput) -> PendingResult:
+        """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens as `_keep_last`."""
+        by = self._by(output)
+        check_tokens(output.next_token_ids, trees.tokens.shape[0], self._device, by)
+        drawn = output.next_token_ids.cpu().numpy()
+        check_ids(drawn, self._vocab_size, by)
+        accepted = tree.walk(trees, drawn)
+        assert work.sample_rows is not None
+        slots = work.out_cache_loc[work.sample_rows]
+        firsts = np.repeat(tree.starts(trees.counts), accepted.counts)
+        sources, targets = slots[accepted.nodes], slots[firsts + tree.places(accepted.counts)]
+        if (moves := sources != targets).any():
+            self._pool.move(self._tensor(sources[moves]), self._tensor(targets[moves]))
+        newest = accepted.tokens[np.cumsum(accepted.counts) - 1]
+        self._last.index_copy_(0, self._tensor(work.sampled_rows), self._tensor(newest))
+        result = self._result(output, work.wanted)
+        result.accepted = accepted
+        return PendingResult(torch.from_numpy(accepted.tokens), result, None)
 
     @property
     def _vocab_size(self) -> int:
@@ -234,6 +257,9 @@ class Worker:
             batch.extend_start_loc = self._tensor(np.cumsum(work.extend_lens) - work.extend_lens)
             batch.extend_lens_cpu = work.extend_lens
             batch.extend_prefix_lens_cpu = work.prefix_lens
+        if work.tail_lens is not None and work.tail_bits is not None:
+            batch.tail_lens, batch.tail_lens_cpu = self._tensor(work.tail_lens), work.tail_lens
+            batch.tail_bits = self._tensor(work.tail_bits)
         if work.sample_rows is not None:
             batch.sample_rows = self._tensor(work.sample_rows)
         if work.wanted is not None:

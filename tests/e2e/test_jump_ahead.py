@@ -247,7 +247,7 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
     def forced(req: Any, place: Any) -> list[int]:
         tokens = ahead(req, place)
         if len(tokens) > 2:
-            monkeypatch.setattr(state, "_allow_ends", fill)
+            monkeypatch.setattr(state, "allow_ends", fill)
         return tokens
 
     monkeypatch.setattr(follow, "forced", forced)

@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 
 class GrammarFollower:
-    """What the requests with grammars share. The scheduler reads `sitting_out` and `ahead` after each step.
+    """What the requests with grammars share. The scheduler reads `sitting_out` and `ahead` after each step."""
 
-    `jump_ahead` is the fewest forced tokens that are taken without asking the model; 0 never takes any.
-    """
-
-    def __init__(self, work: GrammarWork | None = None, jump_ahead: int = 0) -> None:
+    def __init__(self, work: GrammarWork | None = None, jump_ahead: int = 0, *, rolls_back: bool = False) -> None:
         self.work = work or GrammarWork()
         """Of the requests' matchers."""
         self.sitting_out: list[tuple[Req, int]] = []
@@ -31,7 +28,10 @@ class GrammarFollower:
         """Requests that have gained tokens beyond the sampled one; the reader empties it."""
         self.forced_tokens = 0
         """Tokens gained so, since the start."""
-        self._jump_ahead = jump_ahead
+        self.jump_ahead = jump_ahead
+        """The fewest forced tokens that are taken without asking the model; 0: none ever."""
+        self.rolls_back = rolls_back
+        """Whether matchers can take tokens back, and so look at drafts."""
 
     def finisher(self, stops: Sequence[Finisher]) -> Finisher:
         """Make the finisher of one request with a grammar. `stops` are those that end it by a token or a text, for the
@@ -39,16 +39,20 @@ class GrammarFollower:
         """
         return _FollowGrammar(self, (*stops, _BY_GRAMMAR))
 
+    def sits_out(self, req: Req) -> bool:
+        """Return whether the request's matcher has had no time for its newest token."""
+        return bool(self.sitting_out) and self.sitting_out[-1][0] is req
+
     def runs_ahead(self, req: Req) -> bool:
         """Return whether forced tokens may be taken: nothing is wanted that only the model can say of each token."""
-        return bool(self._jump_ahead) and req.logprobs is None and req.output.hidden is None
+        return bool(self.jump_ahead) and req.logprobs is None and req.output.hidden is None
 
     def forced(self, req: Req, state: GrammarState) -> Sequence[int]:
         """Return the tokens to take without asking the model, as far as the request's length allows."""
         if not self.runs_ahead(req):
             return ()
         tokens = forced(req, state)[: req.remaining_tokens]
-        return tokens if len(tokens) >= self._jump_ahead else ()
+        return tokens if len(tokens) >= self.jump_ahead else ()
 
 
 class _ByGrammar:
@@ -80,11 +84,15 @@ class _FollowGrammar:
             return None
         since, before = follower.work.now(), req.output_len
         reason = _BY_GRAMMAR.after(req, token)
-        if reason is None:
-            reason = self._run_ahead(req, state)
+        if state.more and reason is None:
+            return follower.work.took(req, since, 1)
         if reason is None:
             reason = look_ahead(req, state)
+        if reason is None:
+            reason = self._run_ahead(req, state)
         gained = req.output_len - before
+        if gained and reason is None:
+            reason = look_ahead(req, state)
         if reason is None:
             reason = follower.work.took(req, since, 1 + gained)
         if gained and reason is None:

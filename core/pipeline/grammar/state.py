@@ -65,7 +65,8 @@ class Prepared(CompiledGrammar):
 @dataclass(slots=True)
 class GrammarState:
     """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
-    `free` any may. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
+    `free` any may. Neither is kept up to date while the request has gained `more` tokens, which the matcher has yet to
+    go on by. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
     its matcher took last, None before it has gone on by a token; `seconds` and `tokens` are its part of the account.
     """
 
@@ -75,6 +76,7 @@ class GrammarState:
     account: Account
     grammar: Prepared
     free: bool = False
+    more: bool = False
     cost: float | None = None
     seconds: float = 0.0
     tokens: int = 0
@@ -111,7 +113,7 @@ class Grammars:
         grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
         account = self._accounts.setdefault((req.principal, req.sampling.grammar), Account())
         state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
-        _allow_ends(req, state)
+        state.free = allow_ends(req, state.ends, state.row, free=state.free)
         account.requests += 1
         _PLACE.of(req).state = state
 
@@ -144,8 +146,8 @@ def advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
 def look_ahead(req: Req, state: GrammarState) -> FinishReason | None:
     """Find out which tokens may come next; why the request ends, if none may or the backend's code fails."""
     try:
-        state.free = not state.matcher.fill(state.row[None], 0)
-        _allow_ends(req, state)
+        free = not state.matcher.fill(state.row[None], 0)
+        state.free = allow_ends(req, state.ends, state.row, free=free)
     except BaseException as error:
         return failure_of(req, error)
     return None
@@ -189,13 +191,23 @@ def _let_through(error: BaseException) -> None:
         raise error
 
 
-def _allow_ends(req: Req, state: GrammarState) -> None:
-    """Put into the state's row what the request says about tokens that end it. Raises where nothing is allowed."""
-    row, ends, params = state.row, state.ends, req.sampling
-    if state.free:
+def new_matcher(req: Req, state: GrammarState) -> GrammarMatcher:
+    """Return a matcher that has gone on by all of the request's output. Raises what the backend's code raises."""
+    matcher = state.grammar.matcher()
+    for token in req.output_ids.tolist():
+        if not matcher.accept(token):
+            raise RuntimeError(f"the grammar does not allow the token {token}, which it has allowed before")
+    return matcher
+
+
+def allow_ends(req: Req, ends: NDArray[np.int32], row: NDArray[np.int32], *, free: bool) -> bool:
+    """Put into `row` what the request says about tokens that end it, `ends` being those of the model. Return whether
+    any token may come, `free` before that. Raises where nothing is allowed.
+    """
+    params = req.sampling
+    if free:
         if not params.ignore_eos:
-            return
-        state.free = False
+            return True
         row[:] = -1
     if params.ignore_eos and (row & ~ends).any():
         row &= ~ends
@@ -204,6 +216,7 @@ def _allow_ends(req: Req, state: GrammarState) -> None:
         row |= _bits(params.stop_token_ids, row.shape[0])
     if not row.any():
         raise RuntimeError("the grammar allows none of the model's tokens here")
+    return False
 
 
 def _bits(tokens: Iterable[int], words: int) -> NDArray[np.int32]:

@@ -76,19 +76,35 @@ class GrammarWork:
         self._left = self._limits.step_seconds
         self._wait_left = self._left * WAIT_SHARE
 
-    def has_room(self, req: Req) -> bool:
-        """Return whether the request's matcher may go on now, by what it is known to take. Otherwise it sits out."""
+    def has_room(self, req: Req, tokens: int = 1) -> bool:
+        """Return whether the request's matcher may go on by so many tokens now, by what it is known to take. Otherwise
+        it sits out.
+        """
         state = state_of(req)
         if state is None:
             return True
         cost = state.grammar.worst if state.cost is None else state.cost
-        if cost is None or cost >= self._left or self._wait_left <= 0:
+        if cost is None or cost * tokens >= self._left or self._wait_left <= 0:
             return False
         return not (self._debts and self._in_debt(req.principal))
 
     def now(self) -> tuple[float, float]:
         """Return the computing time of this thread, and the clock."""
         return time.thread_time(), time.monotonic()
+
+    def spent(self, req: Req, since: tuple[float, float]) -> None:
+        """Charge the request's matcher for looking at drafts since it was `since`. The next call of `took` says whether
+        it was too much.
+        """
+        state = state_of(req)
+        if state is None:
+            return
+        computing, clock = self.now()
+        self._left -= computing - since[0]
+        self._wait_left -= clock - since[1]
+        with self._changed:
+            state.seconds += computing - since[0]
+            state.account.seconds += computing - since[0]
 
     def took(self, req: Req, since: tuple[float, float], tokens: int) -> FinishReason | None:
         """Charge the request's matcher, which has gone on by `tokens` since it was `since` (see `now`); why the request

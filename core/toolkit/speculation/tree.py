@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +126,10 @@ def fault(trees: DraftTrees, roots: Int64s, most: Int64s, vocab_size: int) -> st
     """Return what is wrong with the trees of rows with these newest tokens `roots` and bounds `most` int64 [rows]; None
     where they are well formed.
     """
-    given = (trees.counts, trees.tokens, trees.parents)
+    given: tuple[Any, ...] = (trees.counts, trees.tokens, trees.parents)
     if not all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given):
         return "counts, tokens and parents are not int64 arrays of one dimension"
-    counts, tokens, parents = given
+    counts, tokens, parents = trees.counts, trees.tokens, trees.parents
     if counts.shape != roots.shape:
         return f"{counts.shape[0]} trees for {roots.shape[0]} rows"
     if ((counts < 1) | (counts > np.minimum(most, MAX_NODES))).any():

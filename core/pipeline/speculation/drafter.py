@@ -1,0 +1,276 @@
+"""Drafter: asks the speculator for the drafts of a step, within what memory, requests and grammars allow.
+
+It guards the engine from the speculator: whatever that one does, a step runs, without drafts if need be.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.core.interfaces.req import ReqSlot
+from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
+from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
+from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.pipeline.speculation.drafts import Drafts
+from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, worthwhile
+from pegboard.core.toolkit.speculation import tree
+from pegboard.core.toolkit.system.log_lines import quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.sampler import Sampler
+    from pegboard.core.interfaces.speculator import Speculator
+    from pegboard.core.pipeline.grammar.follow import GrammarFollower
+    from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.settings import SpeculationSettings
+    from pegboard.core.pipeline.step import Step
+
+logger = logging.getLogger(__name__)
+
+LATE_SECONDS = 0.05
+"""A speculator that takes longer for a step has failed: all requests wait for it."""
+MAX_FAILURES = 10
+"""A speculator that has failed this often in a row is not asked any more."""
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What is kept of a request: whether it may be drafted for, None as long as nobody has looked; what the speculator
+    keeps; how its drafts did.
+    """
+
+    allowed: bool | None = None
+    memo: dict[object, Any] = field(default_factory=dict)
+    acceptance: Acceptance | None = None
+
+
+_DRAFTED: ReqSlot[_Drafted] = ReqSlot(_Drafted)
+
+
+class Drafter:
+    """Drafts for running requests. `undrafted` are the processors and samplers that cannot tell drafts from output, and
+    `rolls_back` says whether grammars can. All calls come from the scheduler's loop, with no step under way.
+    """
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        settings: SpeculationSettings,
+        memory: MemoryManager,
+        vocab_size: int,
+        *,
+        undrafted: Sequence[LogitsProcessor | Sampler] = (),
+        grammars: GrammarFollower | None = None,
+        name: str = "",
+    ) -> None:
+        self.name = name or type(speculator).__name__
+        self.failures = 0
+        """Of the speculator, since the start."""
+        self._speculator = speculator
+        self._settings = settings
+        self._memory = memory
+        self._vocab_size = vocab_size
+        self._undrafted = tuple(undrafted)
+        self._grammars = grammars
+        self._most = min(settings.max_nodes, speculator.max_nodes)
+        self._in_a_row = 0
+        self._times = StepTimes()
+
+    @property
+    def on(self) -> bool:
+        """Whether the speculator is asked at all."""
+        return self._in_a_row < MAX_FAILURES
+
+    def concerns(self, running: RunningBatch) -> bool:
+        """Return whether these requests may get drafts, so that their newest tokens have to be known first."""
+        return self.on and 0 < len(running) <= self._settings.max_batch
+
+    def drafts(self, running: RunningBatch) -> Drafts | None:
+        """Return drafts for all running requests that may have one more token, with slots for them; None for none."""
+        if not self.concerns(running):
+            return None
+        places = np.flatnonzero(running.left > 0)
+        most = self._bounds(running, places)
+        if not (most > 1).any():
+            return None
+        reqs = [running.reqs[place] for place in places.tolist()]
+        asked = np.flatnonzero(most > 1)
+        rows = [_row(reqs[index], int(most[index])) for index in asked.tolist()]
+        found = self._propose(rows, most[asked])
+        if found is None or not (found.counts > 1).any():
+            return None
+        trees = _among_all(found, asked, [req.tokens.last for req in reqs])
+        masks, trees = self._follow_grammars(reqs, trees)
+        trees, masks = self._find_room(running, places, trees, masks)
+        return Drafts(trees, tuple(masks)) if (trees.counts > 1).any() else None
+
+    def learn(self, step: Step, seconds: float) -> None:
+        """Take note of a committed step without prompts, which took so long."""
+        requests = len(step.sampled)
+        if not self.on or not 0 < requests <= self._settings.max_batch or step.prefilled:
+            return
+        gained, drafts = step.batch.gained, step.drafts
+        nodes = 0 if drafts is None else int(drafts.trees.counts.sum()) - requests
+        self._times.note(requests, nodes, seconds)
+        if drafts is not None and gained is not None:
+            self._tell(step, drafts.trees, gained)
+
+    def _tell(self, step: Step, trees: DraftTrees, gained: NDArray[np.int64]) -> None:
+        depths = np.maximum.reduceat(tree.depths(trees), tree.starts(trees.counts))
+        told = [index for index in np.flatnonzero(trees.counts > 1).tolist() if gained[index]]
+        for index in told:
+            if (acceptance := _DRAFTED.of(step.sampled[index]).acceptance) is not None:
+                acceptance.note(int(depths[index]), int(gained[index]) - 1)
+        rows = [_row(step.sampled[index], 1) for index in told]
+        try:
+            self._speculator.learn(rows, trees.counts[told], gained[told])
+        except Exception:
+            self._failed("learn", "raised")
+
+    # ---- how many -------------------------------------------------------------------------------------------------
+
+    def _bounds(self, running: RunningBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each of the requests at `places` how many nodes its tree may have."""
+        room = self._memory.rows.width - running.seq_lens[places] + 1
+        most = np.minimum(np.minimum(room, running.left[places]), self._most)
+        for index, place in enumerate(places.tolist()):
+            if not self._allowed(running.reqs[place]):
+                most[index] = 1
+        if not self._settings.adaptive or not (most > 1).any():
+            return most
+        count = places.shape[0]
+        plain = self._times.plain(count)
+        if plain is None:
+            return np.ones_like(most)
+        chances = [self._acceptance(running.reqs[place]).chances() for place in places.tolist()]
+        drafts = worthwhile(chances, (most - 1).tolist(), plain, self._times.node(count))
+        return 1 + np.array(drafts, np.int64)
+
+    def _acceptance(self, req: Req) -> Acceptance:
+        kept = _DRAFTED.of(req)
+        if kept.acceptance is None:
+            kept.acceptance = Acceptance(self._most - 1)
+        return kept.acceptance
+
+    def _allowed(self, req: Req) -> bool:
+        """Return whether a request may be drafted for, which its parameters decide once and for all."""
+        kept = _DRAFTED.of(req)
+        if kept.allowed is None:
+            kept.allowed = False
+            params = req.sampling
+            if req.output.hidden is None and not any(one.wants(params) for one in self._undrafted):
+                rolls_back = self._grammars is not None and self._grammars.rolls_back
+                kept.allowed = (params.grammar is None or rolls_back) and self._concerns(req)
+        if kept.allowed and self._grammars is not None and (state := state_of(req)) is not None:
+            return self._grammars.work.has_room(req, self._most) and not state.more
+        return kept.allowed
+
+    def _concerns(self, req: Req) -> bool:
+        try:
+            return bool(self._speculator.concerns(req.sampling))
+        except Exception:
+            self._failed("concerns", "raised")
+            return False
+
+    # ---- asking ---------------------------------------------------------------------------------------------------
+
+    def _propose(self, rows: Sequence[DraftRow], most: NDArray[np.int64]) -> DraftTrees | None:
+        """Ask the speculator. Return None where it fails, takes too long, or answers with what are no trees."""
+        since = time.perf_counter()
+        try:
+            found = self._speculator.propose(rows)
+            roots = np.fromiter((row.tokens[-1] for row in rows), np.int64, len(rows))
+            wrong = tree.fault(found, roots, most, self._vocab_size)
+        except Exception:
+            self._failed("propose", "raised")
+            return None
+        took = time.perf_counter() - since
+        if wrong is None and took > LATE_SECONDS:
+            wrong = f"took {took * 1000:.0f} ms"
+        if wrong is not None:
+            self._failed("propose", wrong)
+            return None
+        self._in_a_row = 0
+        return found
+
+    def _failed(self, call: str, what: str) -> None:
+        """Note a failure; the log has the first of several in a row, and the last."""
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            text = "the speculator %r failed (%s): %s; the step goes on without drafts"
+            logger.error(text, self.name, call, what, exc_info=what == "raised")
+        if self._in_a_row == MAX_FAILURES:
+            logger.error("the speculator %r failed %d times in a row: it is off now", self.name, MAX_FAILURES)
+
+    # ---- what of it can be verified -------------------------------------------------------------------------------
+
+    def _follow_grammars(self, reqs: Sequence[Req], trees: DraftTrees) -> tuple[list[NodeMasks | None], DraftTrees]:
+        """Cut the drafts that grammars forbid, and find out what they allow after the others."""
+        masks: list[NodeMasks | None] = [None] * len(reqs)
+        if self._grammars is None or all(state_of(req) is None for req in reqs):
+            return masks, trees
+        keep = np.ones(trees.tokens.shape[0], np.bool_)
+        starts = tree.starts(trees.counts)
+        for index, req in enumerate(reqs):
+            state, start, count = state_of(req), int(starts[index]), int(trees.counts[index])
+            if state is None or count == 1:
+                continue
+            part = slice(start, start + count)
+            jump = self._grammars.jump_ahead if self._grammars.runs_ahead(req) else 0
+            walk = DraftWalk(req, state, (trees.tokens[part].tolist(), trees.parents[part].tolist()), jump)
+            since = self._grammars.work.now()
+            try:
+                walk.run()
+            except Exception:
+                logger.exception("the grammar of %s cannot follow drafts: it gets none any more", quoted(req.name))
+                walk.keep[1:], _DRAFTED.of(req).allowed = False, False
+            self._grammars.work.spent(req, since)
+            keep[part] = walk.keep
+            masks[index] = walk.masks.keep(walk.keep) if walk.keep[1:].any() else None
+        return masks, tree.cut(trees, keep)
+
+    def _find_room(
+        self, running: RunningBatch, places: NDArray[np.int64], trees: DraftTrees, masks: list[NodeMasks | None]
+    ) -> tuple[DraftTrees, list[NodeMasks | None]]:
+        """Get slots for the drafts, from memory that no request needs; cut those that get none."""
+        counts = trees.counts
+        before = running.seq_lens[places] - 1
+        fits = counts.copy()
+        for index in np.flatnonzero(before + counts > running.allocated[places]).tolist():
+            has = self._memory.wish(running, int(places[index]), int(before[index] + counts[index]))
+            fits[index] = min(counts[index], has - before[index])
+        if (fits == counts).all():
+            return trees, masks
+        # Parents come first, so the first nodes of a tree are a tree.
+        own = tree.places(counts) < np.repeat(fits, counts)
+        for index, one in enumerate(masks):
+            if one is not None:
+                first = np.arange(one.free.shape[0]) < fits[index]
+                masks[index] = one.keep(first) if fits[index] > 1 else None
+        return tree.cut(trees, own), masks
+
+
+def _row(req: Req, most: int) -> DraftRow:
+    return DraftRow(req.tokens.view(), req.input_len, req.namespace, most, _DRAFTED.of(req).memo)
+
+
+def _among_all(trees: DraftTrees, asked: NDArray[np.int64], roots: Sequence[int]) -> DraftTrees:
+    """Return the trees of all requests, of which those `asked` have `trees`, and the others none."""
+    if asked.shape[0] == len(roots):
+        return trees
+    places = {one: place for place, one in enumerate(asked.tolist())}
+    alone = tree.chains((root, ()) for root in roots)
+    both = tree.join((trees, alone))
+    which = [places.get(index, asked.shape[0] + index) for index in range(len(roots))]
+    return tree.take_part(both, np.array(which, np.int64))

@@ -1,4 +1,4 @@
-"""A gate for tests and drills: slow, failing, or silent, as asked."""
+"""A gate for tests and drills: slow, failing, or silent, as asked; and a speculator that knows what will be said."""
 
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
@@ -14,6 +14,23 @@ plugin = Plugin(
             config="pegboard_drills.options:DrillGateOptions",
             provides=frozenset({"holds"}),
             summary="delays, fails, holds or forgets requests, by its options and by what a request asks for",
+        ),
+    ),
+)
+
+speculation = Plugin(
+    name="spec_drill",
+    version="0.1.0",
+    summary="drafts of recorded outputs, with a given rate of hits and with faults, for tests and drills",
+    providers=(
+        Provider(
+            contract="speculator",
+            name="drill",
+            factory="pegboard_drills.drafts:DrillSpeculator",
+            config="pegboard_drills.options:DrillSpeculatorOptions",
+            provides=frozenset({"branches"}),
+            summary="drafts recorded outputs as chains or trees, right or wrong, late, ill-formed or not at all",
+            rank=-1,
         ),
     ),
 )

@@ -64,6 +64,8 @@ class GenerateOutput:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
@@ -73,6 +75,7 @@ class GenerateOutput:
         self.token_ids += chunk.token_ids
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
+        self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:

@@ -92,6 +92,16 @@ class ScheduleBatch:
         """New tokens of prompts in this step."""
         return int(self.extend_lens[: len(self.reqs) - self.decoding].sum())
 
+    @property
+    def token_intervals(self) -> NDArray[np.float64] | None:
+        """Seconds between tokens, an entry per token that was gained: those that came together share the time before
+        them. None before the step is committed.
+        """
+        if self.intervals is None or self.gained is None:
+            return self.intervals
+        kept = self.gained > 0
+        return (self.intervals[kept] / self.gained[kept]).repeat(self.gained[kept])
+
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import MediaFigures
+from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ScheduleBatch
@@ -92,7 +92,12 @@ class Stats:
                     media=self._media_figures,
                 )
         elif report.decode_due(counters.generated_tokens):
-            report.decode(running=len(planner.running), queued=len(planner.waiting), used_tokens=self._used_tokens)
+            report.decode(
+                running=len(planner.running),
+                queued=len(planner.waiting),
+                used_tokens=self._used_tokens,
+                drafts=self._draft_figures,
+            )
 
     def log_encode(self, report: StepReport, work: EncodeWork, seconds: float) -> None:
         """Log a step that encoded media, where debug lines are wanted."""
@@ -104,6 +109,13 @@ class Stats:
             return None
         books = self._stages.media.books
         return MediaFigures(books.encoded, books.hits)
+
+    @property
+    def _draft_figures(self) -> DraftFigures | None:
+        if self._stages.drafter is None:
+            return None
+        counters = self._counters
+        return DraftFigures(counters.drafted_requests, counters.drafted_tokens, counters.accepted_tokens)
 
     @property
     def _running_requests(self) -> int:

@@ -67,6 +67,15 @@ class MetaInfo(Described):
     video_tokens: int | None = None
     num_retractions: int
     """How often it had to give its memory to others."""
+    spec_verify_ct: int | None = None
+    """Passes that the answer took, where tokens of it were drafted; the other figures of drafts, too, are there then
+    only."""
+    spec_accept_length: float | None = None
+    """Tokens per pass."""
+    spec_accept_rate: float | None = None
+    """Share of the drafted tokens that were accepted."""
+    spec_draft_token_num: int | None = None
+    spec_accept_token_num: int | None = None
     weight_version: str
     e2e_latency: float
     """Seconds since the request came."""
@@ -93,6 +102,20 @@ class Generated(Described):
 
 class GeneratedAnswer(RootModel[Generated | list[Generated]]):
     """One answer; a list of them for a batch, or for several answers to one prompt."""
+
+
+def _speculation(answer: Answer) -> dict[str, Any]:
+    """Return what is told of drafts, by the names that clients know; nothing where there were none."""
+    if not answer.drafted_tokens:
+        return {}
+    passes = answer.completion_tokens - answer.accepted_tokens
+    return {
+        "spec_verify_ct": passes,
+        "spec_accept_length": answer.completion_tokens / max(1, passes),
+        "spec_accept_rate": answer.accepted_tokens / answer.drafted_tokens,
+        "spec_draft_token_num": answer.drafted_tokens,
+        "spec_accept_token_num": answer.accepted_tokens,
+    }
 
 
 class Responder:
@@ -136,6 +159,7 @@ class Responder:
             "cached_tokens_details": {"device": answer.cached_tokens},
             "num_retractions": answer.num_retractions,
             **{f"{kind}_tokens": count for kind, count in sorted(answer.media_tokens.items())},
+            **_speculation(answer),
             "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }

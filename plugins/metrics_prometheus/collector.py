@@ -47,6 +47,9 @@ _COUNTERS = (
     ("cached_tokens", "cached_tokens", "Prompt tokens that were found in the prefix cache."),
     ("generation_tokens", "generated_tokens", "Tokens generated."),
     ("forced_tokens", "forced_tokens", "Of these, tokens that a grammar forced, for which the model was not asked."),
+    ("verify_steps", "verify_steps", "Steps in which drafted tokens were verified."),
+    ("drafted_tokens", "drafted_tokens", "Tokens that a speculator proposed and the model verified."),
+    ("accepted_tokens", "accepted_tokens", "Of the tokens generated, those that had been drafted."),
     ("grammar_waits", "grammar_waits", "Times a request sat out steps, because its grammar takes long to follow."),
 )
 """Metric without prefix and `_total`, the scheduler's figure, help."""
@@ -96,12 +99,13 @@ class SchedulerCollector(Collector):
         if not batch.reqs:
             return
         now = batch.committed_at
-        decode = batch.forward_mode.is_decode
+        decode = batch.decoding == len(batch.reqs)
         mode = "decode" if decode else "mixed" if batch.decoding else "prefill"
         self._steps[mode].observe(now - batch.planned_at)
-        if batch.intervals is not None:
-            self._inter_token.observe_many(batch.intervals)
-            self._tokens += batch.intervals.shape[0]
+        intervals = batch.token_intervals
+        if intervals is not None:
+            self._inter_token.observe_many(intervals)
+            self._tokens += intervals.shape[0]
         if now - self._window >= WINDOW_S:
             self._throughput = self._tokens / (now - self._window)
             self._window, self._tokens = now, 0
@@ -163,6 +167,15 @@ class SchedulerCollector(Collector):
         )
         cached = stats.get("cached_tokens_now", 0) / total
         yield families.gauge("cache_usage", "Share of the KV pool that the prefix cache keeps, in use or not.", cached)
+        drafted = stats.get("drafted_requests", 0)
+        accepted = stats.get("accepted_tokens", 0)
+        yield families.gauge(
+            "spec_accept_length",
+            "Tokens that a request gained per step in which it had drafts, its own one included.",
+            (drafted + accepted) / max(1, drafted),
+        )
+        rate = accepted / max(1, stats.get("drafted_tokens", 0))
+        yield families.gauge("spec_accept_rate", "Share of the drafted tokens that were accepted.", rate)
         yield families.gauge(
             "gen_throughput", "Tokens generated per second, over the last second or so.", self.throughput()
         )

@@ -225,8 +225,9 @@ class Simulation:
 
     def _committed(self, batch: ScheduleBatch) -> None:
         self._steps += 1
-        if batch.intervals is not None and batch.forward_mode is not ForwardMode.EXTEND:
-            known = batch.intervals[batch.intervals > 0]
+        intervals = batch.token_intervals
+        if intervals is not None and batch.forward_mode is not ForwardMode.EXTEND:
+            known = intervals[intervals > 0]
             np.add.at(self._intervals, np.searchsorted(BUCKETS, known), 1)
         if self._steps % TIMELINE_EVERY == 0:
             scheduler, memory = self.scheduler, self.scheduler.stages.memory

@@ -47,17 +47,18 @@ class OutputState:
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
-        self._counters = (0, 0, 0, 0)
+        self._counters = (0, 0, 0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """Return the chunk for these tokens. After the one with a finish reason there is none."""
-        prompt, completion, cached, retractions = self._counters
+        prompt, completion, cached, retractions, drafted, accepted = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
+            drafted, accepted = output.drafted_tokens, output.accepted_tokens
         else:
             completion += len(output.token_ids)
-        self._counters = (prompt, completion, cached, retractions)
+        self._counters = (prompt, completion, cached, retractions, drafted, accepted)
         hidden = _rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None
         return OutputChunk(
             self.rid,
@@ -71,6 +72,8 @@ class OutputState:
             output.logprobs,
             output.input_logprobs,
             hidden,
+            drafted,
+            accepted,
         )
 
     def _text(self, output: TokenOutput) -> str:
@@ -134,6 +137,16 @@ def finish_embedding(request: EmbedRequest, output: TokenOutput) -> Embedding:
     return Embedding(vector.tolist(), output.prompt_tokens, output.cached_tokens)
 
 
+_COUNTERS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "num_retractions",
+    "drafted_tokens",
+    "accepted_tokens",
+)
+
+
 def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     """Return two consecutive outputs of one request as one, for a reader that fell behind. `first` is used up."""
     first.token_ids += second.token_ids
@@ -145,7 +158,7 @@ def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     first.embedding = second.embedding
     first.finish_reason = second.finish_reason
     if second.has_counters:
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions"):
+        for name in _COUNTERS:
             setattr(first, name, getattr(second, name))
     elif first.has_counters:
         first.completion_tokens += len(second.token_ids)

@@ -186,6 +186,8 @@ class Answer:
     completion_tokens: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     """Of the prompt's tokens those of media, by kind."""
 
@@ -202,6 +204,7 @@ class Answer:
         self.completion_tokens = chunk.completion_tokens
         self.cached_tokens = chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
+        self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
 
 
 LARGE_ANSWERS = 4096

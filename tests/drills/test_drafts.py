@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, SpeculatorContext
 from pegboard.core.toolkit.speculation import tree
@@ -20,6 +21,16 @@ VOCAB = 500
 PROMPT = [4, 9, 7]
 OUTPUT = np.random.default_rng(0).integers(0, VOCAB, 400).tolist()
 SPEC = ModelSpec("toy", VOCAB, 8, 4096, (), ())
+
+
+class TestChains(SpeculatorContract):
+    provider = "drill"
+    options = {"noise": True}
+
+
+class TestTrees(SpeculatorContract):
+    provider = "drill"
+    options = {"noise": True, "shape": "tree", "nodes": 64, "ragged": True}
 
 
 def drill(**options: Any) -> DrillSpeculator:

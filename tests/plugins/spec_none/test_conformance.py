@@ -1,0 +1,9 @@
+"""The speculator that never drafts against the contract's suite."""
+
+from __future__ import annotations
+
+from pegboard.conformance.speculator import SpeculatorContract
+
+
+class TestNone(SpeculatorContract):
+    provider = "none"

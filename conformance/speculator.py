@@ -234,14 +234,14 @@ class SpeculatorContract(ContractSuite):
 
     def test_notes_of_others_stay(self, speculator: Speculator) -> None:
         """A request's memo has things of others in it, another instance of the same class among them."""
-        other, somebody = self.new(), object()
+        other, stranger = self.new(), object()
         for life, alone in zip(self.lives(), self.lives(), strict=True):
-            life.memo[somebody] = "else"
+            life.memo[stranger] = "else"
             while not life.done:
                 row = life.row()
                 found = [plain(one.propose([row])) for one in (speculator, other)]
                 assert found[0] == found[1] == plain(speculator.propose([alone.row()])), _NOTES
-                assert life.memo[somebody] == "else", _NOTES
+                assert life.memo[stranger] == "else", _NOTES
                 life.length = alone.length = life.length + 1
 
     # Cost.

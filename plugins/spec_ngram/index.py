@@ -39,12 +39,12 @@ class GramHash:
         numbers = np.random.default_rng(0x6E6772616D).integers(0, 2**64, longest, np.uint64, endpoint=False)
         lengths = np.arange(shortest, longest + 1)
         back = np.arange(longest, 0, -1)[:, None]  # how far from the end the window's tokens stand
-        self._weights = np.where(back <= lengths, numbers[:, None] | np.uint64(1), np.uint64(0))
+        self.weights = np.where(back <= lengths, numbers[:, None] | np.uint64(1), np.uint64(0))
 
     def of_last(self, tokens: Int64s) -> list[int]:
         """Return the hashes of the sequences that `tokens` end with, by length."""
         window = tokens[-self.longest :].view(np.uint64)
-        hashes = (window @ self._weights[self.longest - window.shape[0] :]) >> np.uint64(_PLACE_BITS + 1)
+        hashes = (window @ self.weights[self.longest - window.shape[0] :]) >> np.uint64(_PLACE_BITS + 1)
         found: list[int] = hashes.tolist()
         return found
 
@@ -56,7 +56,7 @@ class GramHash:
         first = max(0, start - self.longest + 1)
         missing = max(0, self.longest - 1 - start)
         window = np.concatenate([np.zeros(missing, np.int64), tokens[first:stop]]).view(np.uint64)
-        hashes = (sliding_window_view(window, self.longest) @ self._weights) >> np.uint64(_PLACE_BITS + 1)
+        hashes = (sliding_window_view(window, self.longest) @ self.weights) >> np.uint64(_PLACE_BITS + 1)
         keys = (hashes << np.uint64(_PLACE_BITS)).view(np.int64) | np.arange(start, stop)[:, None]
         columns = enumerate(range(self.shortest, self.longest + 1))
         # No sequence begins before the text.
@@ -88,11 +88,11 @@ class NgramIndex:
 
     def __init__(self, grams: GramHash) -> None:
         self._grams = grams
-        self._runs: list[_Run] = []
+        self.runs: list[_Run] = []
         self._in_runs = 0
-        self._known = 0
+        self.known = 0
         """The sequences that end before this place are indexed."""
-        self._newest: dict[bytes, int] = {}
+        self.newest: dict[bytes, int] = {}
         """Where each sequence of the newest tokens ends last."""
 
     def find(self, tokens: Int64s) -> int | None:
@@ -106,11 +106,11 @@ class NgramIndex:
         ending = tokens[-longest:].tobytes() if longest else b""
         length, found = shortest - 1, -1
         while length < longest:
-            place = self._newest.get(ending[-(length + 1) * _SIZE :])
+            place = self.newest.get(ending[-(length + 1) * _SIZE :])
             if place is None:
                 break
             length, found = length + 1, place
-        if length >= longest or not self._runs:
+        if length >= longest or not self.runs:
             return found
         hashes = self._grams.of_last(tokens)
 
@@ -118,7 +118,7 @@ class NgramIndex:
             place = run.newest(wanted - shortest, hashes[wanted - shortest])
             return place if place >= 0 and _ends_alike(tokens, place, ending[-wanted * _SIZE :]) else -1
 
-        for run in reversed(self._runs):
+        for run in reversed(self.runs):
             # Only what is longer counts: this run is older than those before. Who quotes has the longest at once.
             if (place := look(run, longest)) >= 0:
                 return place
@@ -128,11 +128,11 @@ class NgramIndex:
 
     def _take(self, tokens: Int64s, stop: int) -> bool:
         """Index the sequences that end before `stop`, or `AT_ONCE` more of them. Return whether that was all."""
-        end = min(stop, self._known + AT_ONCE)
+        end = min(stop, self.known + AT_ONCE)
         whole = (end - self._in_runs) // BLOCK
         if whole:
-            self._newest.clear()
-            self._known = self._in_runs + whole * BLOCK
+            self.newest.clear()
+            self.known = self._in_runs + whole * BLOCK
         while whole:
             # The largest power of two, so that neighbours come to be of equal size.
             blocks = 1 << (whole.bit_length() - 1)
@@ -145,23 +145,23 @@ class NgramIndex:
 
     def _add_run(self, tokens: Int64s, size: int) -> None:
         start, self._in_runs = self._in_runs, self._in_runs + size
-        self._runs.append(_Run(size, self._grams.sorted_keys(tokens, start, self._in_runs)))
-        while len(self._runs) > 1 and self._runs[-2].size <= self._runs[-1].size < LARGEST_RUN:
-            newer, older = self._runs.pop(), self._runs.pop()
+        self.runs.append(_Run(size, self._grams.sorted_keys(tokens, start, self._in_runs)))
+        while len(self.runs) > 1 and self.runs[-2].size <= self.runs[-1].size < LARGEST_RUN:
+            newer, older = self.runs.pop(), self.runs.pop()
             pairs = zip(older.keys, newer.keys, strict=True)
             # A stable sort of two sorted parts is a merge.
             keys = [np.sort(np.concatenate(pair), kind="stable") for pair in pairs]
-            self._runs.append(_Run(older.size + newer.size, keys))
+            self.runs.append(_Run(older.size + newer.size, keys))
 
     def _add_newest(self, tokens: Int64s, stop: int) -> None:
         """Index the sequences that end from the runs' end, or what is known, to `stop`."""
-        begin = max(0, self._known + 1 - self._grams.longest)
+        begin = max(0, self.known + 1 - self._grams.longest)
         text = tokens[begin:stop].tobytes()
-        for place in range(self._known, stop):
+        for place in range(self.known, stop):
             end = place + 1 - begin
             for length in range(self._grams.shortest, min(self._grams.longest, end) + 1):
-                self._newest[text[(end - length) * _SIZE : end * _SIZE]] = place
-        self._known = stop
+                self.newest[text[(end - length) * _SIZE : end * _SIZE]] = place
+        self.known = stop
 
 
 def _ends_alike(tokens: Int64s, place: int, ending: bytes) -> bool:

@@ -16,8 +16,8 @@ class SharedTexts:
     """What followed each sequence of `shortest` to `longest` tokens last: a trie of outputs, read from the end of a
     sequence, whose nodes lie in one table.
 
-    It has `capacity` nodes at most, and loses those that have not been used for longest, whoever's they are. Keys begin
-    with the namespace, so nothing is found from another one.
+    It has `capacity` nodes at most, all namespaces together, and loses those that have not been used for longest. Keys
+    begin with the namespace, so nothing is found from another one.
     """
 
     def __init__(self, shortest: int, longest: int, capacity: int) -> None:

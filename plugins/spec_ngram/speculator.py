@@ -17,7 +17,7 @@ from pegboard.plugins.spec_ngram.shared import SharedTexts
 
 Int64s = NDArray[np.int64]
 
-_SHARED_AT_ONCE = 256
+SHARED_AT_ONCE = 256
 """Tokens of a request that are shared per call at most."""
 
 
@@ -44,16 +44,16 @@ class NgramSpeculator(Speculator[NgramOptions]):
         super().__init__(options, ctx)
         self.max_nodes = ctx.max_nodes
         self._grams = GramHash(options.min_match, options.max_match)
-        self._shared: SharedTexts | None = None
+        self.shared: SharedTexts | None = None
         if options.shared:
-            self._shared = SharedTexts(options.min_match, options.max_match, options.capacity)
+            self.shared = SharedTexts(options.min_match, options.max_match, options.capacity)
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         drafted = [(row.tokens.item(-1), self._draft(row)) for row in rows]
         # Afterwards, so that no row's drafts depend on the other rows.
-        if self._shared is not None:
+        if self.shared is not None:
             for row in rows:
-                self._share(self._shared, row)
+                self._share(self.shared, row)
         return chains(drafted)
 
     def learn(self, rows: Sequence[DraftRow], offered: Int64s, gained: Int64s) -> None:
@@ -77,8 +77,8 @@ class NgramSpeculator(Speculator[NgramOptions]):
             drafted = row.tokens[found + 1 : found + 1 + most].tolist()
             if len(drafted) < most:
                 drafted = (drafted * most)[:most]
-        elif self._shared is not None:
-            drafted = self._shared.follow(row.namespace, row.tokens, most)
+        elif self.shared is not None:
+            drafted = self.shared.follow(row.namespace, row.tokens, most)
         # Prompts may hold numbers in place of media, far beyond the vocabulary.
         size = self.ctx.spec.vocab_size
         drafted = [*takewhile(lambda token: 0 <= token < size, drafted)]
@@ -96,7 +96,7 @@ class NgramSpeculator(Speculator[NgramOptions]):
     def _share(self, shared: SharedTexts, row: DraftRow) -> None:
         notes = self._notes(row)
         start = max(notes.shared, row.input_len)
-        notes.shared = min(row.tokens.shape[0], start + _SHARED_AT_ONCE)
+        notes.shared = min(row.tokens.shape[0], start + SHARED_AT_ONCE)
         shared.add(row.namespace, row.tokens, start, notes.shared, row.input_len)
 
     def _notes(self, row: DraftRow) -> _Notes:

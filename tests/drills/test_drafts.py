@@ -11,6 +11,7 @@ import pytest
 
 from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, SpeculatorContext
 from pegboard.core.toolkit.speculation import tree
 from pegboard_drills.drafts import DrillSpeculator
@@ -128,7 +129,7 @@ def test_all_lies_can_be_asked_for() -> None:
 def test_it_raises_as_asked(where: str) -> None:
     speculator = drill(raises=where)
     calls: dict[str, Any] = {
-        "concerns": lambda: speculator.concerns(None),  # type: ignore[arg-type]
+        "concerns": lambda: speculator.concerns(SamplingParams()),
         "propose": lambda: speculator.propose([row(1)]),
         "learn": lambda: speculator.learn([], np.empty(0, np.int64), np.empty(0, np.int64)),
     }

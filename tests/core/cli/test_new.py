@@ -116,6 +116,7 @@ class TestNew:
             "gates": ["my_admission_gate"],
             "logits_processors": ["my_logits_processor"],
             "sampler": {"use": "my_sampler"},
+            "speculation": {"use": "my_speculator"},
         }
         source = {"use": "my_model_source", "root": str(tmp_path)}
         config["model"] = {"path": f"my_model_source:{model.name}", "source": source}

@@ -56,11 +56,16 @@ def _counts_that_are_off(trees: list[Tree], most: int, vocab_size: int) -> Draft
     return DraftTrees(good.counts, np.append(good.tokens, 0), np.append(good.parents, 0))
 
 
+def _lists(trees: list[Tree], most: int, vocab_size: int) -> DraftTrees:
+    lists: Any = [1], [0], [-1]
+    return DraftTrees(*lists)
+
+
 LIES: dict[str, Lie] = {
     "no": lambda trees, most, size: pack(trees),
     "nothing": lambda trees, most, size: None,
     "type": _of_another_type,
-    "lists": lambda trees, most, size: DraftTrees([1], [0], [-1]),  # type: ignore[arg-type]
+    "lists": _lists,
     "missing": lambda trees, most, size: pack(trees[:-1]),
     "empty": lambda trees, most, size: _last(trees, [], []),
     "many": _too_many,

@@ -79,7 +79,7 @@ def test_what_is_found_does_not_depend_on_earlier_calls(monkeypatch: pytest.Monk
 def test_sequences_that_meet_in_a_hash_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "BLOCK", 16)
     grams = GramHash(2, 4)
-    grams._weights[:] = 0  # every sequence meets every other one
+    grams.weights[:] = 0  # every sequence meets every other one
     found = NgramIndex(grams)
     tokens = np.arange(200, dtype=np.int64)
     for stop in (20, 40, 60, 200):
@@ -92,12 +92,12 @@ def test_a_call_indexes_so_much_and_no_more() -> None:
     tokens = np.random.default_rng(0).integers(0, 9, 5 * index.AT_ONCE + 3 * index.BLOCK + 9)
     answers = []
     for _ in range(7):
-        before = found._known
+        before = found.known
         answers.append(found.find(tokens))
-        assert found._known - before <= index.AT_ONCE
+        assert found.known - before <= index.AT_ONCE
     assert [answer is None for answer in answers] == [True] * 5 + [False] * 2
-    assert [run.size for run in found._runs] == [index.BLOCK * size for size in (32, 8, 2, 1)]
-    assert len(found._newest) <= 7 * index.BLOCK
+    assert [run.size for run in found.runs] == [index.BLOCK * size for size in (32, 8, 2, 1)]
+    assert len(found.newest) <= 7 * index.BLOCK
 
 
 def test_as_prompt_lookup_in_transformers() -> None:

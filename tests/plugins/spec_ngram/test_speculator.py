@@ -145,8 +145,8 @@ def test_what_is_shared_is_bounded(capacity: int) -> None:
     found = make(shared=True, capacity=capacity)
     for _ in range(3):
         say(found, "alice")
-        assert found._shared is not None
-        assert len(found._shared) == capacity
+        assert found.shared is not None
+        assert len(found.shared) == capacity
 
 
 def test_what_was_not_used_for_longest_goes() -> None:
@@ -163,14 +163,14 @@ def test_what_was_not_used_for_longest_goes() -> None:
 
 
 def test_sharing_is_bounded_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculator, "_SHARED_AT_ONCE", 5)
+    monkeypatch.setattr(speculator, "SHARED_AT_ONCE", 5)
     found, life = make(shared=True), Life(SAID, 10)
     life.length = 40
     sizes = []
     for _ in range(8):
         found.propose([life.row()])
-        assert found._shared is not None
-        sizes.append(len(found._shared))
+        assert found.shared is not None
+        sizes.append(len(found.shared))
     assert max(np.diff(sizes)) <= 5 * 7
     assert sizes[-1] == sizes[-3]
 

@@ -17,6 +17,7 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import serving
 from pegboard.core.engine.engine import Engine
+from tests.core.pipeline.harness import Seer
 from tests.e2e.soak import Soak
 from tests.e2e.test_abort_storm import Case, Storm, check, make_cases, until_idle
 
@@ -30,6 +31,8 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "few_rows": {"loop": "overlap", "policy": "random", "chunk": 16, "page_size": 16, "cache": "block",
                  "max_running_requests": 5, "max_queued_requests": 30},
     "prefill_first": {"policy": "dfs-weight", "mixed_chunk": True, "chunk": 16, "prefill_first": True},
+    "chains": {"speculator": Seer(0.7), "policy": "priority", "chunk": 16, "mixed_chunk": True},
+    "trees": {"speculator": Seer(0.7, "tree"), "loop": "overlap", "chunk": 32, "page_size": 16, "cache": "block"},
     "no_cache": {"loop": "overlap", "policy": "lof", "cache": "none"},
 }  # fmt: skip
 

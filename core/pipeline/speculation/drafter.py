@@ -115,13 +115,11 @@ class Drafter:
         return Drafts(trees, tuple(masks)) if (trees.counts > 1).any() else None
 
     def learn(self, step: Step, seconds: float) -> None:
-        """Take note of a committed step without prompts, which took so long."""
-        requests = len(step.sampled)
-        if not self.on or not 0 < requests <= self._settings.max_batch or step.prefilled:
-            return
-        gained, drafts = step.batch.gained, step.drafts
-        nodes = 0 if drafts is None else int(drafts.trees.counts.sum()) - requests
-        self._times.note(requests, nodes, seconds)
+        """Take note of a committed step, which took so long."""
+        gained, drafts, requests = step.batch.gained, step.drafts, len(step.sampled)
+        if not step.prefilled and 0 < requests <= self._settings.max_batch:
+            nodes = 0 if drafts is None else int(drafts.trees.counts.sum()) - requests
+            self._times.note(requests, nodes, seconds)
         if drafts is not None and gained is not None:
             self._tell(step, drafts.trees, gained)
 

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.config.sections import SchedulerSection
+from pegboard.core.config.sections import SchedulerSection, SpeculationSection
 from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
+from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.batch_result import BatchResult
@@ -32,8 +34,10 @@ from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.core.toolkit.speculation import tree
 
 VOCAB = 251
 EOS = 7
@@ -57,6 +61,44 @@ def oracle(prompt: Sequence[int], n: int, *, ignore_eos: bool = False) -> list[i
         if token == EOS and not ignore_eos:
             break
     return out
+
+
+def masked(tokens: list[int], work: ModelWorkerBatch) -> NDArray[np.int64]:
+    """The tokens that were drawn, as far as masks allow them."""
+    if work.sampling is not None and work.sampling.mask is not None:
+        for at, bits in zip(work.sampling.mask.rows.tolist(), work.sampling.mask.bits, strict=True):
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            tokens[at] = int(allowed[tokens[at] % allowed.shape[0]])
+    return np.array(tokens, np.int64)
+
+
+class Seer(Speculator):
+    """Foresees what the fake model says, right with `rate`, as a chain or among the branches of a random tree."""
+
+    def __init__(self, rate: float, shape: str = "chain", nodes: int = 8) -> None:
+        super().__init__(None, SpeculatorContext(ModelSpec("fake", VOCAB, 8, 4096, (), ()), nodes))
+        self.rate, self.shape, self.max_nodes = rate, shape, nodes
+        self.learnt: list[tuple[int, int]] = []
+
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+        return tree.join(self._tree(row) for row in rows)
+
+    def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
+        self.learnt += zip(offered.tolist(), gained.tolist(), strict=True)
+
+    def _tree(self, row: DraftRow) -> DraftTrees:
+        rng = random.Random(f"{row.tokens.shape[0]} {row.tokens[-1]} {row.tokens[0]}")
+        parents, tokens, contexts = [-1], [int(row.tokens[-1])], [row.tokens]
+        for _ in range(rng.randrange(row.most)):
+            parent = len(parents) - 1 if self.shape == "chain" or rng.random() < 0.6 else rng.randrange(len(parents))
+            right = next_token(contexts[parent])
+            token = right if rng.random() < self.rate else rng.randrange(VOCAB)
+            if any(one == (parent, token) for one in zip(parents, tokens, strict=True)):
+                continue
+            parents.append(parent)
+            tokens.append(token)
+            contexts.append(np.append(contexts[parent], token))
+        return DraftTrees(np.array([len(tokens)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 class FakeModel:
@@ -102,6 +144,8 @@ class FakeModel:
         assert (input_ids >= 0).all(), "a token is computed that nobody knows"
         self.slots[work.out_cache_loc] = self.written = self.contents(work, input_ids)
         starts = np.cumsum(work.extend_lens) - work.extend_lens
+        if work.trees is not None:
+            return self.verify(work, work.trees)
         sampled = None if work.sample_rows is None else set(work.sample_rows.tolist())
         tokens = []
         for i, row in enumerate(work.rows.tolist()):
@@ -110,13 +154,30 @@ class FakeModel:
             last = int(starts[i] + work.extend_lens[i] - 1)
             if sampled is None or last in sampled:
                 tokens.append(next_token(context))
-        if work.sampling is not None and work.sampling.mask is not None:
-            for at, bits in zip(work.sampling.mask.rows.tolist(), work.sampling.mask.bits, strict=True):
-                allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-                tokens[at] = int(allowed[tokens[at] % allowed.shape[0]])
-        sampled_tokens = np.array(tokens, np.int64)
+        sampled_tokens = masked(tokens, work)
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
+
+    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+        """Draw a token at each node from the slots of what comes before it, and keep what was drawn; see Worker."""
+        assert work.sample_rows is not None
+        assert work.sampling is not None
+        assert len(work.sampling.numbers) == len(work.sampling.steps) == len(work.sample_rows)
+        ends, slots = np.cumsum(work.extend_lens), work.out_cache_loc[work.sample_rows]
+        tokens = []
+        for node, packed in enumerate(work.sample_rows.tolist()):
+            index = int(np.searchsorted(ends, packed, "right"))
+            way = tree.path(trees, node)
+            before = int(work.seq_lens[index] - trees.counts[np.searchsorted(np.cumsum(trees.counts), node, "right")])
+            context = np.concatenate([self.slots[self.table[work.rows[index], :before]], self.slots[slots[way]]])
+            assert EMPTY not in context, "a slot was read before it was written"
+            assert work.positions[packed] == len(context) - 1
+            tokens.append(next_token(context))
+        drawn = masked(tokens, work)
+        accepted = tree.walk(trees, drawn)
+        targets = np.repeat(tree.starts(trees.counts), accepted.counts) + tree.places(accepted.counts)
+        self.slots[slots[targets]] = self.slots[slots[accepted.nodes]]
+        return BatchResult(accepted.tokens, accepted=accepted)
 
     def encode(self, work: EncodeWork) -> Done[float]:
         raise AssertionError("a model without media was told to encode some")
@@ -124,7 +185,7 @@ class FakeModel:
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """What is kept of each token: here its id, once its position is seen to be right."""
         ends = np.cumsum(work.extend_lens) - 1
-        assert (work.positions[ends] == work.seq_lens - 1).all()
+        assert work.tail_bits is not None or (work.positions[ends] == work.seq_lens - 1).all()
         return input_ids
 
     def launch(self, work: ModelWorkerBatch) -> Done[BatchResult]:
@@ -166,6 +227,8 @@ class Harness:
         model: type[FakeModel] | None = None,
         jump_ahead: int = 0,
         work: GrammarWork | None = None,
+        speculator: Speculator | None = None,
+        speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -178,11 +241,16 @@ class Harness:
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
+        grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
+        if speculator is not None:
+            asked = SpeculationSection(**speculation)
+            drafter = Drafter(speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars)
+            parts = {**parts, "drafter": drafter}
         stages = Stages(
             self.memory,
             chosen,
             BatchBuilder(self.memory, processors, VOCAB),
-            ResultStage(tokenizer, {EOS}, grammars=GrammarFollower(work, jump_ahead)),
+            ResultStage(tokenizer, {EOS}, grammars=grammars),
             ThreadExecutor(self.model.launch, self.model, encode=self.model.encode)
             if overlap
             else InlineExecutor(self.model, encode=self.model.encode),

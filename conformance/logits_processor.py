@@ -43,10 +43,16 @@ class Life:
         self.generated = 0
         self.memo: dict[object, Any] = {}
 
-    def row(self, *, fresh: bool = False, pending: int = 0) -> SamplingRow:
+    def row(self, *, fresh: bool = False, pending: int = 0, drafts: Sequence[int] = ()) -> SamplingRow:
         """Return the request as it stands; `fresh` as code sees it that has never seen it before."""
         known = self.future[: self.generated - pending].copy()
-        return SamplingRow(self.params, self.prompt.copy(), known, pending, {} if fresh else self.memo)
+        drafted = np.array(drafts, np.int64) if len(drafts) else ()
+        return SamplingRow(self.params, self.prompt.copy(), known, pending, {} if fresh else self.memo, drafted)
+
+    def said(self, drafts: Sequence[int]) -> SamplingRow:
+        """Return the request, never seen before, as it were had it said what is drafted."""
+        said = np.concatenate([self.future[: self.generated], np.array(drafts, np.int64)])
+        return SamplingRow(self.params, self.prompt.copy(), said)
 
 
 def logits_of(n: int, seed: int = 0) -> torch.Tensor:
@@ -105,6 +111,8 @@ class LogitsProcessorContract(ContractSuite):
         for row in rows if gone else ():
             row.prompt_ids[:] = 0
             row.output_ids[:] = 0
+            if len(row.draft_ids):
+                np.asarray(row.draft_ids)[:] = -1
         if state is not None:
             assert processor.apply(changed, state) is None, "apply works in place and returns nothing"
         assert changed.dtype == torch.float32
@@ -271,6 +279,43 @@ class LogitsProcessorContract(ContractSuite):
         after = [ids for row in rows for ids in (row.prompt_ids, row.output_ids)]
         assert all(map(np.array_equal, before, after))
 
+    # Drafts.
+
+    @capability("drafts")
+    @properties(max_examples=12)
+    @given(data=st.data())
+    def test_drafts_count_for_their_row_alone(self, data: st.DataObject) -> None:
+        """Each step has a tree of drafts for each request, whose rows come in any order, and requests go on with other
+        tokens than were drafted: a row is as if the drafts before it had been said, and others had never been.
+        """
+        processor = self.new()
+        lives = self.lives(processor)
+        for step in range(data.draw(st.integers(2, 6))):
+            rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+            some = [life for life in lives if rng.random() < 0.8]
+            nodes = [(life, path) for life in some for path in _paths(rng, life)]
+            nodes = [nodes[place] for place in rng.permutation(len(nodes))]
+            logits = logits_of(len(nodes), step)
+            rows = [life.row(drafts=path) for life, path in nodes]
+            changed = self.change(processor, rows, logits)
+            for place, (life, path) in enumerate(nodes):
+                expected = self.change(self.new(), [life.said(path)], logits[place : place + 1], gone=False)
+                self.same(changed[place], expected[0], f"output of {life.generated} and drafts {path}: {_DRAFTED}")
+            for life in lives:
+                life.generated += int(rng.integers(0, 4))
+
+    @capability("drafts")
+    def test_rejected_drafts_leave_nothing_behind(self, processor: LogitsProcessor) -> None:
+        """A chain of drafts at each step, and none of them is right."""
+        for life in self.lives(processor):
+            for life.generated in range(30):
+                logits = logits_of(5, life.generated)
+                right, said = life.future[life.generated :][:4], np.unique(life.future)
+                wrong = said[(np.searchsorted(said, right) + 1) % len(said)].tolist()
+                self.change(processor, [life.row(drafts=wrong[:depth]) for depth in range(5)], logits)
+                after = self.change(processor, [life.row()], logits[:1])
+                self.same(after[0], self.alone(life, logits[0]), f"after {life.generated} tokens: {_REMEMBERED}")
+
     # Parameters of its own.
 
     @capability("params")
@@ -318,6 +363,11 @@ _MIXED_UP = (
     "it depends on more than its own request. Keep state by row, in SamplingRow.memo, never by place in the batch or "
     "by call; use the same row's numbers for its logits"
 )
+_DRAFTED = (
+    "SamplingRow.draft_ids are output of their row, behind output_ids. Read them (toolkit.sampling.drafted), for each "
+    "row anew, and keep nothing of them in memo, which the request's other rows share"
+)
+_REMEMBERED = "drafts that came to nothing are remembered. Keep in memo what output_ids say, and nothing of draft_ids"
 _COUNT = "the row's tokens, not by calls"
 _KEY = "the processor itself as the key"
 
@@ -327,3 +377,13 @@ def _ask(processor: LogitsProcessor, params: SamplingParams) -> tuple[InvalidReq
         return None, processor.wants(params)
     except InvalidRequest as error:
         return error, False
+
+
+def _paths(rng: np.random.Generator, life: Life) -> list[list[int]]:
+    """Return the drafts before each node of a tree, the root first: at times right, and otherwise any."""
+    paths: list[list[int]] = [[]]
+    for _ in range(int(rng.integers(0, 6))):
+        path = paths[int(rng.integers(0, len(paths)))]
+        right = life.future[life.generated + len(path)]
+        paths.append([*path, int(right if rng.random() < 0.5 else rng.choice([32, 97, 98, 5, 120]))])
+    return paths

@@ -14,18 +14,21 @@ plugin = Plugin(
             name="logit_bias",
             factory=f"{_MODULE}:LogitBias",
             summary="adds a request's logit_bias",
+            provides=frozenset({"drafts"}),
         ),
         Provider(
             contract="logits_processor",
             name="penalties",
             factory="pegboard.plugins.logits_basic.penalties:Penalties",
             summary="frequency, presence and repetition penalties",
+            provides=frozenset({"drafts"}),
         ),
         Provider(
             contract="logits_processor",
             name="min_new_tokens",
             factory=f"{_MODULE}:MinNewTokens",
             summary="forbids end-of-sequence tokens before min_new_tokens",
+            provides=frozenset({"drafts"}),
         ),
     ),
 )

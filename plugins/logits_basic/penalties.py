@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,18 @@ from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 
 _SPARE = 64
 """Places for new tokens that each request gets when a batch is gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Distinct tokens `ids` int64 [size], and how often each stands in an output, `counts` float32 [size]."""
+
+    ids: NDArray[np.int64]
+    counts: NDArray[np.float32]
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
 
 
 class Tally:
@@ -50,13 +63,34 @@ class Tally:
         self.known = len(output_ids)
         return changed
 
+    def with_drafts(self, draft_ids: Iterable[int]) -> Counts:
+        """Return what is counted and drafted tokens on top. The tally itself stays as it is: they may not stand."""
+        counts = self.counts.copy()
+        new: dict[int, float] = {}
+        for token in draft_ids:
+            place = self._find(token)
+            if place is None:
+                new[token] = new.get(token, 0.0) + 1.0
+            else:
+                counts[place] += 1.0
+        if not new:
+            return Counts(self.ids, counts)
+        more = np.array([*new.values()], dtype=np.float32)
+        return Counts(np.append(self.ids, [*new]), np.append(counts, more))
+
     def _place(self, token: int) -> int:
+        place = self._find(token)
+        if place is None:
+            place = self._append(token)
+        self._places[token] = place
+        return place
+
+    def _find(self, token: int) -> int | None:
         place = self._places.get(token)
         if place is None:
             place = int(np.searchsorted(self._prompt, token))
             if place == len(self._prompt) or self._prompt[place] != token:
-                place = self._append(token)
-            self._places[token] = place
+                return None
         return place
 
     def _append(self, token: int) -> int:
@@ -76,7 +110,9 @@ class PenaltyState:
     repetition, frequency and presence penalty, 1, 0, 0 for rows that take no part.
     """
 
-    def __init__(self, tallies: Sequence[tuple[int, Tally]], rows: Sequence[SamplingRow], device: torch.device) -> None:
+    def __init__(
+        self, tallies: Sequence[tuple[int, Tally | Counts]], rows: Sequence[SamplingRow], device: torch.device
+    ) -> None:
         self.tallies = tuple(tallies)
         self._device = device
         sizes = [tally.size for _, tally in tallies]
@@ -142,7 +178,8 @@ class Penalties(LogitsProcessor[NoOptions]):
     negative one multiplied. The other two are OpenAI's: logit - frequency * count - presence * (count > 0).
 
     Each request keeps a tally of its tokens from step to step, and a batch that stays the same keeps what was gathered
-    of them: a decode step costs its new tokens on the host, and one gather and one scatter on the device.
+    of them: a decode step costs its new tokens on the host, and one gather and one scatter on the device. Drafts count
+    for their own step alone.
     """
 
     def __init__(self, options: NoOptions, ctx: LogitsProcessorContext) -> None:
@@ -163,12 +200,20 @@ class Penalties(LogitsProcessor[NoOptions]):
         state, self._state = self._state, None
         if not tallies:
             return None
+        if any(len(row.draft_ids) for row in rows):
+            return self._with_drafts(tallies, rows)
         same = state is not None and len(state.tallies) == len(tallies) and state.penalties.shape[1] == len(rows)
         if same and state is not None:
             same = all(old == new for old, new in zip(state.tallies, tallies, strict=True)) and state.update(changes)
         if not same or state is None:
             state = PenaltyState(tallies, rows, self.ctx.device)
         self._state = state
+        return state if state.size else None
+
+    def _with_drafts(self, tallies: Sequence[tuple[int, Tally]], rows: Sequence[SamplingRow]) -> PenaltyState | None:
+        """Gather all anew: rows have other drafts in each step, and nothing of them may be kept."""
+        counted = [(place, tally.with_drafts(np.asarray(rows[place].draft_ids).tolist())) for place, tally in tallies]
+        state = PenaltyState(counted, rows, self.ctx.device)
         return state if state.size else None
 
     def _tally(self, row: SamplingRow) -> Tally | None:

@@ -17,6 +17,7 @@ from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsPro
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.drafted import latest_output
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 NAME = "bad_words"
@@ -57,7 +58,8 @@ class BadWords(LogitsProcessor[NoOptions]):
         for index, row in enumerate(rows):
             words = self._words_of(row)
             if words:
-                forbidden = [self._forbidden(one, row.output_ids) for one in words]
+                output = latest_output(row, max(one.heads.shape[1] for one in words))
+                forbidden = [self._forbidden(one, output) for one in words]
                 number = -np.inf if row.params.grammar is None else LAST_RESORT
                 pairs.add(index, np.unique(np.concatenate(forbidden)), number)
         return pairs.finish(self.ctx.device)

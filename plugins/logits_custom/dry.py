@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.drafted import latest_output
 from pegboard.core.toolkit.sampling.logit_pairs import Pairs, PairsBuilder
 from pegboard.plugins.logits_custom.options import DryOptions
 
@@ -87,10 +88,9 @@ class Dry(LogitsProcessor[DryOptions]):
 
     def _latest(self, row: SamplingRow, wanted: int) -> NDArray[np.int64]:
         count = min(wanted or self.options.longest_range, self.options.longest_range)
-        missing = count - len(row.output_ids)
-        if missing <= 0:
-            return row.output_ids[-count:]
-        return np.concatenate([row.prompt_ids[-missing:], row.output_ids])
+        output = latest_output(row, count)
+        missing = count - len(output)
+        return np.concatenate([row.prompt_ids[-missing:], output]) if missing else output
 
     def _find_breakers(self, texts: tuple[str, ...]) -> NDArray[np.int64]:
         assert self.ctx.tokenizer is not None

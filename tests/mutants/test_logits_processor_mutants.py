@@ -256,10 +256,66 @@ class NeedsItsParameter(Counter):
         return "counter" in params.extra
 
 
+def said(row):
+    return np.concatenate([row.output_ids, np.array(row.draft_ids, np.int64)])
+
+
+class DraftCounter(Counter):
+    """It counts drafts, too, and forgets them."""
+
+    def due(self, row):
+        super().due(row)
+        count = row.memo[self][1] + [*row.draft_ids].count(97)
+        return count % row.params.extra["counter"].get("every", 2) == 0
+
+
+class IgnoresDrafts(Penalties):
+    def prepare(self, rows):
+        return super().prepare([replace(row, draft_ids=()) for row in rows])
+
+
+class TakesDraftsForOutput(Penalties):
+    """What comes of it shows where a request goes on by one of several paths."""
+
+    def prepare(self, rows):
+        return super().prepare([replace(row, output_ids=said(row), draft_ids=()) for row in rows])
+
+
+class RemembersDrafts(DraftCounter):
+    def due(self, row):
+        return Counter.due(self, replace(row, output_ids=said(row)))
+
+
+class KnowsALengthAlready(DraftCounter):
+    """What was worked out is kept by how many tokens there were, drafts included."""
+
+    def due(self, row):
+        kept = row.memo.setdefault(self, {})
+        every = row.params.extra["counter"].get("every", 2)
+        return kept.setdefault(row.generated, int((said(row) == 97).sum())) % every == 0
+
+
+class OneAnswerPerRequest(DraftCounter):
+    """All rows of a request get what its first one gets."""
+
+    def prepare(self, rows):
+        first: dict[int, object] = {}
+        for row in rows:
+            first.setdefault(id(row.memo), row.draft_ids)
+        return super().prepare([replace(row, draft_ids=first[id(row.memo)]) for row in rows])
+
+
+class CountsOutputAlone(MinNewTokens):
+    def prepare(self, rows):
+        return super().prepare([replace(row, draft_ids=()) for row in rows])
+
+
 def mutant(factory: type, caught_by: str) -> Mutant:
     suites = {Penalties: PenaltySuite, LogitBias: BiasSuite, MinNewTokens: MinimumSuite, Counter: CounterSuite}
+    suites[DraftCounter] = CounterSuite
     base = factory.__mro__[1]
-    provides = frozenset({"params"}) if base is Counter else None
+    own: dict[type, frozenset[str]] = {Counter: frozenset({"params"}), DraftCounter: frozenset({"params", "drafts"})}
+    provides = own.get(base)
     return Mutant(factory, suite=suites[base], caught_by=caught_by, provides=provides)  # type: ignore[index]
 
 
@@ -294,6 +350,13 @@ MUTANTS = [
     mutant(CountsRowsThatTakePart, "test_bystanders_keep_their_logits"),
     mutant(TakesAnyParameter, "test_values_that_make_no_sense_are_taken_or_refused"),
     mutant(ReadsWhatIsMeantForOthers, "test_parameters_of_others_are_none_of_its_business"),
+    mutant(IgnoresDrafts, "test_drafts_count_for_their_row_alone"),
+    mutant(TakesDraftsForOutput, "test_drafts_count_for_their_row_alone"),
+    mutant(RemembersDrafts, "test_drafts_count_for_their_row_alone"),
+    mutant(RemembersDrafts, "test_rejected_drafts_leave_nothing_behind"),
+    mutant(KnowsALengthAlready, "test_rejected_drafts_leave_nothing_behind"),
+    mutant(OneAnswerPerRequest, "test_drafts_count_for_their_row_alone"),
+    mutant(CountsOutputAlone, "test_drafts_count_for_their_row_alone"),
 ]
 
 

@@ -155,8 +155,8 @@ class ResultStage:
             if req.rid in batch.partial:
                 kv.committed_len = seq_len
                 continue
-            stop, drafted = ends[index], step.drafts_of(index)
-            kept = self._take(req, result, accepted, range(start, stop), now, finished)
+            stop, drafted, ended = ends[index], step.drafts_of(index), req.finished
+            kept = 0 if ended else self._take(req, result, accepted, range(start, stop), now, finished)
             # What was computed beyond the tokens that it took is of no use.
             kv.committed_len = prefix + max(1, kept) if drafted else seq_len
             taken[start + kept : stop] = NOBODYS
@@ -165,7 +165,7 @@ class ResultStage:
             if kept:
                 req.output.drafted += drafted
                 req.output.accepted += kept - 1
-            if (output := self.output(req)) is not None:
+            if not ended and (output := self.output(req)) is not None:
                 outputs.append(output)
         return finished, outputs
 
@@ -179,8 +179,6 @@ class ResultStage:
         finished: list[Req],
     ) -> int:
         """Give a request the gained tokens at `places`, as far as it goes on; how many it took."""
-        if req.finished:
-            return 0
         if not req.remaining_tokens:
             self._finish(req, int(accepted.tokens[places.start]), now, finished)
             return 0

@@ -29,6 +29,7 @@ PROVIDERS = {
     "prefix_cache": "whole_prompt",
     "logits_processor": "no_repeat",
     "sampler": "top_n_sigma",
+    "speculator": "bigrams",
     "admission_gate": "rate_limit",
     "api": "completion_lines",
     "tool_parser": "bracketed",
@@ -102,11 +103,11 @@ def test_its_own_tests_pass(installed: dict[str, str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# ---- all seven in one server ----------------------------------------------------------------------------------------
+# ---- all eight in one server ----------------------------------------------------------------------------------------
 
 
 class Served:
-    """A server with all seven, as its clients see it."""
+    """A server with all eight, as its clients see it."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -238,7 +239,7 @@ def keys_have_limits(server: Served) -> None:
         assert complete(server, "d")
 
 
-def test_all_seven_serve_together(installed: dict[str, str], tmp_path: Path) -> None:
+def test_all_eight_serve_together(installed: dict[str, str], tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama")
     plain = {
         "model": {"path": str(model), "dtype": "float32"},
@@ -257,6 +258,7 @@ def test_all_seven_serve_together(installed: dict[str, str], tmp_path: Path) -> 
         "prefix_cache": {"use": "whole_prompt"},
         "logits_processors": ["no_repeat"],
         "sampler": {"use": "top_n_sigma"},
+        "speculation": {"use": "bigrams", "nodes": 6},
         "gates": [{"use": "rate_limit", "per_second": 0.001, "burst": BURST, "waiting": 1}],
         "tool_parser": {"use": "bracketed"},
         "apis": ["openai", "native", "completion_lines"],

@@ -1,8 +1,10 @@
-"""Everything that Pegboard demands of the seven: the classes that the record names."""
+"""Everything that Pegboard demands of the eight: the classes that the record names."""
 
 from pegboard_example_plugin.testing import (  # noqa: F401 - pytest collects them here
+    TestBigrams,
     TestBracketed,
     TestCompletionLines,
+    TestLongBigrams,
     TestNoRepeat,
     TestOtherMarkers,
     TestRateLimit,

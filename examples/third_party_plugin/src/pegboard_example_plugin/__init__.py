@@ -11,7 +11,7 @@ _TESTING = "pegboard_example_plugin.testing"
 plugin = Plugin(
     name="example",
     version="1.0.0",
-    summary="one provider each of seven contracts, to start your own from",
+    summary="one provider each of eight contracts, to start your own from",
     providers=(
         Provider(
             contract="schedule_policy",
@@ -37,7 +37,7 @@ plugin = Plugin(
             factory="pegboard_example_plugin.no_repeat:NoRepeat",
             config=f"{_OPTIONS}:NoRepeatOptions",
             summary="no sequence of so many tokens comes twice in an output",
-            provides=frozenset({"params"}),
+            provides=frozenset({"params", "drafts"}),
             conformance=f"{_TESTING}:TestNoRepeat",
         ),
         Provider(
@@ -49,6 +49,15 @@ plugin = Plugin(
             provides=frozenset({"seeded", "params"}),
             rank=-1,
             conformance=f"{_TESTING}:TestTopNSigma",
+        ),
+        Provider(
+            contract="speculator",
+            name="bigrams",
+            factory="pegboard_example_plugin.bigrams:Bigrams",
+            config=f"{_OPTIONS}:BigramsOptions",
+            summary="drafts what came after the newest two tokens when they stood there before",
+            rank=-1,
+            conformance=(f"{_TESTING}:TestBigrams", f"{_TESTING}:TestLongBigrams"),
         ),
         Provider(
             contract="admission_gate",

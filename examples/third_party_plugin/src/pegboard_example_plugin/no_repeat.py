@@ -44,7 +44,9 @@ class NoRepeat(LogitsProcessor[NoRepeatOptions]):
             own = read_params(row.params, NAME, NoRepeatParams)
             if own is not None:
                 # Where everything else is ruled out too, by a grammar say, a repetition is better than a failure.
-                pairs.add(index, continuations(row.output_ids, own.size), LAST_RESORT)
+                # A speculator's drafts are output as well: this row counts only where the model agrees with them.
+                output = np.concatenate([row.output_ids, np.array(row.draft_ids, dtype=np.int64)])
+                pairs.add(index, continuations(output, own.size), LAST_RESORT)
         return pairs.finish(self.ctx.device)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:

@@ -26,6 +26,11 @@ class TopNSigmaOptions(Options):
     """Standard deviations below the largest logit down to which tokens are drawn, unless a request says otherwise."""
 
 
+class BigramsOptions(Options):
+    nodes: int = Field(default=4, ge=2, le=64)
+    """Most tokens of a request that are verified at once, the one included that it would compute anyway."""
+
+
 class RateLimitOptions(GateOptions):
     per_second: float = Field(default=10.0, gt=0.0)
     """Requests of one API key that pass in a second, on the long run."""

@@ -16,6 +16,7 @@ from pegboard.conformance.logits_processor import LogitsProcessorContract
 from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.conformance.sampler import SamplerContract, exact_probabilities
 from pegboard.conformance.schedule_policy import SchedulePolicyContract
+from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces import GateState, SamplingParams
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
@@ -67,6 +68,15 @@ class TestTopNSigma(SamplerContract):
         counting = logits[logits > LAST_RESORT / 2].astype(np.float64)
         within = logits >= counting.max() - options.n * counting.std()
         return exact_probabilities(np.where(within, logits, -np.inf), row)
+
+
+class TestBigrams(SpeculatorContract):
+    provider = "bigrams"
+
+
+class TestLongBigrams(SpeculatorContract):
+    provider = "bigrams"
+    options = {"nodes": 64}
 
 
 class TestRateLimit(AdmissionGateContract):

@@ -261,8 +261,8 @@ class Batch(ctypes.Structure):
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embed_rows", "embeds",
-                "deep", "cos", "sin", "table",
+                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embed_rows", "tails",
+                "bits", "embeds", "deep", "cos", "sin", "table",
             )
         ],
         ("table_stride", ctypes.c_int64),

@@ -157,6 +157,8 @@ class NativeModel:
         )
         if batch.overlay is not None:
             kept += self._lay_over(native, batch.overlay)
+        if batch.tail_lens is not None and batch.tail_bits is not None:
+            kept += _set_tails(native, batch.tail_lens, batch.tail_bits, batch.seq_lens)
         return native, kept
 
     def _lay_over(self, native: Batch, overlay: EmbedOverlay) -> list[torch.Tensor]:
@@ -215,6 +217,22 @@ class NativeModel:
     def _check(code: int) -> None:
         if code:
             raise OutOfMemory("the native runner could not get memory on the host, or threads")
+
+
+def _set_tails(
+    native: Batch, lens: torch.Tensor, bits: torch.Tensor, seq_lens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put tails into a native batch. Return the tensors that it points to. Raise ValueError for those that do not fit
+    the batch, since native code would read beyond its memory.
+    """
+    fit = lens.shape == (native.batch,) and bits.shape == (native.tokens,)
+    if not fit or not bool(((lens >= 0) & (lens <= seq_lens.clamp(max=64))).all()):
+        raise ValueError(
+            f"tails of {native.batch} requests need lengths of 0 to 64, and bits of {native.tokens} tokens"
+        )
+    lens, bits = lens.contiguous(), bits.contiguous()
+    native.tails, native.bits = lens.data_ptr(), bits.data_ptr()
+    return lens, bits
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

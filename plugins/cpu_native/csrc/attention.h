@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -47,7 +48,13 @@ class Attention {
     return model.qkv.data + size_t(t) * model.layers[0].qkv.n_pad + size_t(head) * dim;
   }
   const int32_t* slots(int request) const { return batch.table + batch.rows[request] * batch.table_stride; }
-  int first_seen(int position) const { return window ? std::max(0, position - window + 1) : 0; }
+  int first_seen(int t) const { return window ? std::max(0, model.plan.place[t] - window + 1) : 0; }
+
+  // Where the tail of a request begins in its row: none of its keys stands there or behind, where there is no tail.
+  int tail_of(int request) const {
+    return batch.tails && batch.tails[request] ? int(batch.seq_lens[request] - batch.tails[request]) : INT_MAX;
+  }
+  uint64_t seen_of_tail(int t) const;
 
   void give_query(int t, int head, bf16* to) const {
     scale_to_bf16(query(t, head), model.shape.scale * LOG2E, to, dim);
@@ -103,6 +110,8 @@ class Attention {
   };
   Seen seen_by(const int32_t* token, const int32_t* end, int begin, int n) const;
   void hide(int token, int begin, int n, int from, int to, float* row) const;
+  void hide_tail(int token, int tail, int begin, int from, int to, float* row) const;
+  void hide_tail_of_one(int token, int tail, int begin, int n, float* scores) const;
   void one(const Task& task, const Task* next);
   void many(const Task& task);
   void soften_one(float* scores, int n, int columns, float* best, float* total, float* sums, Ahead& ahead) const;
@@ -119,8 +128,8 @@ inline void Attention::soften_one(float* scores, int n, int columns, float* best
 }
 
 inline void Attention::one(const Task& task, const Task* next) {
-  const int t = model.plan.queries[task.first], position = model.plan.position[t];
-  const int begin = std::max(task.begin, first_seen(position)), end = std::min(task.end, position + 1);
+  const int t = model.plan.queries[task.first], tail = tail_of(task.request);
+  const int begin = std::max(task.begin, first_seen(t)), end = std::min(task.end, model.plan.last[t] + 1);
   const int32_t* at = slots(task.request);
   const int most = std::max(1, COLUMNS / group);  // KV heads whose queries fit into the columns
   float* scores = space.scores.need(BITE * COLUMNS);
@@ -142,6 +151,7 @@ inline void Attention::one(const Task& task, const Task* next) {
       else if (next)
         ahead.begin(slots(next->request) + next->begin, std::min(BITE, next->end - next->begin));
       score_one(head_keys, at + j, n, heads, q, scores, space.keys, ahead);
+      if (j + n > tail) hide_tail_of_one(t, tail, j, n, scores);
       soften_one(scores, n, heads * group, best, total, sums, ahead);
       for (int h = 0; h < heads; ++h)
         weigh_values(values + size_t(kvh + h) * dim, stride, at + j, n, group, dim, dp, scores + h * group,
@@ -159,7 +169,7 @@ inline Attention::Seen Attention::seen_by(const int32_t* token, const int32_t* e
   const Plan& plan = model.plan;
   int from = n, to = 0, last_from = 0, first_to = n;
   for (; token < end; ++token) {
-    const int first = first_seen(plan.position[*token]) - begin, last = plan.position[*token] + 1 - begin;
+    const int first = first_seen(*token) - begin, last = plan.last[*token] + 1 - begin;
     from = std::min(from, first), last_from = std::max(last_from, first);
     to = std::max(to, last), first_to = std::min(first_to, last);
   }
@@ -170,14 +180,37 @@ inline Attention::Seen Attention::seen_by(const int32_t* token, const int32_t* e
 
 // Scores [from, to) of keys from `begin` on that a token does not see, of which there are n, become -inf.
 inline void Attention::hide(int token, int begin, int n, int from, int to, float* row) const {
-  const int position = model.plan.position[token];
-  for (int k = from; k < std::min(to, first_seen(position) - begin); ++k) row[k] = -INFINITY;
-  for (int k = std::max(from, std::min(n, position + 1 - begin)); k < to; ++k) row[k] = -INFINITY;
+  for (int k = from; k < std::min(to, first_seen(token) - begin); ++k) row[k] = -INFINITY;
+  for (int k = std::max(from, std::min(n, model.plan.last[token] + 1 - begin)); k < to; ++k) row[k] = -INFINITY;
+}
+
+// The bits of a token in a tail, without those that its window hides: what it sees there stands one after the other, so
+// the window keeps the highest bits.
+inline uint64_t Attention::seen_of_tail(int t) const {
+  uint64_t bits = uint64_t(batch.bits[t]);
+  if (window)
+    for (int more = __builtin_popcountll(bits) - window; more > 0; --more) bits &= bits - 1;
+  return bits;
+}
+
+// As `hide`, what a token does not see of the tail that begins at `tail`.
+inline void Attention::hide_tail(int token, int tail, int begin, int from, int to, float* row) const {
+  const uint64_t bits = seen_of_tail(token);
+  for (int k = std::max(from, tail - begin); k < std::min(to, model.plan.last[token] + 1 - begin); ++k)
+    if (!(bits >> (begin + k - tail) & 1)) row[k] = -INFINITY;
+}
+
+// The same in the scores of one query, of n keys from `begin` on. They get the lowest number and not -inf: there may be
+// nothing else so far, and then weights of 1 that the token's own key will outweigh.
+inline void Attention::hide_tail_of_one(int token, int tail, int begin, int n, float* scores) const {
+  const uint64_t bits = seen_of_tail(token);
+  for (int k = std::max(0, tail - begin); k < n; ++k)
+    if (!(bits >> (begin + k - tail) & 1)) std::fill_n(scores + k * COLUMNS, COLUMNS, -FLT_MAX);
 }
 
 inline void Attention::many(const Task& task) {
   const Plan& plan = model.plan;
-  const int rows = task.count * group, padded = round_up(rows, 32), kvh = task.head;
+  const int rows = task.count * group, padded = round_up(rows, 32), kvh = task.head, tail = tail_of(task.request);
   const int32_t *at = slots(task.request), *tokens = plan.queries.data() + task.first;
   bf16* q = space.queries.need(size_t(padded) * dp);
   float* sums = space.sums.need(size_t(padded) * dp);
@@ -191,8 +224,7 @@ inline void Attention::many(const Task& task) {
   std::fill(best, best + padded, -INFINITY);
   std::fill(total, total + padded, 0.0f);
   int begin = task.end;
-  for (int i = 0; i < task.count; ++i)
-    begin = std::min(begin, std::max(task.begin, first_seen(plan.position[tokens[i]])));
+  for (int i = 0; i < task.count; ++i) begin = std::min(begin, std::max(task.begin, first_seen(tokens[i])));
   for (int j = begin; j < task.end; j += KEYS) {
     const int n = std::min(KEYS, task.end - j);
     pack_keys(keys + size_t(kvh) * dim, stride, at + j, n, dim, packed_k);
@@ -205,6 +237,8 @@ inline void Attention::many(const Task& task) {
       score_block(q + size_t(r) * dp, count, dp, packed_k, from, to, scores);
       if (seen.some_see_less)
         for (int i = 0; i < count; ++i) hide(tokens[(r + i) / group], j, n, from, to, scores + i * KEYS);
+      if (j + n > tail)
+        for (int i = 0; i < count; ++i) hide_tail(tokens[(r + i) / group], tail, j, from, to, scores + i * KEYS);
       soften(scores, count, from, to, dp, weights, best + r, total + r, sums + size_t(r) * dp);
       weigh_block(weights, count, dp, packed_v, from, to, sums + size_t(r) * dp);
     }

@@ -28,8 +28,8 @@
 namespace {
 
 void plan_attention(Model& m, const PbBatch& b) {
-  m.plan.make({b.rows, b.seq_lens, b.starts, b.table, b.table_stride, b.batch, b.tokens, m.shape.kv_heads, m.group(),
-               m.team.size()});
+  m.plan.make({b.rows, b.seq_lens, b.starts, b.tails, b.bits, b.table, b.table_stride, b.batch, b.tokens,
+               m.shape.kv_heads, m.group(), m.team.size()});
   m.parts.need(size_t(m.plan.total_parts) * m.shape.heads * Attention::part_size(m.shape));
 }
 

@@ -32,9 +32,11 @@ struct PbLayerWeights {
 // Its overlay: `embeds` float [embed_count, hidden] stand in for the embeddings of the tokens `embed_rows`, which are
 // in ascending order, and `deep` float [deep_levels, embed_count, hidden] are added to the outputs of the first layers
 // there. Without one both counts are 0.
+//
+// `tails` [batch] and `bits` [tokens] are its tail_lens and tail_bits, or null.
 struct PbBatch {
   int32_t tokens, batch, sampled, hidden_count, embed_count, deep_levels;
-  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows, *embed_rows;
+  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows, *embed_rows, *tails, *bits;
   const float *embeds, *deep, *cos, *sin;
   const int32_t* table;
   int64_t table_stride;

@@ -5,6 +5,9 @@
 // its keys and values are read once. Long ranges are cut where there would be too few tasks for the threads. Either way
 // a query may get its answer in parts, each with its own largest score and sum of weights, which the last to finish
 // puts together.
+//
+// Where a request has a tail, the last of its keys, tokens see some of these only: Attention knows which. A tail is
+// looked at by its own request's queries alone.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +22,7 @@ namespace {
 
 struct Task {
   int request;       // whose row of the table says where keys and values are
-  int begin, end;    // positions of these; a query sees none behind its own
+  int begin, end;    // where these stand in its row; a query sees none behind its last one
   int head, heads;   // KV heads
   int first, count;  // queries: packed tokens, Plan::queries[first, first + count)
   int part;          // which of its queries' parts this is
@@ -30,14 +33,15 @@ class Plan {
  public:
   std::vector<Task> tasks;  // most expensive first
   std::vector<int32_t> queries;
-  std::vector<int32_t> position;  // of each packed token
-  std::vector<int32_t> parts;     // of each packed token
-  std::vector<int64_t> base;      // its first part, counted through
-  bool split = false;             // a query gets more than one part
+  std::vector<int32_t> last;   // of each packed token: where the last key stands that it may see
+  std::vector<int32_t> place;  // of each packed token: how many tokens precede it; `last`, but in a tail
+  std::vector<int32_t> parts;  // of each packed token
+  std::vector<int64_t> base;   // its first part, counted through
+  bool split = false;          // a query gets more than one part
   int64_t total_parts = 0;
 
   struct Input {
-    const int64_t *rows, *seq_lens, *starts;
+    const int64_t *rows, *seq_lens, *starts, *tails, *bits;  // the last two may be null
     const int32_t* table;
     int64_t stride;
     int batch, tokens, kv_heads, group, threads;
@@ -47,14 +51,15 @@ class Plan {
     in_ = &input;
     items_.clear();
     leaves_.assign(input.batch, Leaf{});
-    position.resize(input.tokens);
+    last.resize(input.tokens);
+    place.resize(input.tokens);
     parts.assign(input.tokens, 1);
     base.assign(input.tokens, 0);
     queries.clear();
     tasks.clear();
     std::vector<int> sharing;
     for (int r = 0; r < input.batch; ++r) {
-      for (int t = start(r); t < start(r + 1); ++t) position[t] = before(r) + t - start(r);
+      for (int t = start(r); t < start(r + 1); ++t) stand(r, t);
       // Many queries pay for reading their keys by themselves.
       if (before(r) > 0 && count(r) > 0 && count(r) * input.group <= MAX_SHARING_ROWS) sharing.push_back(r);
     }
@@ -117,8 +122,20 @@ class Plan {
   std::atomic<int32_t>& left(int token, int head) { return left_[size_t(token) * in_->kv_heads + head]; }
   int start(int r) const { return int(in_->starts[r]); }
   int count(int r) const { return start(r + 1) - start(r); }
-  int before(int r) const { return int(in_->seq_lens[r]) - count(r); }
+  int tail(int r) const { return in_->tails ? int(in_->tails[r]) : 0; }
+  // Keys that every new token sees, but for windows.
+  int before(int r) const { return int(in_->seq_lens[r]) - std::max(count(r), tail(r)); }
   const int32_t* slots(int r) const { return in_->table + in_->rows[r] * in_->stride; }
+
+  void stand(int r, int t) {
+    const int length = int(in_->seq_lens[r]);
+    if (tail(r)) {
+      last[t] = length - 1;
+      place[t] = length - tail(r) + __builtin_popcountll(uint64_t(in_->bits[t])) - 1;
+    } else {
+      last[t] = place[t] = length - count(r) + t - start(r);
+    }
+  }
 
   // How far b's slots are those of a, from `from` on where they may differ and not beyond `to`.
   int same_until(int a, int b, int from, int to) const {
@@ -175,7 +192,7 @@ class Plan {
     for (int t = start(r); t < start(r + 1); t += most) {
       const int n = std::min(most, start(r + 1) - t), first = int(queries.size());
       for (int i = 0; i < n; ++i) queries.push_back(t + i);
-      items_.push_back({r, leaves_[r].covered, position[t] + n, first, n, leaves_[r].parent, 0, 1});
+      items_.push_back({r, leaves_[r].covered, last[t + n - 1] + 1, first, n, leaves_[r].parent, 0, 1});
     }
   }
 
@@ -187,7 +204,7 @@ class Plan {
     const double keys = double(item.end - item.begin) / pieces;
     if (count == 1) return PART + READ * keys;
     // Of what is their own they see a triangle less.
-    const double unseen = item.end > position[queries[item.first]] ? 0.5 * count / pieces : 0;
+    const double unseen = item.end > last[queries[item.first]] ? 0.5 * count / pieces : 0;
     return BEGIN + packed(count) * std::max(1.0, keys - unseen);
   }
 

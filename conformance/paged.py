@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pegboard.conformance.tails import seen_keys
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
@@ -90,7 +91,8 @@ class PlainAttention(AttentionBackend):
             length = int(batch.seq_lens[index])
             slots = group.row_table[batch.req_pool_indices[index], :length].long()
             keys, values = batch.kv_pool.keys(layer.layer_id)[slots], batch.kv_pool.values(layer.layer_id)[slots]
-            out[start:stop] = _attend(q[start:stop], keys, values, layer, sinks).to(q.dtype)
+            hidden = _hidden(batch, index, start, stop, layer.window)
+            out[start:stop] = _attend(q[start:stop], keys, values, layer, hidden, sinks).to(q.dtype)
         return out
 
 
@@ -99,8 +101,25 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
         raise ValueError(f"attention got {name} {list(tensor.shape)}; the layer's description says {list(shape)}")
 
 
+def _hidden(batch: ForwardBatch, index: int, start: int, stop: int, window: int | None) -> torch.Tensor:
+    """Return bool [stop - start, keys]: which keys of a request its packed tokens from `start` to `stop` do not see."""
+    length, new = int(batch.seq_lens[index]), stop - start
+    if batch.tail_lens is not None and batch.tail_bits is not None and batch.tail_lens[index]:
+        hidden = torch.ones((new, length), dtype=torch.bool)
+        for row, bits in enumerate(batch.tail_bits[start:stop].tolist()):
+            hidden[row, seen_keys(length, int(batch.tail_lens[index]), bits, window)] = False
+        return hidden
+    distance = torch.arange(length - new, length)[:, None] - torch.arange(length)
+    return (distance < 0) | (distance >= (window or length))
+
+
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: LayerSpec, sinks: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: LayerSpec,
+    hidden: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return [new, heads, v_dim] float64 of the last `new` tokens of a request over all its keys [length, kv heads,
     dim].
@@ -110,10 +129,6 @@ def _attend(
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
     if layer.logit_cap is not None:
         scores = layer.logit_cap * torch.tanh(scores / layer.logit_cap)
-    distance = torch.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None] - torch.arange(k.shape[0])
-    hidden = distance < 0
-    if layer.window is not None:
-        hidden |= distance >= layer.window
     scores = scores.masked_fill(hidden.to(scores.device), -math.inf)
     if sinks is not None:
         column = sinks.double().view(-1, 1, 1).expand(-1, q.shape[0], 1)

@@ -10,7 +10,7 @@ from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
-from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, make_plan
+from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, TreeSpan, make_plan
 from pegboard.plugins.attn_torch.softmax import attend, fused_fits
 
 if TYPE_CHECKING:
@@ -60,15 +60,19 @@ class TorchAttention(AttentionBackend[NoOptions]):
         plan = self._plan(layer, batch)
         if sinks is not None:
             sinks = sinks.view(layer.num_kv_heads, -1)
-        if len(plan.decodes) + len(plan.extends) == 1:  # nothing to put together
+        if plan.calls == 1:  # nothing to put together
             if plan.decodes:
                 return self._decode(q, plan.decodes[0], layer, batch, sinks)
+            if plan.trees:
+                return self._tree(q, plan.trees[0], layer, batch, sinks)
             return self._extend(q, k, v, plan.extends[0], layer, batch, sinks)
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
         for group in plan.decodes:
             out[group.tokens] = self._decode(q, group, layer, batch, sinks)
         for span in plan.extends:
             out[span.start : span.start + span.new] = self._extend(q, k, v, span, layer, batch, sinks)
+        for tree in plan.trees:
+            out[tree.start : tree.start + tree.new] = self._tree(q, tree, layer, batch, sinks)
         return out
 
     def _plan(self, layer: LayerSpec, batch: ForwardBatch) -> Plan:
@@ -113,14 +117,21 @@ class TorchAttention(AttentionBackend[NoOptions]):
             k, v = self._gather(layer, batch, span.slots)
         else:  # what was just written is all that there is
             k, v = k[tokens], v[tokens]
-        # [kv heads, group, tokens, dim]: K and V broadcast over the group without a copy.
-        queries = q[tokens].view(span.new, layer.num_kv_heads, -1, layer.qk_head_dim).permute(1, 2, 0, 3)
-        keys = k.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
-        values = v.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
+        queries, keys, values = _by_kv_heads(q[tokens], k, v)
         if not span.prefix and fused_fits(layer, sinks) and (layer.window is None or layer.window >= span.new):
             out = attend(queries, keys, values, layer, causal=True)
         else:
             out = self._blocks(queries, keys, values, span, layer, sinks)
+        return out.permute(2, 0, 1, 3).reshape(span.new, layer.num_heads, layer.v_head_dim)
+
+    def _tree(
+        self, q: torch.Tensor, span: TreeSpan, layer: LayerSpec, batch: ForwardBatch, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute [new, num_heads, v_dim] of one request whose tokens see some of the last keys only."""
+        tokens = slice(span.start, span.start + span.new)
+        queries, keys, values = _by_kv_heads(q[tokens], *self._gather(layer, batch, span.slots))
+        sinks = None if sinks is None else sinks[..., None, None]
+        out = attend(queries, keys, values, layer, mask=span.mask, sinks=sinks)
         return out.permute(2, 0, 1, 3).reshape(span.new, layer.num_heads, layer.v_head_dim)
 
     def _blocks(
@@ -150,3 +161,12 @@ class TorchAttention(AttentionBackend[NoOptions]):
                 q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last], layer, mask=mask, sinks=sinks
             )
         return out
+
+
+def _by_kv_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return [kv heads, group, tokens, dim] of q [tokens, heads, dim], and of k and v [keys, kv heads, dim], which
+    broadcast over the group without a copy.
+    """
+    queries = q.view(q.shape[0], k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)
+    keys, values = (one.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1) for one in (k, v))
+    return queries, keys, values

@@ -55,11 +55,28 @@ class ExtendSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeSpan:
+    """One request with a tail: packed tokens [start, start + new). `mask` [new, keys] puts -inf where one does not see
+    one of the keys at `slots`.
+    """
+
+    start: int
+    new: int
+    slots: Rows
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All of a batch, for the layers of one KV group that have the same window."""
 
     decodes: tuple[DecodeGroup, ...]
     extends: tuple[ExtendSpan, ...]
+    trees: tuple[TreeSpan, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        return len(self.decodes) + len(self.extends) + len(self.trees)
 
 
 def make_plan(batch: ForwardBatch, kv_group: int, window: int | None, dtype: torch.dtype) -> Plan:
@@ -70,16 +87,24 @@ def make_plan(batch: ForwardBatch, kv_group: int, window: int | None, dtype: tor
         new = np.ones(batch.batch_size, dtype=np.int64)
     starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(new)[:-1])) if len(new) else new
     table = batch.kv_groups[kv_group].row_table.index_select(0, batch.req_pool_indices)
-    single = np.flatnonzero(new == 1)
+    trees: tuple[TreeSpan, ...] = ()
+    causal = new
+    if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
+        causal = np.where(batch.tail_lens_cpu > 0, 0, new)
+        trees = tuple(
+            _tree_span(batch, table, int(row), int(new[row]), int(starts[row]), window, dtype)
+            for row in np.flatnonzero(causal != new)
+        )
+    single = np.flatnonzero(causal == 1)
     seen = lens if window is None else np.minimum(lens, window)
     decodes = tuple(
         _decode_group(table, rows, lens, seen, starts, dtype) for rows in _similar(single, seen) if len(rows) > 0
     )
     extends = tuple(
         _extend_span(table, int(row), int(lens[row]), int(new[row]), int(starts[row]), window)
-        for row in np.flatnonzero(new > 1)
+        for row in np.flatnonzero(causal > 1)
     )
-    return Plan(decodes, extends)
+    return Plan(decodes, extends, trees)
 
 
 def _similar(rows: NDArray[np.int64], seen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -128,6 +153,33 @@ def _extend_span(table: torch.Tensor, row: int, end: int, new: int, start: int, 
     prefix = end - new
     first = 0 if window is None else max(0, prefix - window + 1)
     return ExtendSpan(start, new, prefix, first, _consecutive(table[row, first:end]))
+
+
+def _tree_span(
+    batch: ForwardBatch, table: torch.Tensor, row: int, new: int, start: int, window: int | None, dtype: torch.dtype
+) -> TreeSpan:
+    assert batch.tail_bits is not None
+    assert batch.tail_lens_cpu is not None
+    end, tail = int(batch.seq_lens_cpu[row]), int(batch.tail_lens_cpu[row])
+    # The bits are on the device, so how deep a token is remains unknown here: its window reaches back this far at most.
+    first = 0 if window is None else max(0, end - tail - window + 1)
+    hidden = _tree_hidden(batch.tail_bits[start : start + new], end - first, tail, window)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=table.device).masked_fill_(hidden, float("-inf"))
+    return TreeSpan(start, new, _consecutive(table[row, first:end]), mask)
+
+
+def _tree_hidden(bits: torch.Tensor, keys: int, tail: int, window: int | None) -> torch.Tensor:
+    """Return bool [new, keys]: which of the last `keys` of a request tokens with these `bits` [new] do not see."""
+    seen = (bits[:, None] >> torch.arange(tail, device=bits.device) & 1).bool()
+    hidden = torch.zeros((len(bits), keys), dtype=torch.bool, device=bits.device)
+    hidden[:, keys - tail :] = ~seen
+    if window is not None:
+        # How far each key is behind a token. What a token sees of the tail stands one after the other.
+        upto = seen.cumsum(1)
+        behind = torch.arange(keys - tail - 1, -1, -1, device=bits.device) + upto[:, -1:]
+        hidden[:, : keys - tail] = behind >= window
+        hidden[:, keys - tail :] |= upto[:, -1:] - upto >= window
+    return hidden
 
 
 def _rows(indices: NDArray[np.int64], device: torch.device) -> Rows:

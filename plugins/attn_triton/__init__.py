@@ -13,7 +13,7 @@ plugin = Plugin(
             factory="pegboard.plugins.attn_triton.backend:TritonAttention",
             summary="Triton kernels; on a CPU only under Triton's interpreter",
             config="pegboard.plugins.attn_triton.options:TritonAttentionOptions",
-            provides=frozenset({"sliding_window", "logit_cap", "sinks"}),
+            provides=frozenset({"sliding_window", "logit_cap", "sinks", "tree_mask"}),
             rank=20,
         ),
     ),

@@ -63,11 +63,34 @@ class DecodeLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ExtendLaunch:
-    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each."""
+    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each; of requests that all have a tail, or
+    none.
+    """
 
     blocks: Blocks
     tokens: int
     tiles: torch.Tensor
+    tails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extending:
+    """What the extend kernel runs for: requests of several new tokens, `several`, and those that have a tail, `treed`,
+    both on the host.
+
+    `starts`, `prefix` and `new` int64 [batch] are of all requests; the last two on the host, too.
+    """
+
+    several: NDArray[np.int64]
+    treed: NDArray[np.int64]
+    prefix_cpu: NDArray[np.int64]
+    new_cpu: NDArray[np.int64]
+    starts: torch.Tensor
+    prefix: torch.Tensor
+    new: torch.Tensor
+
+
+Launches = tuple["DecodeLaunch | None", tuple[ExtendLaunch, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +98,8 @@ class Metadata:
     """A batch's `attn_metadata`."""
 
     decoding: Decoding | None
-    launches: dict[Kind, tuple[DecodeLaunch | None, ExtendLaunch | None]]
+    extending: Extending | None
+    launches: dict[Kind, Launches]
 
 
 class TritonAttention(AttentionBackend[TritonAttentionOptions]):
@@ -119,37 +143,70 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
 
     def prepare(self, batch: ForwardBatch) -> None:
         new = batch.extend_lens_cpu if batch.forward_mode.is_extend else None
-        decoding = self._decoding(batch, new)
-        batch.attn_metadata = metadata = Metadata(decoding, {})
+        treed = None
+        if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
+            treed = batch.tail_lens_cpu > 0
+        decoding, extending = self._decoding(batch, new, treed), self._extending(batch, new, treed)
+        batch.attn_metadata = metadata = Metadata(decoding, extending, {})
         for kind in self._kinds:
-            self._plan(kind, batch, metadata)
+            self._plan(kind, metadata)
 
-    def _decoding(self, batch: ForwardBatch, new: NDArray[np.int64] | None) -> Decoding | None:
+    def _decoding(
+        self, batch: ForwardBatch, new: NDArray[np.int64] | None, treed: NDArray[np.bool_] | None
+    ) -> Decoding | None:
         if batch.batch_size == 0:
             return None
-        if new is None or bool((new == 1).all()):
+        alone = None if new is None else new == 1
+        if treed is not None:
+            alone = ~treed if alone is None else alone & ~treed
+        if alone is None or bool(alone.all()):
             return Decoding(batch.req_pool_indices, batch.seq_lens, self._first(batch.batch_size), batch.seq_lens_cpu)
-        single = np.flatnonzero(new == 1)
+        single = np.flatnonzero(alone)
         if len(single) == 0:
             return None
-        assert batch.extend_start_loc is not None
         index = torch.from_numpy(single).to(self.ctx.device, non_blocking=True)
-        rows, lens, tokens = batch.req_pool_indices[index], batch.seq_lens[index], batch.extend_start_loc[index]
-        return Decoding(rows, lens, tokens, batch.seq_lens_cpu[single])
+        tokens = index if batch.extend_start_loc is None else batch.extend_start_loc[index]
+        return Decoding(batch.req_pool_indices[index], batch.seq_lens[index], tokens, batch.seq_lens_cpu[single])
+
+    def _extending(
+        self, batch: ForwardBatch, new: NDArray[np.int64] | None, treed: NDArray[np.bool_] | None
+    ) -> Extending | None:
+        if new is None:
+            if treed is None:
+                return None
+            starts = self._first(batch.batch_size)
+            prefix, ones = batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
+            new = np.ones(batch.batch_size, dtype=np.int64)
+            none = np.empty(0, dtype=np.int64)
+            return Extending(none, np.flatnonzero(treed), batch.seq_lens_cpu - 1, new, starts, prefix, ones)
+        several = np.flatnonzero(new > 1 if treed is None else (new > 1) & ~treed)
+        trees = several[:0] if treed is None else np.flatnonzero(treed)
+        if len(several) + len(trees) == 0:
+            return None
+        assert batch.extend_prefix_lens_cpu is not None
+        assert batch.extend_start_loc is not None
+        assert batch.extend_prefix_lens is not None
+        assert batch.extend_lens is not None
+        on_device = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
+        return Extending(several, trees, batch.extend_prefix_lens_cpu, new, *on_device)
 
     def _first(self, count: int) -> torch.Tensor:
         if count > len(self._arange):
             self._arange = torch.arange(count, device=self.ctx.device)
         return self._arange[:count]
 
-    def _plan(
-        self, kind: Kind, batch: ForwardBatch, metadata: Metadata
-    ) -> tuple[DecodeLaunch | None, ExtendLaunch | None]:
+    def _plan(self, kind: Kind, metadata: Metadata) -> Launches:
         """Return the launches of one kind of layer, made once per batch."""
         found = metadata.launches.get(kind)
         if found is None:
             decode = None if metadata.decoding is None else self._plan_decode(kind, metadata.decoding)
-            found = metadata.launches[kind] = decode, self._plan_extend(kind, batch)
+            extends: tuple[ExtendLaunch, ...] = ()
+            if (extending := metadata.extending) is not None:
+                wanted = (extending.several, False), (extending.treed, True)
+                extends = tuple(
+                    self._plan_extend(kind, extending, which, tails) for which, tails in wanted if len(which)
+                )
+            found = metadata.launches[kind] = decode, extends
         return found
 
     def _plan_decode(self, kind: Kind, decoding: Decoding) -> DecodeLaunch:
@@ -163,18 +220,12 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         tops = torch.empty(shape, dtype=torch.float32, device=self.ctx.device)
         return DecodeLaunch(blocks, splits, size, tops.new_empty((*shape, kind.v_head_dim)), tops)
 
-    def _plan_extend(self, kind: Kind, batch: ForwardBatch) -> ExtendLaunch | None:
-        new, prefix = batch.extend_lens_cpu, batch.extend_prefix_lens_cpu
-        if new is None or prefix is None or not batch.forward_mode.is_extend:
-            return None
-        several = np.flatnonzero(new > 1)
-        if len(several) == 0:
-            return None
-        new, prefix = new[several], prefix[several]
-        blocks = extend_blocks(kind, self.ctx.dtype.itemsize, int(new.max()) * kind.group, self.options)
+    def _plan_extend(self, kind: Kind, extending: Extending, which: NDArray[np.int64], tails: bool) -> ExtendLaunch:
+        new, prefix = extending.new_cpu[which], extending.prefix_cpu[which]
+        blocks = extend_blocks(kind, self.ctx.dtype.itemsize, int(new.max()) * kind.group, self.options, tails=tails)
         tokens = blocks.rows // kind.group
-        tiles = torch.from_numpy(extend_tiles(several, new, prefix, tokens, kind.window))
-        return ExtendLaunch(blocks, tokens, tiles.to(self.ctx.device, non_blocking=True))
+        tiles = torch.from_numpy(extend_tiles(which, new, prefix, tokens, kind.window))
+        return ExtendLaunch(blocks, tokens, tiles.to(self.ctx.device, non_blocking=True), tails)
 
     def forward(
         self,
@@ -189,15 +240,16 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         if k is not None and v is not None:
             batch.kv_pool.write(layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc, k, v)
         metadata: Metadata = batch.attn_metadata
-        decode, extend = self._plan(Kind.of(layer), batch, metadata)
+        decode, extends = self._plan(Kind.of(layer), metadata)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
         if decode is not None and metadata.decoding is not None:
             self._decode(q, out, layer, batch, metadata.decoding, decode, sinks)
             self._reduce(out, layer, metadata.decoding, decode, sinks)
-        if extend is not None:
-            self._extend(q, out, layer, batch, extend, sinks)
+        if metadata.extending is not None:
+            for extend in extends:
+                self._extend(q, out, layer, batch, metadata.extending, extend, sinks)
         return out
 
     def _extend(
@@ -206,6 +258,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         out: torch.Tensor,
         layer: LayerSpec,
         batch: ForwardBatch,
+        extending: Extending,
         launch: ExtendLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
@@ -220,15 +273,19 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             launch.tiles,
             table,
             batch.req_pool_indices,
-            batch.extend_start_loc,
-            batch.extend_prefix_lens,
-            batch.extend_lens,
+            extending.starts,
+            extending.prefix,
+            extending.new,
+            # Placeholders without tails: the kernel is then compiled without them.
+            batch.tail_lens if launch.tails else extending.new,
+            batch.tail_bits if launch.tails else extending.new,
             *_strides((q, 2), (out, 2), (keys, 2), (values, 2), (table, 1)),
             layer.window or 0,
             *_factors(layer),
             GROUP=layer.num_heads // layer.num_kv_heads,
             TOKENS=launch.tokens,
             BLOCK_M=launch.blocks.rows,
+            HAS_TAIL=launch.tails,
             **_constants(layer, launch.blocks, sinks),
         )
 

@@ -69,11 +69,33 @@ def _read_block(
 
 
 @triton.jit
+def _count_bits(x):
+    """How many bits of each int64 are set. By steps: the interpreter has no instruction for it."""
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x += x >> 8
+    x += x >> 16
+    x += x >> 32
+    return (x & 0x7F).to(tl.int32)
+
+
+@triton.jit
+def _seen_of_tail(bits, window, tail_len, HAS_WINDOW: tl.constexpr):
+    """Halves, int32, of each row's bits. A window keeps the highest: what a token sees of a tail stands in a row."""
+    if HAS_WINDOW:
+        more = _count_bits(bits) - window
+        for step in range(tail_len - window):
+            bits = tl.where(step < more, bits & (bits - 1), bits)
+    return bits.to(tl.int32), (bits >> 32).to(tl.int32)
+
+
+@triton.jit
 def _extend_blocks(
     first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
-    first, end, window, scale, cap, d, dv,
+    first, end, window, scale, cap, d, dv, tail, low, high,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    MASKED: tl.constexpr,
+    HAS_TAIL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
     for block in range(first_block, last_block):
@@ -83,9 +105,20 @@ def _extend_blocks(
         )  # fmt: skip
         s = _scores(q, k, scale, cap, HAS_CAP)
         if MASKED:
-            seen = (n[None, :] <= positions[:, None]) & (n < end)[None, :]
-            if HAS_WINDOW:
-                seen = seen & (n[None, :] > positions[:, None] - window)
+            if HAS_TAIL:
+                # Of keys from `tail` on those whose bit is set, of those before it whatever the window leaves.
+                bit = tl.maximum(n - tail, 0)
+                word = tl.where((bit < 32)[None, :], low[:, None], high[:, None])
+                seen = ((word >> (bit & 31)[None, :]) & 1) != 0
+                before = (n < tail)[None, :]
+                if HAS_WINDOW:
+                    before = before & (n[None, :] > positions[:, None] - window)
+                    seen = seen & (n >= tail)[None, :]
+                seen = (seen | before) & (n < end)[None, :]
+            else:
+                seen = (n[None, :] <= positions[:, None]) & (n < end)[None, :]
+                if HAS_WINDOW:
+                    seen = seen & (n[None, :] > positions[:, None] - window)
             s = tl.where(seen, s, float("-inf"))
         top, total, acc = _online_softmax(s, top, total, acc, v)
     return top, total, acc
@@ -93,14 +126,15 @@ def _extend_blocks(
 
 @triton.jit
 def extend_kernel(
-    q, out, keys, values, sinks, tiles, row_table, rows, start_locs, prefix_lens, new_lens,
+    q, out, keys, values, sinks, tiles, row_table, rows, start_locs, prefix_lens, new_lens, tail_lens, tail_bits,
     q_token, q_head, out_token, out_head, key_slot, key_head, value_slot, value_head, table_stride,
     window, scale, cap,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Attend with new tokens over cached and new KV. Grid (tiles, kv heads).
+    """Attend with new tokens over cached and new KV. Grid (tiles, kv heads). With HAS_TAIL all requests of the tiles
+    have a tail, see ForwardBatch.
 
     `tiles` int32 [tiles, 2] name a request and the first of the TOKENS new tokens of it that a program computes, for
     the GROUP query heads of its KV head: row r of the tile is token r // GROUP, head r % GROUP. Rows from TOKENS *
@@ -123,6 +157,17 @@ def extend_kernel(
     # Padding rows stand at the last position, so that they see what the others see and stay finite.
     last_token = tl.minimum(first_token + TOKENS, new) - 1
     positions = prefix + tl.minimum(token, last_token)
+    end = prefix + last_token + 1  # of the keys that some row sees
+    tail = prefix + first_token + 1  # every row sees the keys before it, but for its window
+    low = 0
+    high = 0
+    if HAS_TAIL:
+        end = prefix + new
+        tail_len = tl.load(tail_lens + request).to(tl.int32)
+        tail = end - tail_len
+        bits = tl.load(tail_bits + start + tl.minimum(token, last_token))
+        positions = tail + _count_bits(bits) - 1
+        low, high = _seen_of_tail(bits, window, tail_len, HAS_WINDOW)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     q_tile = tl.load(
@@ -132,15 +177,15 @@ def extend_kernel(
     )
 
     # Keys [first, end) are seen by some row. In between lie the blocks that every row sees whole: they need no mask.
-    end = prefix + last_token + 1
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(prefix + first_token - window + 1, 0)
+        lowest = tail if HAS_TAIL else prefix + first_token
+        first = tl.maximum(lowest - window + 1, 0)
     blocks = tl.cdiv(end - first, BLOCK_N)
     whole_start = 0
     if HAS_WINDOW:
         whole_start = tl.minimum(tl.cdiv(tl.maximum(end - window - first, 0), BLOCK_N), blocks)
-    whole_stop = tl.maximum((prefix + first_token + 1 - first) // BLOCK_N, whole_start)
+    whole_stop = tl.maximum((tail - first) // BLOCK_N, whole_start)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -151,15 +196,18 @@ def extend_kernel(
     if HAS_WINDOW:
         top, total, acc = _extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-            first, end, window, scale, cap, d, dv, D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, True,
+            first, end, window, scale, cap, d, dv, tail, low, high,
+            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, True,
         )  # fmt: skip
     top, total, acc = _extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, window, scale, cap, d, dv, D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, False,
+        first, end, window, scale, cap, d, dv, tail, low, high,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, False,
     )  # fmt: skip
     top, total, acc = _extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, window, scale, cap, d, dv, D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, True,
+        first, end, window, scale, cap, d, dv, tail, low, high,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, True,
     )  # fmt: skip
 
     if HAS_SINKS:

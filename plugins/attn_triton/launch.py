@@ -54,17 +54,20 @@ class Blocks:
     stages: int
 
 
-def extend_blocks(kind: Kind, itemsize: int, rows: int, options: TritonAttentionOptions) -> Blocks:
+def extend_blocks(
+    kind: Kind, itemsize: int, rows: int, options: TritonAttentionOptions, *, tails: bool = False
+) -> Blocks:
     """Return blocks for tiles of up to `rows` useful query rows (tokens times group).
 
     A tile keeps rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared memory. For
     128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor of an
     H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers instead,
-    and these are the largest blocks that do not spill (all checked with ptxas for sm_90).
+    and these are the largest blocks that do not spill (all checked with ptxas for sm_90). With `tails` each row's bits
+    take registers, too.
     """
     dim = power_of_two(max(kind.qk_head_dim, kind.v_head_dim))
     if itemsize == 4:
-        most, keys, warps, stages = (64, 32, 8, 2) if dim <= 64 else (32, 16, 8, 2)
+        most, keys, warps, stages = (64, 32, 8, 2) if dim <= 64 and not tails else (32, 16, 8, 2)
     elif dim <= 128:
         most, keys, warps, stages = 128, 64, 4 if dim <= 64 else 8, 3
     else:

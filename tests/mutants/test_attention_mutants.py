@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
+from pegboard.conformance.attention_trees import AttentionTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch
@@ -263,6 +264,7 @@ class Refusing(Broken):
 
     def forward(self, q: Tensor, k: Any, v: Any, layer: LayerSpec, batch: Any, *, sinks: Any = None) -> Tensor:
         used = {"sliding_window": layer.window, "logit_cap": layer.logit_cap, "sinks": sinks}
+        used["tree_mask"] = batch.tail_lens
         for name, value in used.items():
             if value is not None:
                 self.refuse(name)
@@ -329,6 +331,7 @@ def test_caught(mutant: Mutant) -> None:
 
 
 def test_every_test_has_a_mutant() -> None:
-    """But those that run on a GPU or in the whole matrices only."""
+    """But those that run on a GPU or in the whole matrices only. The mutants of trees have a file of their own."""
     elsewhere = {"test_matrix", "test_any_larger_batch", "test_any_batch_on_gpu"}
+    elsewhere |= {name for name in vars(AttentionTreeTests) if name.startswith("test")}
     assert set(AttentionContract._suite_tests) - {mutant.caught_by for mutant in MUTANTS} == elsewhere

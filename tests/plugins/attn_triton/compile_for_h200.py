@@ -27,7 +27,7 @@ from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 INT32 = {"tiles", "row_table"}
-INT64 = {"rows", "start_locs", "prefix_lens", "new_lens", "tokens", "seq_lens"}
+INT64 = {"rows", "start_locs", "prefix_lens", "new_lens", "tail_lens", "tail_bits", "tokens", "seq_lens"}
 FLOAT32 = {"tops", "parts"}
 TENSORS = {"q", "out", "keys", "values", "sinks"}
 
@@ -77,9 +77,10 @@ def compile_all(dtype: str, dim: int, group: int) -> Iterator[dict[str, Any]]:
     padded = power_of_two(dim)
     shared = {"GROUP": group, "D": dim, "DV": dim, "BLOCK_D": padded, "BLOCK_DV": padded}
     flags = {"HAS_WINDOW": True, "HAS_CAP": True, "HAS_SINKS": True}
-    extend = extend_blocks(kind, ITEMSIZE[dtype], 4096 * group, options)
-    sizes = {"TOKENS": extend.rows // group, "BLOCK_M": extend.rows, "BLOCK_N": extend.keys}
-    yield compile_kernel(kernels.extend_kernel, dtype, {**shared, **flags, **sizes}, extend)
+    for tails in (False, True):
+        extend = extend_blocks(kind, ITEMSIZE[dtype], 4096 * group, options, tails=tails)
+        sizes = {"TOKENS": extend.rows // group, "BLOCK_M": extend.rows, "BLOCK_N": extend.keys}
+        yield compile_kernel(kernels.extend_kernel, dtype, {**shared, **flags, **sizes, "HAS_TAIL": tails}, extend)
     decode = decode_blocks(kind, ITEMSIZE[dtype], options)
     for split in (True, False):
         sizes = {"BLOCK_H": decode.rows, "BLOCK_N": decode.keys, "SPLIT": split}

@@ -33,9 +33,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_compiles(shape: str, run: subprocess.CompletedProcess[str]) -> None:
     assert run.returncode == 0, run.stderr
     found = [one for line in run.stdout.splitlines() if (one := json.loads(line))["shape"] == shape]
-    assert [one["kernel"] for one in found] == ["extend_kernel", "decode_kernel", "decode_kernel", "reduce_kernel"]
+    extend, decode = ["extend_kernel"] * 2, ["decode_kernel"] * 2  # without tails and with; in parts and whole
+    assert [one["kernel"] for one in found] == [*extend, *decode, "reduce_kernel"]
     for one in found:
         assert one["shared"] <= SHARED_MEMORY
         assert one["spilled"] == 0, f"{one} spills registers: its blocks are too large"
     if not shape.startswith("fp32"):
-        assert found[0]["wgmma"] > 0, "extend does not run on the tensor cores as it should"
+        assert min(found[0]["wgmma"], found[1]["wgmma"]) > 0, "extend does not run on the tensor cores as it should"

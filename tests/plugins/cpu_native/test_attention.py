@@ -73,6 +73,8 @@ class Case:
             batch_size=len(requests),
             input_ids=torch.zeros(int(new.sum()), dtype=torch.int64),
             overlay=None,
+            tail_lens=None,
+            tail_bits=None,
             positions=positions,
             req_pool_indices=torch.from_numpy(rows.astype(np.int64)),
             seq_lens=lengths,

@@ -43,6 +43,8 @@ class Counters:
     """Times that a request had drafts in a step: with each it gained a token, beside the accepted ones."""
     book_errors: int = 0
     schedule_time: float = 0.0
+    draft_time: float = 0.0
+    """Of the speculator, and of what is done with its drafts before the model gets them."""
     forward_time: float = 0.0
     results_time: float = 0.0
 

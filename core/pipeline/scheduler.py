@@ -179,8 +179,10 @@ class Scheduler:
         launched = time.perf_counter()
         step.launched_at = launched
         step.pending = self.stages.executor.submit(step.work)
-        counters = self.counters
-        counters.schedule_time += launched - start
+        counters, drafter = self.counters, self.stages.drafter
+        drafting = 0.0 if drafter is None else drafter.take_seconds()
+        counters.draft_time += drafting
+        counters.schedule_time += launched - start - drafting
         counters.forward_time += time.perf_counter() - launched
         return step
 

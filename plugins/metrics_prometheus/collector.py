@@ -64,7 +64,12 @@ _GAUGES = (
     ("new_token_ratio", "new_token_ratio", "Share of the remaining output that admission reserves memory for."),
 )
 
-_STAGES = (("schedule", "schedule_time"), ("forward", "forward_time"), ("results", "results_time"))
+_STAGES = (
+    ("schedule", "schedule_time"),
+    ("draft", "draft_time"),
+    ("forward", "forward_time"),
+    ("results", "results_time"),
+)
 
 
 class SchedulerCollector(Collector):

@@ -1,5 +1,5 @@
-"""Drafts in outputs with grammars: the same tokens as without them, all of them allowed, however often a grammar forbids
-or forces what was drafted.
+"""Drafts in outputs with grammars: the same tokens as without them, all of them allowed, however often a grammar
+forbids or forces what was drafted.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ TOKEN_SIDE = 28
 """Pixels of a picture's token, at least: what is set aside for pictures follows from it."""
 ENCODE = "encode"
 """This stage's name: the encoder, in steps of its own before the prefill of a prompt with pictures."""
+DRAFT = "draft"
+"""This stage's name: the speculator, and what is done with its drafts before the model gets them."""
 PATIENCE = 8
 """Steps that may pass before one has the shape."""
 
@@ -244,7 +246,7 @@ class StepBench:
             self._clock.begin()
             self._engine.poll()
             batch = self._clock.batch
-            if batch is not None and batch.forward_mode.is_decode and len(batch) == len(prompts):
+            if batch is not None and batch.decoding == len(batch) == len(prompts):
                 return
         raise PegboardError(f"{len(prompts)} requests of {self._settings.context} tokens do not run at once")
 
@@ -254,14 +256,15 @@ class StepBench:
         encoding = dict.fromkeys(("plan", ENCODE), 0.0)
         for _ in range(PATIENCE):
             runner.stage_times()
-            encoded = self._encoded
+            encoded, drafted = self._encoded, self._drafting
             clock.begin()
             self._engine.poll()
             stages = clock.end()
             inside = runner.stage_times()
             if stages and clock.batch is not None and self._fits(clock.batch):
                 into.tokens = clock.batch.num_tokens
-                into.add(self._with_encoding(dict(zip(STAGES, stages, strict=True)), encoding), inside)
+                times = self._with_drafting(dict(zip(STAGES, stages, strict=True)), self._drafting - drafted)
+                into.add(self._with_encoding(times, encoding), inside)
                 return
             if not stages and self._encoded > encoded:
                 encoding[ENCODE] += self._encoded - encoded
@@ -276,6 +279,18 @@ class StepBench:
         """Seconds that the encoder has taken since the start."""
         return self._engine.built.scheduler.counters.encode_time
 
+    @property
+    def _drafting(self) -> float:
+        """Seconds that drafting has taken since the start."""
+        return self._engine.built.scheduler.counters.draft_time
+
+    def _with_drafting(self, stages: dict[str, float], seconds: float) -> dict[str, float]:
+        """Return the stages of a step, drafting apart from the plan, if any tokens are ever drafted."""
+        if self._engine.built.scheduler.stages.drafter is None:
+            return stages
+        planned = stages.pop("plan") - seconds
+        return {"plan": planned, DRAFT: seconds, **stages}
+
     def _with_encoding(self, stages: dict[str, float], encoding: Mapping[str, float]) -> dict[str, float]:
         """Return the stages of a step, those of the encodings before it included, in their order."""
         if not self._settings.images:
@@ -285,8 +300,6 @@ class StepBench:
 
     def _fits(self, batch: ScheduleBatch) -> bool:
         settings, decoding = self._settings, batch.decoding
-        if batch.forward_mode.is_decode:
-            decoding = len(batch)
         prefills = len(batch) - decoding
         lens = batch.extend_lens[:prefills].tolist()
         known = batch.prefix_lens[:prefills].tolist()

@@ -85,6 +85,12 @@ class Drafter:
         self._most = min(settings.max_nodes, speculator.max_nodes)
         self._in_a_row = 0
         self._times = StepTimes()
+        self._seconds = 0.0
+
+    def take_seconds(self) -> float:
+        """Return the seconds that drafting has taken since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     @property
     def on(self) -> bool:
@@ -99,6 +105,13 @@ class Drafter:
         """Return drafts for all running requests that may have one more token, with slots for them; None for none."""
         if not self.concerns(running):
             return None
+        since = time.perf_counter()
+        try:
+            return self._drafts(running)
+        finally:
+            self._seconds += time.perf_counter() - since
+
+    def _drafts(self, running: RunningBatch) -> Drafts | None:
         places = np.flatnonzero(running.left > 0)
         most = self._bounds(running, places)
         if not (most > 1).any():

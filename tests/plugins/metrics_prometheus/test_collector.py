@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pegboard.core.interfaces.batch import ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.interfaces.messages import AbortRequest
@@ -22,7 +23,7 @@ from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
-from tests.core.pipeline.harness import Harness
+from tests.core.pipeline.harness import Harness, Seer
 
 EVERY = {"sampling": {"ignore_eos": True}}
 
@@ -223,12 +224,25 @@ def test_a_decode_step_runs_no_python_per_request() -> None:
     watched = Watched()
     reqs = Untouchable([Req(f"r{i}", np.arange(3), SamplingParams()) for i in range(4)])
     intervals = np.array([0.01, 0.02, np.nan, 0.02])
-    batch: Any = SimpleNamespace(
-        forward_mode=ForwardMode.DECODE, decoding=4, reqs=reqs, intervals=intervals, planned_at=1.0, committed_at=1.02
-    )
+    ones = np.ones(4, np.int64)
+    batch = ScheduleBatch(1, ForwardMode.DECODE, reqs, 3 * ones, ones, 2 * ones, decoding=4)
+    batch.intervals, batch.planned_at, batch.committed_at = intervals, 1.0, 1.02
     watched.collector.batch_committed(batch)
     assert watched.value("inter_token_latency_seconds_count") == 3
     assert watched.value("inter_token_latency_seconds_sum") == pytest.approx(0.05)
+
+
+def test_tokens_that_were_drafted() -> None:
+    """Tokens that came together share the time before them."""
+    watched = Watched(speculator=Seer(1.0, nodes=4))
+    watched.harness.submit("r", [3, 4, 5], 20, sampling={"ignore_eos": True})
+    watched.harness.run()
+    counters = watched.harness.scheduler.counters
+    assert watched.value("drafted_tokens_total") == watched.value("accepted_tokens_total") == counters.accepted_tokens
+    assert watched.value("verify_steps_total") == counters.verify_steps > 0
+    assert watched.value("inter_token_latency_seconds_count") == 19
+    assert watched.value("spec_accept_rate") == 1
+    assert watched.value("spec_accept_length") == 1 + counters.accepted_tokens / counters.verify_steps > 2
 
 
 def test_the_policy_speaks_for_itself() -> None:

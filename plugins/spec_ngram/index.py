@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
 
-BLOCK = 1024
+BLOCK = 512
 """Tokens of which a sorted run is made, or multiples of them."""
 
 AT_ONCE = 8192

@@ -96,7 +96,7 @@ def test_a_call_indexes_so_much_and_no_more() -> None:
         answers.append(found.find(tokens))
         assert found.known - before <= index.AT_ONCE
     assert [answer is None for answer in answers] == [True] * 5 + [False] * 2
-    assert [run.size for run in found.runs] == [index.BLOCK * size for size in (32, 8, 2, 1)]
+    assert [run.size for run in found.runs] == [index.BLOCK * size for size in (64, 16, 2, 1)]
     assert len(found.newest) <= 7 * index.BLOCK
 
 

@@ -224,6 +224,14 @@ def parameters_take_effect(server: Served) -> None:
         assert refused["field"] == f"custom_params.{field}"
 
 
+def drafts_are_verified(server: Served) -> None:
+    """A long greedy answer repeats itself, which is what the speculator drafts by."""
+    said = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 0}
+    told = server.post("/generate", text=PROMPTS[3], sampling_params=said)["meta_info"]
+    assert told["spec_draft_token_num"] >= told["spec_accept_token_num"] > 0, told
+    assert told["spec_verify_ct"] < 200
+
+
 def keys_have_limits(server: Served) -> None:
     """One key's burst, one that waits until its client leaves, and two too many; another key goes on meanwhile."""
     server.post("/v1/completions", key=BOB, model="", prompt=["a"] * BURST, max_tokens=1)
@@ -273,6 +281,7 @@ def test_all_eight_serve_together(installed: dict[str, str], tmp_path: Path) -> 
         assert all(name in chosen[contract] for contract, name in PROVIDERS.items() if contract != "api"), chosen
         twenty_at_once(server, expected)
         parameters_take_effect(server)
+        drafts_are_verified(server)
         keys_have_limits(server)
 
         now = server.wait_for(is_idle)

@@ -1,0 +1,1 @@
+"""What speculative decoding brings, and what it costs."""

@@ -8,7 +8,7 @@ _MINUTES = """Minutes of the allotment society, 3 March. Present were Anna Weber
 The water pump in the north field is broken since the frost in January. Tom Okafor will ask two firms for an offer.
 The society agreed to spend at most 400 euros on it. Li Na reported that eleven plots are free, and that nineteen
 people wait for one. The plots will be given away by lot on Saturday, 12 April. Piet de Vries asked for a second
-compost heap behind the shed. Nobody was against it. Anna Weber closed the meeting at nine o'clock."""
+compost heap behind the shed. All were in favour. Anna Weber closed the meeting at nine o'clock."""
 
 _RECIPE = """For the dough, mix 500 grams of flour, 300 millilitres of lukewarm water, one teaspoon of salt and seven
 grams of dry yeast. Knead the dough for ten minutes, until it is smooth. Cover the bowl with a damp towel and let the

@@ -189,8 +189,8 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Grammars:
-    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none where there
-    is no backend.
+    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none without a
+    backend.
     """
 
     gate: GrammarGate | None = None

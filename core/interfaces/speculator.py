@@ -33,9 +33,10 @@ class DraftRow:
     """What a speculator may know of a request.
 
     `tokens` int64 [n] are prompt and output, a view that may be read, not kept; the last one is the newest, which is
-    known and not computed. The first `input_len` are the prompt's. Nothing that is learnt from one `namespace` may show
-    in the drafts of another one: how fast an answer comes would tell what others have written. A tree may have `most`
-    nodes, its root included. `memo` stays with the request to its end, for the speculator to keep things in.
+    known and not computed. The first `input_len` are the prompt's, in which numbers beyond the vocabulary stand for
+    media. Nothing that is learnt from one `namespace` may show in the drafts of another one: how fast an answer comes
+    would tell what others have written. A tree may have `most` nodes, its root included. `memo` stays with the request
+    to its end, for the speculator to keep things in, under itself as the key.
     """
 
     tokens: NDArray[np.int64]
@@ -104,7 +105,8 @@ class Speculator(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         """Return a tree for each of `rows`, whose root is the row's newest token; chains alone without the capability
-        `branches`. A tree depends on what the request, and those before it, have said, not on the other rows.
+        `branches`. A tree depends on what the request, and those before it, have said, not on the other rows; the same
+        rows get the same trees when they are asked for again.
         """
 
     def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:

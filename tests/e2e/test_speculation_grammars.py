@@ -19,6 +19,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from tests.e2e.schemas import corpus
 from tests.e2e.test_grammars import EBNFS, REGEXES, TAG, config, validate
+from tests.token_prompts import prompt_ids
 
 SEVENTH = corpus()[::7]
 
@@ -54,7 +55,7 @@ def check(model: Path, schemas: Sequence[tuple[str, Any]], jump: int, shape: str
     wanted = requests_of(schemas)
     plain = answers(model, wanted, jump, use="none")
     recorded = {
-        " ".join(map(str, request.prompt)): output.token_ids for request, output in zip(wanted, plain, strict=True)
+        " ".join(map(str, prompt_ids(request))): output.token_ids for request, output in zip(wanted, plain, strict=True)
     }
     drafted = answers(model, wanted, jump, use="drill", outputs=recorded, shape=shape, hit_rate=0.8, ragged=True)
     finished = 0

@@ -38,15 +38,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 0.05
-"""A speculator that takes longer for a step has failed: all requests wait for it."""
+"""A speculator that computes for longer in a step has failed: all requests wait for it."""
+LATE_BY_CLOCK = 0.5
+"""The same by the clock, which also counts what other processes on the machine took."""
 MAX_FAILURES = 10
 """A speculator that has failed this often in a row is not asked any more."""
 
 
 @dataclass(slots=True)
 class _Drafted:
-    """What is kept of a request: whether it may be drafted for, None as long as nobody has looked; what the speculator
-    keeps; how its drafts did.
+    """What is kept of a request: whether it may be drafted for, None before the first look; what the speculator keeps;
+    how its drafts did.
     """
 
     allowed: bool | None = None
@@ -197,7 +199,7 @@ class Drafter:
 
     def _propose(self, rows: Sequence[DraftRow], most: NDArray[np.int64]) -> DraftTrees | None:
         """Ask the speculator. Return None where it fails, takes too long, or answers with what are no trees."""
-        since = time.perf_counter()
+        since, computing = time.perf_counter(), time.thread_time()
         try:
             found = self._speculator.propose(rows)
             roots = np.fromiter((row.tokens[-1] for row in rows), np.int64, len(rows))
@@ -205,9 +207,9 @@ class Drafter:
         except Exception:
             self._failed("propose", "raised")
             return None
-        took = time.perf_counter() - since
-        if wrong is None and took > LATE_SECONDS:
-            wrong = f"took {took * 1000:.0f} ms"
+        took, computed = time.perf_counter() - since, time.thread_time() - computing
+        if wrong is None and (computed > LATE_SECONDS or took > LATE_BY_CLOCK):
+            wrong = f"took {took * 1000:.0f} ms, {computed * 1000:.0f} ms of it computing"
         if wrong is not None:
             self._failed("propose", wrong)
             return None

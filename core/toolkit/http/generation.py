@@ -200,10 +200,8 @@ class Answer:
             self.input_logprobs += chunk.input_logprobs or ()
             self.hidden_states += chunk.hidden_states or ()
         self.finish_reason = chunk.finish_reason
-        self.prompt_tokens = chunk.prompt_tokens
-        self.completion_tokens = chunk.completion_tokens
-        self.cached_tokens = chunk.cached_tokens
-        self.num_retractions = chunk.num_retractions
+        self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
+        self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
 
 

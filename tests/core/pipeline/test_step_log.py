@@ -13,7 +13,7 @@ from pegboard.core.engine.time_stats import log_finished, time_stats
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.step_log import StepReport
+from pegboard.core.pipeline.step_log import DraftFigures, StepReport
 from tests.core.pipeline.media_harness import Album, media_harness, submit
 
 
@@ -30,7 +30,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def decode(report: StepReport, clock: Clock, steps: int, total: int, **figures: int) -> int:
+def decode(report: StepReport, clock: Clock, steps: int, total: int, **figures: Any) -> int:
     """Steps of 0.5 s with 4 tokens each; the total afterwards."""
     for _ in range(steps):
         clock.now += 0.5
@@ -164,3 +164,14 @@ def test_one_line_per_finished_request(caplog: pytest.LogCaptureFixture) -> None
     assert "rid='r1'" in caplog.records[0].getMessage()
     fields: dict[str, Any] = vars(caplog.records[0])
     assert (fields["event"], fields["rid"], fields["ttft_s"]) == ("request", "r1", 5.5)
+
+
+def test_a_decode_line_tells_of_drafts_since_the_last_one(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    report = StepReport(2, clock)
+    with caplog.at_level(logging.INFO):
+        total = decode(report, clock, 4, 0, drafts=DraftFigures(10, 40, 20))
+        decode(report, clock, 2, total, drafts=DraftFigures(14, 56, 22))
+    first, second = caplog.records[0], caplog.records[-1]
+    assert "accept len: 3.00, accept rate: 0.50" in first.getMessage()
+    assert "accept len: 1.50, accept rate: 0.12" in second.getMessage()
+    assert (second.drafted_tokens, second.accepted_tokens) == (16, 2)  # type: ignore[attr-defined]

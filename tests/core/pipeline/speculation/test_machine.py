@@ -68,7 +68,7 @@ class Drafting(RuleBasedStateMachine):
         self.aborted.add(rid)
         self.harness.scheduler.receive([AbortRequest(rid=rid)])
 
-    @precondition(lambda self: self.harness.scheduler.loop.flight is None and len(self.harness.scheduler.running))
+    @precondition(lambda self: self.harness.scheduler.loop.flight is None and bool(self.harness.scheduler.running.reqs))
     @rule(pick=st.integers(0, 99))
     def retract(self, pick: int) -> None:
         running = self.harness.scheduler.running

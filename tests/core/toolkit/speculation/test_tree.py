@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.speculator import DraftTrees
@@ -50,7 +51,7 @@ def ancestors(trees: DraftTrees) -> list[set[int]]:
 @properties(150)
 @given(forests(), st.integers(0, 2**32))
 def test_trees_are_walked_by_what_was_drawn(trees: DraftTrees, seed: int) -> None:
-    drawn = np.random.default_rng(seed).integers(VOCAB, size=trees.tokens.shape[0])
+    drawn: NDArray[np.int64] = np.random.default_rng(seed).integers(VOCAB, size=trees.tokens.shape[0])
     accepted = tree.walk(trees, drawn)
     start, taken = 0, 0
     for request, count in enumerate(trees.counts.tolist()):
@@ -85,7 +86,7 @@ def test_depths_and_bits_say_who_comes_before(trees: DraftTrees) -> None:
 @properties(100)
 @given(forests(), st.integers(0, 2**32))
 def test_a_node_that_is_cut_takes_all_below_it_with_it(trees: DraftTrees, seed: int) -> None:
-    keep = np.random.default_rng(seed).random(trees.tokens.shape[0]) < 0.7
+    keep: NDArray[np.bool_] = np.random.default_rng(seed).random(trees.tokens.shape[0]) < 0.7
     keep[trees.parents < 0] = True
     firsts = np.repeat(tree.starts(trees.counts), trees.counts)
     stays = [
@@ -144,4 +145,4 @@ def test_what_is_no_tree_is_told(changes: dict[str, list[int]], fault: str) -> N
     assert tree.fault(GOOD, roots, most, VOCAB) is None
     bad = replace(GOOD, **{name: np.array(value, np.int64) for name, value in changes.items()})
     assert fault in (tree.fault(bad, roots, most, VOCAB) or "")
-    assert "int64" in (tree.fault(replace(GOOD, tokens=GOOD.tokens.tolist()), roots, most, VOCAB) or "")  # type: ignore[arg-type]
+    assert "int64" in (tree.fault(replace(GOOD, tokens=GOOD.tokens.astype(np.int32)), roots, most, VOCAB) or "")

@@ -141,6 +141,7 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     Cardinality.ONE,
     f"{_I}.kv_pool:KVPool",
     "the device buffers in which keys and values live",
+    suite=f"{_S}.kv_pool:KVPoolContract",
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(

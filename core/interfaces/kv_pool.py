@@ -36,6 +36,7 @@ class KVPool(abc.ABC, Generic[OptionsT]):
         self.options = options
         self.page_size = ctx.page_size
         self.num_slots = (ctx.num_pages + 1) * ctx.page_size
+        self.layer_ids = tuple(layer.layer_id for layer in ctx.layers)
 
     @classmethod
     def supports(cls, options: OptionsT, ctx: KVPoolContext) -> str | None:
@@ -58,6 +59,16 @@ class KVPool(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n]."""
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy the K and V of all layers at the slots `sources` int64 [n] to `targets` int64 [n], distinct ones. All
+        sources are read before a target is written, so that both may have slots in common.
+
+        This default works on `keys` and `values` of each layer.
+        """
+        for layer_id in self.layer_ids:
+            for buffer in (self.keys(layer_id), self.values(layer_id)):
+                buffer.index_copy_(0, targets, buffer.index_select(0, sources))
 
     def prepare(self, seconds: float) -> int:
         """Have the system provide the memory of free slots now and not when they are first written to, for about

@@ -235,8 +235,8 @@ class TestPlugins:
         assert json.loads(done.stdout)["providers"][0]["provider"] == "fcfs"
 
     def test_check_of_a_contract_without_a_suite(self) -> None:
-        with pytest.raises(PluginError, match="no conformance suite yet for kv_pool"):
-            run("plugins", "check", "mha")
+        with pytest.raises(PluginError, match="no conformance suite yet for model_source"):
+            run("plugins", "check", "hf")
 
 
 class TestServe:

@@ -1,3 +1,4 @@
+from pegboard.conformance.kv_pool import KVPoolContract
 from pegboard.conformance.token_allocator import TokenAllocatorContract
 
 
@@ -7,3 +8,7 @@ class TestStackAllocator(TokenAllocatorContract):
 
 class TestFifoAllocator(TokenAllocatorContract):
     provider = "fifo"
+
+
+class TestMHAPool(KVPoolContract):
+    provider = "mha"

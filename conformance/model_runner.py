@@ -19,13 +19,14 @@ from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor, ScriptedSampler
 from pegboard.conformance.runner_overlay import RunnerOverlayTests
 from pegboard.conformance.runner_suite import best_sampler, reference
+from pegboard.conformance.runner_trees import RunnerTreeTests
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, KVGroupView
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 
-class ModelRunnerContract(RunnerOverlayTests):
+class ModelRunnerContract(RunnerOverlayTests, RunnerTreeTests):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.
     """

@@ -13,7 +13,8 @@ import torch
 from pegboard.conformance.model_references import OverlaidPrompt, lay_over
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.sampler import make_sampling
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
+from pegboard.conformance.tails import Tree, as_int64, depths, tree_bits
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_family import Network
 from pegboard.core.interfaces.model_runner import ModelRunner
@@ -137,6 +138,28 @@ class Rig:
         """As `step`, with the runner's pauses; greedy, and sampled after every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)
         return self.runner.execute_in_parts(batch, sampling)
+
+    def run_trees(
+        self, new: Mapping[int, Sequence[int]], trees: Mapping[int, Tree], *, decode: bool = False
+    ) -> ForwardOutput:
+        """As `step`, greedy and with logits after every token, where new tokens of some requests are the last nodes of
+        `trees`. A tree's other nodes have been computed in the steps before.
+        """
+        batch = self.run.batch(new, decode=decode)
+        tails, bits, starts = [], [], np.cumsum([0, *(len(tokens) for tokens in new.values())])
+        for request, start in zip(new, starts, strict=False):
+            tree, count = trees.get(request, ()), len(new[request])
+            tails.append(len(tree))
+            bits += tree_bits(tree)[-count:] if tree else [0] * count
+            if tree:
+                first = len(self.run.tokens[request]) - len(tree)
+                batch.positions[start : start + count] = first + torch.tensor(depths(tree)[-count:])
+        batch.tail_lens_cpu = np.array(tails, dtype=np.int64)
+        batch.tail_lens, batch.tail_bits = torch.from_numpy(batch.tail_lens_cpu), torch.from_numpy(as_int64(bits))
+        if not decode:
+            batch.forward_mode, batch.sample_rows = ForwardMode.TARGET_VERIFY, torch.arange(batch.num_tokens)
+        sampling = make_sampling([{} for _ in range(batch.num_tokens)], self.run.spec.vocab_size)
+        return self.runner.execute(batch, sampling, return_logits=True)
 
     def overlaid(
         self,

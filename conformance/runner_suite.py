@@ -181,7 +181,7 @@ def best_sampler(vocab: int) -> Sampler:
     pytest.skip("no installed sampler samples on a CPU")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def reference(directory: Path, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits [len, vocab] and last hidden states [len, hidden] of a prompt by transformers, in float32."""
     with torch.inference_mode():

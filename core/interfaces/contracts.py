@@ -112,10 +112,13 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
         "input_logprobs": "returns the logprobs of prompts' tokens when asked",
         "overlay": "honours ForwardBatch.overlay, and positions of three axes where the model has them",
+        "own_attention": "computes attention itself: nothing of the attention backend is used, and its own `tree_mask` "
+        "counts instead of the backend's",
         "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
         "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
         "turn: `scheduler.mixed_chunk` is on where it is unset",
         "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
+        "tree_mask": "honours ForwardBatch.tail_bits: for runners that compute attention themselves",
     },
 )
 

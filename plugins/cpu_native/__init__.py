@@ -13,7 +13,17 @@ plugin = Plugin(
             factory="pegboard.plugins.cpu_native.runner:CpuNativeRunner",
             config="pegboard.plugins.cpu_native.options:CpuNativeOptions",
             summary="Llama, Mistral, Qwen2, Qwen3 and Qwen-VL's text in bf16, one call per step, attention included",
-            provides=frozenset({"hidden_states", "input_logprobs", "overlay", "own_weights", "prefers_mixed"}),
+            provides=frozenset(
+                {
+                    "hidden_states",
+                    "input_logprobs",
+                    "overlay",
+                    "own_attention",
+                    "own_weights",
+                    "prefers_mixed",
+                    "tree_mask",
+                }
+            ),
             rank=20,
         ),
         Provider(

@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
 RATES = (0.0, 0.3, 0.7, 1.0)
 VALUES: tuple[Sequence[Any], ...] = (
-    [("chain", rate) for rate in RATES],
+    [*itertools.product(("chain", "tree"), RATES), ("ngram", 0.0)],
     ("fcfs", "lof", "priority", "random"),
     ("normal", "overlap"),
     (32, 256, 0),

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 0.05
-"""A speculator that computes for longer in a step has failed: all requests wait for it."""
+"""Drafts that took longer to compute are not used: all requests wait for them. Twice in a row is a failure; once may be
+a collection of garbage.
+"""
 LATE_BY_CLOCK = 0.5
 """The same by the clock, which also counts what other processes on the machine took."""
 MAX_FAILURES = 10
@@ -86,6 +88,7 @@ class Drafter:
         self._grammars = grammars
         self._most = min(settings.max_nodes, speculator.max_nodes)
         self._in_a_row = 0
+        self._late = False
         self._times = StepTimes()
         self._seconds = 0.0
 
@@ -208,7 +211,10 @@ class Drafter:
             self._failed("propose", "raised")
             return None
         took, computed = time.perf_counter() - since, time.thread_time() - computing
-        if wrong is None and (computed > LATE_SECONDS or took > LATE_BY_CLOCK):
+        was_late, self._late = self._late, computed > LATE_SECONDS or took > LATE_BY_CLOCK
+        if wrong is None and self._late:
+            if not was_late:
+                return None
             wrong = f"took {took * 1000:.0f} ms, {computed * 1000:.0f} ms of it computing"
         if wrong is not None:
             self._failed("propose", wrong)

@@ -193,7 +193,7 @@ def test_a_speculator_that_fails_is_switched_off(what: str, caplog: pytest.LogCa
     harness.run()
     for i, prompt in enumerate(asked):
         assert harness.tokens(f"r{i}") == oracle(prompt, 30)
-    assert bad.calls == 10
+    assert bad.calls == 10 + (what == "late")  # the first time is forgiven
     assert harness.scheduler.counters.verify_steps == 0
     assert harness.scheduler.info()["plugin_failures_by"] == {"speculator": {"Bad": 10}}
     told = [record.message for record in caplog.records if "speculator" in record.message]

@@ -21,9 +21,9 @@ NEAR = 0.15
 TEXTS = (
     "The capital of France is",
     "One, two, three, four, five,",
-    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n",
+    "Monday, Tuesday, Wednesday,",
     "Once upon a time there was a fox who",
-    "Water boils at a temperature of",
+    "A B C D E F G",
     "Repeat after me: the cat sat on the mat. The cat sat on the mat.",
     "A list of colours:\n- red\n- green\n",
     "To bake bread you need flour,",

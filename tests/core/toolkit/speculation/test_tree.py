@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.speculator import DraftTrees
@@ -51,7 +50,7 @@ def ancestors(trees: DraftTrees) -> list[set[int]]:
 @properties(150)
 @given(forests(), st.integers(0, 2**32))
 def test_trees_are_walked_by_what_was_drawn(trees: DraftTrees, seed: int) -> None:
-    drawn: NDArray[np.int64] = np.random.default_rng(seed).integers(VOCAB, size=trees.tokens.shape[0])
+    drawn = np.random.default_rng(seed).integers(VOCAB, size=trees.tokens.shape)
     accepted = tree.walk(trees, drawn)
     start, taken = 0, 0
     for request, count in enumerate(trees.counts.tolist()):
@@ -86,7 +85,7 @@ def test_depths_and_bits_say_who_comes_before(trees: DraftTrees) -> None:
 @properties(100)
 @given(forests(), st.integers(0, 2**32))
 def test_a_node_that_is_cut_takes_all_below_it_with_it(trees: DraftTrees, seed: int) -> None:
-    keep: NDArray[np.bool_] = np.random.default_rng(seed).random(trees.tokens.shape[0]) < 0.7
+    keep = np.random.default_rng(seed).random(trees.tokens.shape) < 0.7
     keep[trees.parents < 0] = True
     firsts = np.repeat(tree.starts(trees.counts), trees.counts)
     stays = [

@@ -77,6 +77,8 @@ def check_judged(case: TreeCase, native: NativeModel, window: int = 0) -> None:
     """As `check`, of the tokens that do not see what is loud."""
     queries = torch.randn(case.batch().num_tokens, native.spec.num_heads, case.dim, generator=torch.manual_seed(3))
     judged = torch.cat(case.judged)
+    if not bool(judged.any()):
+        return
     found, exact = (
         one[judged] for one in (native.attend(case.batch(), 0, queries).double(), case.exact(queries, window))
     )
@@ -123,7 +125,7 @@ CASES = {one.__name__: one for one in (bushes, singles, large)}
 def test_trees(directory: Path, instructions: str, window: int, arrangement: str) -> None:
     case = TreeCase(3, 64)
     CASES[arrangement](case)
-    check(case, model(directory, instructions, "3x64", window, 3), window)
+    check(case, model(directory, instructions, "3x64", window, 2), window)
 
 
 @pytest.mark.parametrize("heads", ["2x128", *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)])
@@ -179,8 +181,8 @@ def check_any(directory: Path, data: st.DataObject, instructions: str) -> None:
         more = draw(st.integers(0, draw(st.sampled_from((6, 63)))), "nodes")
         tree = draw_tree(draw(st.lists(st.integers(0, 64), min_size=more, max_size=more), "tree"))
         new = draw(st.integers(1, len(tree)), "new")
-        loud = draw(st.one_of(st.none(), st.integers(0, more)), "loud")
-        if draw(st.booleans(), "treed"):
+        loud = draw(st.one_of(st.none(), st.integers(1, more)), "loud") if more else None
+        if draw(st.sampled_from((True, True, True, False)), "treed"):
             case.treed(before, tree, new, loud)
         else:
             case.request(before, case.slots(len(tree)), new=new)
@@ -196,7 +198,7 @@ def test_any_trees(directory: Path, data: st.DataObject) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("instructions", SETS)
 def test_any_more_trees(directory: Path, instructions: str) -> None:
-    @properties(max_examples=100)
+    @properties(max_examples=120 if instructions == SETS[0] else 40)
     @given(data=st.data())
     def run(data: st.DataObject) -> None:
         check_any(directory, data, instructions)

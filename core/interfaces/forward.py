@@ -116,7 +116,8 @@ class ForwardBatch:
     request r, 64 at most, a token sees those whose bit is set: bit i of key seq_len - tail_len + i. Keys before the
     tail are seen as ever. A token's place, from which a sliding window counts, is seq_len - tail_len + (set bits) - 1,
     and not that of its slot; the tokens of the tail that it sees stand at the places that its ancestors have. A request
-    whose `tail_lens` is 0 is causal. The keys of a tail may be older than this batch.
+    whose `tail_lens` is 0 is causal. All that is new of a request with a tail is in the tail; the other keys there are
+    older than this batch.
     """
 
     forward_mode: ForwardMode

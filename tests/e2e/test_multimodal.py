@@ -171,6 +171,22 @@ def test_the_same_in_every_setting(cell: tuple[Any, ...], alone: list[VLAnswer],
         assert stats["retractions"] > 0
 
 
+@pytest.mark.parametrize("use", ["ngram", "drill"])
+def test_drafts_behind_pictures(use: str, alone: list[VLAnswer], checkpoints: Path) -> None:
+    """Their positions go on where the pictures' ended, whether they are right or, as the drill's branches, wrong."""
+    drill = {"noise": True, "shape": "tree"} if use == "drill" else {}
+    drafts = {"use": use, "adaptive": False, "max_nodes": 6, **drill}
+    with engine(vl_checkpoint(checkpoints, "qwen3_vl"), speculation=drafts, **settings(PAIRS[0])) as made:
+        outputs = made.run(requests(conversations(), LONG))
+        stats = made.stats()
+    pairs = zip(outputs, alone, strict=True)
+    total = sum(compared(output, expected, f"prompt {i}") for i, (output, expected) in enumerate(pairs))
+    assert total >= LEAST_COMPARED * LONG * len(alone)
+    assert stats["drafted_tokens"] > 0
+    assert stats["accepted_tokens"] > 0 or use == "drill"
+    assert stats["plugin_failures"] == stats["failed_batches"] == 0
+
+
 @pytest.mark.parametrize("loop", ["normal", "overlap"])
 def test_the_native_runner_computes_the_same(loop: str, checkpoints: Path) -> None:
     """In bfloat16, so what it says together is held against what it says one by one."""

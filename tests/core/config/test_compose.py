@@ -81,6 +81,7 @@ def acme(*more: Provider, **fields: Any) -> Plugin:
         provider("pooler", "last"),
         provider("reasoning_parser", "plain"),
         provider("session_store", "in_memory"),
+        provider("speculator", "none"),
         provider("tool_parser", "plain"),
         provider("api", "openai"),
         provider("api", "native"),

@@ -30,6 +30,7 @@ OTHERS = {
     "pooler": ["last"],
     "reasoning_parser": ["plain"],
     "session_store": ["in_memory"],
+    "speculator": ["none"],
     "tool_parser": ["plain"],
     "api": ["openai", "anthropic", "native", "metrics"],
 }

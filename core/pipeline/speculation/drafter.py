@@ -87,7 +87,7 @@ class Drafter:
         self._undrafted = tuple(undrafted)
         self._grammars = grammars
         self._most = min(settings.max_nodes, speculator.max_nodes)
-        self._in_a_row = 0
+        self._in_a_row = dict.fromkeys(("concerns", "propose", "learn"), 0)
         self._late = False
         self._times = StepTimes()
         self._seconds = 0.0
@@ -100,7 +100,7 @@ class Drafter:
     @property
     def on(self) -> bool:
         """Whether the speculator is asked at all."""
-        return self._in_a_row < MAX_FAILURES
+        return max(self._in_a_row.values()) < MAX_FAILURES
 
     def concerns(self, running: RunningBatch) -> bool:
         """Return whether these requests may get drafts, so that their newest tokens have to be known first."""
@@ -152,6 +152,8 @@ class Drafter:
             self._speculator.learn(rows, trees.counts[told], gained[told])
         except Exception:
             self._failed("learn", "raised")
+        else:
+            self._in_a_row["learn"] = 0
 
     # ---- how many -------------------------------------------------------------------------------------------------
 
@@ -192,11 +194,15 @@ class Drafter:
         return kept.allowed
 
     def _concerns(self, req: Req) -> bool:
+        if not self.on:
+            return False
         try:
-            return bool(self._speculator.concerns(req.sampling))
+            concerned = bool(self._speculator.concerns(req.sampling))
         except Exception:
             self._failed("concerns", "raised")
             return False
+        self._in_a_row["concerns"] = 0
+        return concerned
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
@@ -219,17 +225,17 @@ class Drafter:
         if wrong is not None:
             self._failed("propose", wrong)
             return None
-        self._in_a_row = 0
+        self._in_a_row["propose"] = 0
         return found
 
     def _failed(self, call: str, what: str) -> None:
         """Note a failure; the log has the first of several in a row, and the last."""
         self.failures += 1
-        self._in_a_row += 1
-        if self._in_a_row == 1:
+        self._in_a_row[call] += 1
+        if self._in_a_row[call] == 1:
             text = "the speculator %r failed (%s): %s; the step goes on without drafts"
             logger.error(text, self.name, call, what, exc_info=what == "raised")
-        if self._in_a_row == MAX_FAILURES:
+        if self._in_a_row[call] == MAX_FAILURES:
             logger.error("the speculator %r failed %d times in a row: it is off now", self.name, MAX_FAILURES)
 
     # ---- what of it can be verified -------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Scheduler:
         if self._batch_scheduled and (step.work.part is None or step.work.part.first):
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
-        step.launched_at = launched
+        step.launched_at = self.clock()
         step.pending = self.stages.executor.submit(step.work)
         counters, drafter = self.counters, self.stages.drafter
         drafting = 0.0 if drafter is None else drafter.take_seconds()
@@ -198,10 +198,11 @@ class Scheduler:
         ran = time.perf_counter()
         self.counters.forward_time += ran - start
         if result is not None:
+            took = self.clock() - step.launched_at
             if step.final:
                 self._commit(step, result)
                 if self.stages.drafter is not None:
-                    self.stages.drafter.learn(step, ran - step.launched_at)
+                    self.stages.drafter.learn(step, took)
         else:
             assert error is not None
             self._recover(step, error, behind)

@@ -38,7 +38,7 @@ class Step:
     another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
     that some request of it ended while it was under way. A step that is not `final` is one part of a split prefill, of
     `whole`, and has nothing to commit.
-    `drafts` are verified in this step. `launched_at` is of time.perf_counter.
+    `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
     """
 
     number: int

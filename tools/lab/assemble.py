@@ -21,12 +21,14 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.speculator import Speculator
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Encode
     from pegboard.core.pipeline.media.arrival import MediaStage
@@ -53,9 +55,10 @@ def assemble(
     *,
     media: MediaStage | None = None,
     encode: Encode = no_media,
+    speculator: Speculator | None = None,
 ) -> Scheduler:
-    """Return a scheduler around `execute`, and around `encode` where it takes `media`. Raise ConfigError where the
-    config asks for what the lab cannot do.
+    """Return a scheduler around `execute`, and around `encode` where it takes `media`; with drafts if there is a
+    `speculator`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
     if config.scheduler.loop == "overlap":
@@ -80,6 +83,7 @@ def assemble(
         gates=GateKeeper(gates, clock) if gates else None,
         media=media,
         hooks=hooks,
+        drafter=None if speculator is None else Drafter(speculator, config.speculation, memory, vocab_size),
     )
     limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)

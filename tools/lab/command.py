@@ -84,6 +84,10 @@ def simulate(
     load: LoadOptions,
     cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2",
     variants: VariantOptions,
+    accept: Annotated[
+        str | None,
+        typer.Option(help="Draft tokens, and accept them so often at each depth: 0.8,0.6,0.5.", metavar="RATES"),
+    ] = None,
     optimal: Annotated[bool, typer.Option(help="Compute the best possible hit rate (takes memory).")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file; - prints.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
@@ -97,7 +101,7 @@ def simulate(
     for path, option in ((json_file, "--json"), (png, "--png")):
         if path is not None and str(path) != "-":
             check_writable(path, option)
-    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, optimal)
+    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, optimal, accept)
     outcomes = [_run(one, load.requests) for one in runs]
     summaries = [summarise(one) for one in outcomes]
     _write(summaries, json_file)
@@ -129,9 +133,11 @@ def _simulations(
     load: LoadOptions,
     cost_name: str,
     optimal: bool,
+    accept: str | None,
 ) -> list[Simulation]:
     from pegboard.tools.lab.assemble import resolve
     from pegboard.tools.lab.cost import load_cost
+    from pegboard.tools.lab.drafts import parse_rates
     from pegboard.tools.lab.run import Simulation
     from pegboard.tools.lab.workloads import WorkloadChoice
 
@@ -145,6 +151,7 @@ def _simulations(
             choice.build(load.requests, load.rate, load.seed),
             cost,
             optimal=optimal,
+            rates=() if accept is None else parse_rates(accept),
         )
         for label, more in labelled
     ]

@@ -57,6 +57,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "max_queue": max(queued, default=0.0),
         "book_errors": outcome.info.get("book_errors", 0),
         **_encoding(outcome),
+        **({} if outcome.accept_length is None else {"accept_length": outcome.accept_length}),
         "wall": outcome.wall,
     }
 
@@ -144,6 +145,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("pieces encoded", "encoded_pieces"),
     ("encoder cache, hit rate", "encoder_hit_rate"),
     ("time spent encoding", "encode_share"),
+    ("accept length", "accept_length"),
     ("retractions", "retractions"),
     ("preemptions", "preemptions"),
     ("fairness (Jain)", "fairness"),

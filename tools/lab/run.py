@@ -19,7 +19,9 @@ from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
+from pegboard.core.toolkit.speculation.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
+from pegboard.tools.lab.drafts import RatedSpeculator, accept
 from pegboard.tools.lab.media import LabMedia
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
 
@@ -89,6 +91,8 @@ class Outcome:
     rejected: int = 0
     encoding: dict[str, float] | None = None
     """See `LabMedia.figures`; None for a workload without media."""
+    accept_length: float | None = None
+    """Tokens that a request gained per step in which it had drafts; None where there are none."""
     info: dict[str, float] = field(default_factory=dict)
 
 
@@ -98,8 +102,9 @@ class ModelledDevice:
     A request's number travels as its seed, the one thing of a request that reaches a device untouched.
     """
 
-    def __init__(self, cost: CostModel, clock: VirtualClock, seed: int) -> None:
+    def __init__(self, cost: CostModel, clock: VirtualClock, seed: int, rates: Sequence[float] = ()) -> None:
         self._cost = cost
+        self._rates = rates
         self._clock = clock
         self._random = np.random.default_rng(seed)
         self.ends: list[int] = []
@@ -123,26 +128,46 @@ class ModelledDevice:
             return BatchResult(np.empty(0, np.int64))
         numbers = sampling.numbers["seed"].tolist()
         tokens: NDArray[np.int64] = self._random.integers(FIRST_TOKEN, VOCAB, len(numbers))
+        if work.trees is not None:
+            tokens = accept(work.trees, tokens, self._rates, self._random)
         ends = np.fromiter((self.ends[number] for number in numbers), np.int64, len(tokens))
         tokens[sampling.steps + 1 >= ends] = EOS
-        return BatchResult(tokens)
+        if work.trees is None:
+            return BatchResult(tokens)
+        accepted = walk(work.trees, tokens)
+        return BatchResult(accepted.tokens, accepted=accepted)
 
 
 class Simulation:
     """One workload under one config."""
 
     def __init__(
-        self, label: str, resolved: ResolvedConfig, workload: Workload, cost: CostModel, *, optimal: bool = True
+        self,
+        label: str,
+        resolved: ResolvedConfig,
+        workload: Workload,
+        cost: CostModel,
+        *,
+        optimal: bool = True,
+        rates: Sequence[float] = (),
     ) -> None:
         self.label = label
+        self._rates = rates
         self.clock = VirtualClock()
-        self.device = ModelledDevice(cost, self.clock, seed=resolved.engine.scheduler.seed)
+        self.device = ModelledDevice(cost, self.clock, resolved.engine.scheduler.seed, rates)
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
         wants_media = workload.has_media and resolved.engine.media.enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
         stage = None if self._media is None else self._media.stage
         self.scheduler = assemble(
-            resolved, self.device, self.clock, hooks, VOCAB, media=stage, encode=self.device.encode
+            resolved,
+            self.device,
+            self.clock,
+            hooks,
+            VOCAB,
+            media=stage,
+            encode=self.device.encode,
+            speculator=RatedSpeculator(rates, VOCAB) if rates else None,
         )
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
@@ -288,5 +313,6 @@ class Simulation:
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(counters),
+            accept_length=None if not self._rates else 1 + counters.accepted_tokens / max(1, counters.drafted_requests),
             info={"book_errors": counters.book_errors},
         )

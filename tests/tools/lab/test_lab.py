@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,16 @@ COST = CostModel(base=0.01, per_token=0.0001, per_context_token=1e-8)
 
 
 def simulate(
-    workload: str, *overrides: str, requests: int = 60, rate: float = 20.0, seed: int = 0, cost: CostModel = COST
+    workload: str,
+    *overrides: str,
+    requests: int = 60,
+    rate: float = 20.0,
+    seed: int = 0,
+    cost: CostModel = COST,
+    rates: Sequence[float] = (),
 ) -> tuple[Outcome, dict[str, Any]]:
     built = WorkloadChoice.parse(workload).build(requests, rate, seed)
-    outcome = Simulation("run", resolve((), overrides), built, cost).run()
+    outcome = Simulation("run", resolve((), overrides), built, cost, rates=rates).run()
     return outcome, summarise(outcome)
 
 
@@ -194,6 +201,26 @@ def test_virtual_time_is_the_cost_models() -> None:
     assert figures["itl"]["p50"] == pytest.approx(0.25, rel=0.06)
 
 
+def test_drafts_are_accepted_as_often_as_the_lab_is_told() -> None:
+    """By depth: a step gains 1 + 0.8 + 0.8 x 0.5 tokens."""
+    workload = "random:input=50,output=200,spread=0"
+    outcome, figures = simulate(workload, "speculation.adaptive=false", requests=30, rate=0.1, rates=(0.8, 0.5))
+    plain, before = simulate(workload, requests=30, rate=0.1)
+    assert figures["accept_length"] == pytest.approx(2.2, abs=0.1)
+    assert before["decode_steps"] / figures["decode_steps"] == pytest.approx(2.2, rel=0.1)
+    assert [one.output_len for one in outcome.records] == [one.output_len for one in plain.records]
+    assert figures["book_errors"] == 0
+
+
+def test_adaptive_drafting_goes_by_virtual_time() -> None:
+    """Where a token costs as much as a pass, no drafts pay; where it costs nothing, they do."""
+    workload = "random:input=50,output=200,spread=0"
+    dear, free = CostModel(base=0.01, per_token=0.01), CostModel(base=0.01, per_token=0.0)
+    _, few = simulate(workload, requests=4, rate=0.2, cost=dear, rates=(0.7, 0.7))
+    _, many = simulate(workload, requests=4, rate=0.2, cost=free, rates=(0.7, 0.7))
+    assert few["decode_steps"] > 1.5 * many["decode_steps"]
+
+
 def test_the_optimal_hit_rate_is_what_an_infinite_cache_finds() -> None:
     """Eight questions behind one system prompt of 100 tokens: seven of them can find it, and nothing else."""
     workload = "shared-prefix:groups=1,system=100,question=20,output=4"
@@ -279,7 +306,15 @@ def test_runs_with_settings_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [["--rate", "0"], ["--compare", "scheduler.policy.use"], ["--run", "no label"], ["--cost", "x"], ["--rate", "nan"]],
+    [
+        ["--rate", "0"],
+        ["--compare", "scheduler.policy.use"],
+        ["--run", "no label"],
+        ["--cost", "x"],
+        ["--rate", "nan"],
+        ["--accept", "0.5,2"],
+        ["--accept", "often"],
+    ],
 )
 def test_what_the_command_refuses(more: list[str]) -> None:
     result = CliRunner().invoke(app, [*ARGUMENTS, *more])

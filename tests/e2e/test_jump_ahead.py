@@ -241,7 +241,7 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
     engine.run([constrained(9)])
     ahead = state.forced
 
-    def fill(*_: object) -> None:
+    def fill(*_: object, **__: object) -> None:
         raise RuntimeError("no fuel")
 
     def forced(req: Any, place: Any) -> list[int]:

@@ -186,7 +186,7 @@ def test_rejection_sampling_takes_chains() -> None:
 
 @pytest.mark.parametrize("single", [0.0, 1.0])
 def test_what_is_impossible_never_stands(single: float) -> None:
-    """Not with a threshold of 0, and not for a coin of 0, which is none."""
+    """Not with a threshold of 0, and not for a coin of 0, though coins lie above it."""
     probs = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).repeat(3, 1)
     zeros, half = torch.zeros(3), torch.tensor([0.7])
     assert accept_by_thresholds(CHAIN, probs, zeros, half, single, 0.0).tokens.tolist() == [1]

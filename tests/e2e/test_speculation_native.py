@@ -55,7 +55,7 @@ def plain() -> tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]:
     }
 
 
-@pytest.mark.parametrize("drafts", ["ngram", "chain", "tree"])
+@pytest.mark.parametrize("drafts", [*(pytest.param(one, marks=pytest.mark.full) for one in ("ngram", "chain")), "tree"])
 def test_same_answers(drafts: str, plain: tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]) -> None:
     expected, recorded = plain
     drill = {"use": "drill", "outputs": recorded, "shape": drafts, "hit_rate": 0.8}

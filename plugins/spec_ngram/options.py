@@ -18,9 +18,10 @@ class NgramOptions(Options):
     max_match: int = Field(default=8, ge=1, le=LONGEST_MATCH)
     """Longer matches count as this long; among equally long ones the newest is taken."""
 
-    longest_pause: int = Field(default=64, ge=1)
+    longest_pause: int = Field(default=1, ge=1)
     """A request that nothing is found for, or whose drafts are all rejected, is looked at in every 2nd step, then every
-    4th and so on, up to this. One accepted draft ends it. 1: never pause."""
+    4th and so on, up to this. One accepted draft ends it. 1: never pause, since a look takes a hundredth of a step or
+    less, and a pause misses where a quotation begins."""
 
     shared: bool = False
     """Where a request's own text has no match, look in the outputs of others of the same namespace. How fast an answer

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import state_of
 from pegboard.core.pipeline.speculation.drafts import Drafts
-from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, worthwhile
+from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
 from pegboard.core.toolkit.speculation import tree
 from pegboard.core.toolkit.system.log_lines import quoted
 
@@ -118,16 +118,22 @@ class Drafter:
 
     def _drafts(self, running: RunningBatch) -> Drafts | None:
         places = np.flatnonzero(running.left > 0)
+        reqs = [running.reqs[place] for place in places.tolist()]
         most = self._bounds(running, places)
+        worth = self._worth(reqs) if self._settings.adaptive and (most > 1).any() else None
+        if worth is not None:
+            most = worth.cut(most)
         if not (most > 1).any():
             return None
-        reqs = [running.reqs[place] for place in places.tolist()]
         asked = np.flatnonzero(most > 1)
         rows = [_row(reqs[index], int(most[index])) for index in asked.tolist()]
         found = self._propose(rows, most[asked])
         if found is None or not (found.counts > 1).any():
             return None
         trees = _among_all(found, asked, [req.tokens.last for req in reqs])
+        if worth is not None:
+            # Now that it is known for how many requests there are any.
+            trees = tree.first_nodes(trees, worth.cut(trees.counts))
         masks, trees = self._follow_grammars(reqs, trees)
         trees, masks = self._find_room(running, places, trees, masks)
         return Drafts(trees, tuple(masks)) if (trees.counts > 1).any() else None
@@ -164,15 +170,13 @@ class Drafter:
         for index, place in enumerate(places.tolist()):
             if not self._allowed(running.reqs[place]):
                 most[index] = 1
-        if not self._settings.adaptive or not (most > 1).any():
-            return most
-        count = places.shape[0]
-        plain = self._times.plain(count)
-        if plain is None:
-            return np.ones_like(most)
-        chances = [self._acceptance(running.reqs[place]).chances() for place in places.tolist()]
-        drafts = worthwhile(chances, (most - 1).tolist(), plain, self._times.node(count))
-        return 1 + np.array(drafts, np.int64)
+        return most
+
+    def _worth(self, reqs: Sequence[Req]) -> Worth:
+        """Return what drafts of these requests are worth."""
+        plain = self._times.plain(len(reqs))
+        chances = [self._acceptance(req).chances() for req in reqs]
+        return Worth(chances, plain, (0.0, 0.0) if plain is None else self._times.drafts(len(reqs)))
 
     def _acceptance(self, req: Req) -> Acceptance:
         kept = _DRAFTED.of(req)
@@ -277,13 +281,11 @@ class Drafter:
             fits[index] = min(counts[index], has - before[index])
         if (fits == counts).all():
             return trees, masks
-        # Parents come first, so the first nodes of a tree are a tree.
-        own = tree.places(counts) < np.repeat(fits, counts)
         for index, one in enumerate(masks):
             if one is not None:
                 first = np.arange(one.free.shape[0]) < fits[index]
                 masks[index] = one.keep(first) if fits[index] > 1 else None
-        return tree.cut(trees, own), masks
+        return tree.first_nodes(trees, fits), masks
 
 
 def _row(req: Req, most: int) -> DraftRow:

@@ -15,11 +15,15 @@ Int64s = NDArray[np.int64]
 
 def chains(drafts: Iterable[tuple[int, Sequence[int] | Int64s]]) -> DraftTrees:
     """Return a chain for each (newest token, drafted tokens)."""
-    pairs = [(root, np.asarray(drafted, np.int64)) for root, drafted in drafts]
-    counts = np.fromiter((1 + drafted.shape[0] for _, drafted in pairs), np.int64, len(pairs))
-    parts = [part for root, drafted in pairs for part in (np.array([root], np.int64), drafted)]
-    tokens = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return DraftTrees(counts, tokens, places(counts) - 1)
+    counts: list[int] = []
+    tokens: list[int] = []
+    parents: list[int] = []
+    for root, drafted in drafts:
+        counts.append(1 + len(drafted))
+        tokens.append(root)
+        tokens.extend(drafted)
+        parents.extend(range(-1, len(drafted)))
+    return DraftTrees(np.array(counts, np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 def join(trees: Iterable[DraftTrees]) -> DraftTrees:
@@ -115,6 +119,14 @@ def cut(trees: DraftTrees, keep: NDArray[np.bool_]) -> DraftTrees:
     return DraftTrees(counts, trees.tokens[stays], moved[stays])
 
 
+def first_nodes(trees: DraftTrees, counts: Int64s) -> DraftTrees:
+    """Return the first `counts` int64 [requests] nodes of each tree, which are trees: parents come first."""
+    if (counts >= trees.counts).all():
+        return trees
+    keep = places(trees.counts) < np.repeat(counts, trees.counts)
+    return DraftTrees(np.minimum(counts, trees.counts), trees.tokens[keep], trees.parents[keep])
+
+
 def take_part(trees: DraftTrees, requests: Int64s) -> DraftTrees:
     """Return the trees of some requests alone, by their indices."""
     counts = trees.counts[requests]
@@ -129,23 +141,31 @@ def fault(trees: DraftTrees, roots: Int64s, most: Int64s, vocab_size: int) -> st
     given: tuple[Any, ...] = (trees.counts, trees.tokens, trees.parents)
     if not all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given):
         return "counts, tokens and parents are not int64 arrays of one dimension"
-    counts, tokens, parents = trees.counts, trees.tokens, trees.parents
-    if counts.shape != roots.shape:
-        return f"{counts.shape[0]} trees for {roots.shape[0]} rows"
-    if ((counts < 1) | (counts > np.minimum(most, MAX_NODES))).any():
-        return f"trees of {counts.tolist()} nodes, where 1 to {most.tolist()} are allowed"
-    if tokens.shape[0] != counts.sum() or parents.shape != tokens.shape:
-        return f"{tokens.shape[0]} tokens and {parents.shape[0]} parents for {int(counts.sum())} nodes"
-    own = places(counts)
-    if ((parents < 0) != (own == 0)).any() or (parents >= own).any() or (parents < -1).any():
-        return "a parent does not come before its child"
-    if (tokens[own == 0] != roots).any():
-        return "a root is not the newest token of its row"
-    if tokens.shape[0] and (tokens.min() < 0 or tokens.max() >= vocab_size):
+    counts, total = trees.counts.tolist(), trees.tokens.shape[0]
+    if len(counts) != roots.shape[0]:
+        return f"{len(counts)} trees for {roots.shape[0]} rows"
+    if any(not 1 <= count <= min(limit, MAX_NODES) for count, limit in zip(counts, most.tolist(), strict=True)):
+        return f"trees of {counts} nodes, where 1 to {most.tolist()} are allowed"
+    if not total == sum(counts) == trees.parents.shape[0]:
+        return f"{total} tokens and {trees.parents.shape[0]} parents for {sum(counts)} nodes"
+    if total and not 0 <= trees.tokens.min() <= trees.tokens.max() < vocab_size:
         return f"a token is none of the vocabulary's {vocab_size}"
-    if not is_chain(trees):
-        owner = np.repeat(np.arange(len(trees)), counts)
-        known = np.unique(np.stack([owner, parents, tokens]), axis=1)
-        if known.shape[1] != tokens.shape[0]:
-            return "siblings have the same token"
+    # Lists: there are few nodes, and each array operation takes as long as looking at ten of them.
+    tokens, parents, start = trees.tokens.tolist(), trees.parents.tolist(), 0
+    for count, root in zip(counts, roots.tolist(), strict=True):
+        wrong = _fault(tokens[start : start + count], parents[start : start + count], root)
+        if wrong is not None:
+            return wrong
+        start += count
+    return None
+
+
+def _fault(tokens: list[int], parents: list[int], root: int) -> str | None:
+    """Return what is wrong with one tree."""
+    if parents[0] != -1 or any(not 0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
+        return "a parent does not come before its child"
+    if tokens[0] != root:
+        return "a root is not the newest token of its row"
+    if len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        return "siblings have the same token"
     return None

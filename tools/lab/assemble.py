@@ -69,8 +69,7 @@ def assemble(
     selection, page_size = Selection(resolved), config.memory.page_size
     pages = (config.memory.max_total_tokens or DEFAULT_TOKENS) // page_size
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
-    rows = ReqToTokenPool(config.scheduler.max_running_requests, context, page_size)
-    memory = _memory(selection, rows, TokenAllocatorContext(pages, page_size))
+    memory = _memory(selection, config, context, TokenAllocatorContext(pages, page_size))
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     policy = selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx)
     gates = _gates(selection, AdmissionGateContext(clock))
@@ -95,8 +94,9 @@ def chunk_of(config: EngineConfig) -> int | None:
     return None if chunk == 0 else chunk or max(DEFAULT_CHUNK, config.memory.page_size)
 
 
-def _memory(selection: Selection, rows: ReqToTokenPool, ctx: TokenAllocatorContext) -> MemoryManager:
-    """Build the allocator and the prefix cache that the config chooses."""
+def _memory(selection: Selection, config: EngineConfig, context: int, ctx: TokenAllocatorContext) -> MemoryManager:
+    """Build the rows, the allocator and the prefix cache that the config chooses."""
+    rows = ReqToTokenPool(config.scheduler.max_running_requests, context, ctx.page_size)
     allocator = selection.choose(TOKEN_ALLOCATOR, ctx).build(ctx)
     cache_ctx = PrefixCacheContext(allocator, ctx.page_size)
     cache = selection.choose(PREFIX_CACHE, cache_ctx).build(cache_ctx)

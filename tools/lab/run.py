@@ -159,16 +159,11 @@ class Simulation:
         wants_media = workload.has_media and resolved.engine.media.enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
         stage = None if self._media is None else self._media.stage
+        speculator = RatedSpeculator(rates, VOCAB) if rates else None
         self.scheduler = assemble(
-            resolved,
-            self.device,
-            self.clock,
-            hooks,
-            VOCAB,
-            media=stage,
-            encode=self.device.encode,
-            speculator=RatedSpeculator(rates, VOCAB) if rates else None,
-        )
+            resolved, self.device, self.clock, hooks, VOCAB,
+            media=stage, encode=self.device.encode, speculator=speculator,
+        )  # fmt: skip
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
         self._later: list[tuple[float, int, Ask]] = []

@@ -237,7 +237,7 @@ class Planner:
         )
         self.encoding.begin(adder)
         was_chunked = self.chunked
-        if was_chunked is not None and not adder.add_chunked(was_chunked):
+        if was_chunked is not None and not self._goes_on(adder, was_chunked):
             return None
         self._admit(adder, was_chunked is not None and bool(adder.items) and adder.items[0].partial, flight)
         if not adder.items:
@@ -253,6 +253,9 @@ class Planner:
         step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split, drafts=drafts)
         self.encoding.hold(step, adder)
         return self.split.begin(step) if split else step
+
+    def _goes_on(self, adder: PrefillAdder, req: Req) -> bool:
+        return adder.add_chunked(req) or (self.memory.trim(self.running) and adder.add_chunked(req))
 
     # ---- admission ------------------------------------------------------------------------------------------------
 

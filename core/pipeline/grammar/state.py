@@ -160,7 +160,7 @@ def forced(req: Req, state: GrammarState) -> list[int]:
     try:
         return [int(token) for token in state.matcher.forced()]
     except BaseException as error:
-        _let_through(error)
+        let_through(error)
         logger.error("the grammar of %s failed to say what it forces", quoted(req.name), exc_info=error)
         return []
 
@@ -176,7 +176,7 @@ def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
 
 def failure_of(req: Req, error: BaseException) -> FinishReason:
     """Return how a request ends if the grammar backend's code raised. A panic in Rust is a BaseException only."""
-    _let_through(error)
+    let_through(error)
     if isinstance(error, InvalidRequest):
         status, code = error.status, error.code
     else:
@@ -185,7 +185,7 @@ def failure_of(req: Req, error: BaseException) -> FinishReason:
     return FinishReason(FinishType.ABORT, message=f"the grammar failed: {text_of(error)}", status=status, code=code)
 
 
-def _let_through(error: BaseException) -> None:
+def let_through(error: BaseException) -> None:
     """Raise what the program is to end by."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error

@@ -16,7 +16,7 @@ import numpy as np
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
-from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.pipeline.grammar.state import let_through, state_of
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
 from pegboard.core.toolkit.speculation import tree
@@ -193,8 +193,8 @@ class Drafter:
             if req.output.hidden is None and not any(one.wants(params) for one in self._undrafted):
                 rolls_back = self._grammars is not None and self._grammars.rolls_back
                 kept.allowed = (params.grammar is None or rolls_back) and self._concerns(req)
-        if kept.allowed and self._grammars is not None and (state := state_of(req)) is not None:
-            return self._grammars.work.has_room(req, self._most) and not state.more
+        if kept.allowed and self._grammars is not None and state_of(req) is not None:
+            return self._grammars.work.has_room(req, self._most)
         return kept.allowed
 
     def _concerns(self, req: Req) -> bool:
@@ -261,7 +261,8 @@ class Drafter:
             since = self._grammars.work.now()
             try:
                 walk.run()
-            except Exception:
+            except BaseException as error:  # a panic in Rust is no Exception
+                let_through(error)
                 logger.exception("the grammar of %s cannot follow drafts: it gets none any more", quoted(req.name))
                 walk.keep[1:], _DRAFTED.of(req).allowed = False, False
             self._grammars.work.spent(req, since)

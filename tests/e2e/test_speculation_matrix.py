@@ -62,8 +62,15 @@ VALUES: tuple[Sequence[Any], ...] = (
 )
 ALL = list(itertools.starmap(Setting, itertools.product(*VALUES)))
 PAIRS = covering(ALL)
-FEW = PAIRS[::4]
-"""With `make test`: all kinds of drafts but two, and each value of every other setting."""
+FEW = [
+    Setting(("chain", 0.7), "fcfs", "overlap", 32, True, 16, TIGHT),
+    Setting(("tree", 0.7), "lof", "normal", 0, False, 1, TIGHT),
+    Setting(("tree", 1.0), "priority", "overlap", 256, True, 1, ROOMY),
+    Setting(("chain", 0.3), "random", "normal", 32, False, 16, ROOMY),
+    Setting(("ngram", 0.0), "fcfs", "normal", 256, False, 16, TIGHT),
+    Setting(("chain", 1.0), "random", "overlap", 0, True, 1, TIGHT),
+]
+"""With `make test`: each value of every setting once at least."""
 REST = [*(one for one in PAIRS if one not in FEW), *covering(ALL, 3, beside=PAIRS)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -111,6 +112,7 @@ class Drafting(RuleBasedStateMachine):
                 assert said == expected
 
 
-def test_any_order() -> None:
+@pytest.mark.parametrize("examples", [30, pytest.param(200, marks=pytest.mark.full)])
+def test_any_order(examples: int) -> None:
     machine: Any = Drafting
-    run_state_machine_as_test(machine, settings=properties(80, 25))
+    run_state_machine_as_test(machine, settings=properties(examples, 25))

@@ -261,7 +261,7 @@ class Drafter:
             since = self._grammars.work.now()
             try:
                 walk.run()
-            except BaseException as error:  # a panic in Rust is no Exception
+            except BaseException as error:  # a panic in Rust derives from it alone
                 let_through(error)
                 logger.exception("the grammar of %s cannot follow drafts: it gets none any more", quoted(req.name))
                 walk.keep[1:], _DRAFTED.of(req).allowed = False, False

@@ -95,7 +95,8 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
     "builds the network of an architecture and loads its weights",
     suite=f"{_S}.model_family:ModelFamilyContract",
     capabilities={
-        "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them"
+        "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
+        "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
     },
 )
 
@@ -107,6 +108,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
     "executes one forward batch: logits, processors, sampling",
     suite=f"{_S}.model_runner:ModelRunnerContract",
     capabilities={
+        "ends": "lends the model's embedding and head, where the network's family shows them",
         "fused_sampling": "samples inside the forward call, without materialising logits where nothing reads them",
         "graph": "replays captured graphs for decode steps",
         "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
@@ -118,6 +120,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
         "turn: `scheduler.mixed_chunk` is on where it is unset",
         "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
+        "taps": "fills ForwardBatch.taps, where the network's family does",
         "tree_mask": "honours ForwardBatch.tail_bits: for runners that compute attention themselves",
     },
 )
@@ -227,7 +230,10 @@ SPECULATOR: Contract[Speculator, SpeculatorContext] = Contract(
     f"{_I}.speculator:Speculator",
     "proposes tokens that the model then verifies, several in one pass",
     suite=f"{_S}.speculator:SpeculatorContract",
-    capabilities={"branches": "proposes trees, not only chains"},
+    capabilities={
+        "branches": "proposes trees, not only chains",
+        "device": "is a DeviceSpeculator: drafts where the model runs, from the model's own states",
+    },
 )
 
 GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(

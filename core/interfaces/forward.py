@@ -94,6 +94,31 @@ class EmbedOverlay:
     deep: tuple[torch.Tensor, ...] = ()
 
 
+class Taps:
+    """States of a pass that somebody reads: `places` in the order in which they are wanted. Place i is the input of
+    layer i, the residual included; the number of layers stands for the output of the last one, and one more for the
+    state after the final norm.
+    """
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        self.places = places
+        self._found: dict[int, torch.Tensor] = {}
+
+    def note(self, place: int, states: torch.Tensor) -> None:
+        """Take the states [tokens, hidden] at a place, if they are wanted. They must not change any more."""
+        if place in self.places:
+            self._found[place] = states
+
+    def joined(self) -> torch.Tensor:
+        """Return all of them side by side, [tokens, places x hidden] in the model's dtype. Raises KeyError for a place
+        that has not come by.
+        """
+        import torch
+
+        found = [self._found[place] for place in self.places]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
@@ -118,6 +143,8 @@ class ForwardBatch:
     and not that of its slot; the tokens of the tail that it sees stand at the places that its ancestors have. A request
     whose `tail_lens` is 0 is causal. All that is new of a request with a tail is in the tail; the other keys there are
     older than this batch.
+
+    `taps` takes states on their way through the model (capability `taps`).
     """
 
     forward_mode: ForwardMode
@@ -144,6 +171,7 @@ class ForwardBatch:
     tail_lens: torch.Tensor | None = None
     tail_bits: torch.Tensor | None = None
     tail_lens_cpu: NDArray[np.int64] | None = None
+    taps: Taps | None = None
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
     """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVPoolContext:
-    """`num_pages` usable pages (page 0 comes on top), their size in tokens, and the layers that write into them."""
+    """`num_pages` usable pages (page 0 comes on top), their size in tokens, and the layers that write into them.
+
+    The memory of layers whose ids are in `zeroed` starts as zeros: they are read before all of it is written.
+    """
 
     num_pages: int
     page_size: int
     layers: tuple[LayerSpec, ...]
     dtype: torch.dtype
     device: torch.device
+    zeroed: frozenset[int] = frozenset()
 
 
 class KVPool(abc.ABC, Generic[OptionsT]):

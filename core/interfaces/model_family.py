@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ class Network(abc.ABC):
         """
         yield from ()
         return self.forward(batch)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [n, hidden] of token ids int64 [n], as they enter the first layer, in the model's dtype.
+        Raises Unsupported without the capability `taps`.
+        """
+        raise Unsupported(f"{type(self).__name__} does not show its embeddings")
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ class ModelRunnerContext:
     explicit: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelEnds:
+    """Both ends of a model, for what drafts for it. `embed` takes ids int64 [n] and returns their embeddings
+    [n, hidden] in the model's dtype; `logits` takes states [n, hidden] after a final norm and returns logits float32
+    [n, vocab], a new tensor. They run where and when the model itself could.
+    """
+
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    logits: Callable[[torch.Tensor], torch.Tensor]
+
+
 class ModelRunner(abc.ABC, Generic[OptionsT]):
     """Runs the network over a batch, then processors and sampler on the sampled rows only."""
 
@@ -68,7 +80,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         its prompt), and then `next_token_ids` is empty. Its `mask` is honoured after all processors and before
         sampling and logprobs, as `pegboard.core.toolkit.sampling.token_mask.apply_token_mask` does it. The logprobs
         that `sampling` asks for are returned, and with the capabilities for it what `batch.logprob_rows` and
-        `batch.hidden_rows` ask for. An idle batch returns empty tensors. Raises Unsupported for those, and for
+        `batch.hidden_rows` and `batch.taps` ask for. An idle batch returns empty tensors. Raises Unsupported for those, and for
         `return_hidden_states`, without the capability.
         """
 
@@ -82,6 +94,10 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """
         yield from ()
         return self.execute(batch, sampling)
+
+    def ends(self) -> ModelEnds:
+        """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""
+        raise Unsupported(f"{type(self).__name__} does not lend the model's embedding and head")
 
     def stage_times(self) -> dict[str, float]:
         """Return seconds spent in each stage of the forward passes since the last call, by the stages' names in their

@@ -11,9 +11,15 @@ from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.attention import AttentionBackend
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
+    from pegboard.core.interfaces.model_family import ModelContext
+    from pegboard.core.interfaces.model_runner import ModelEnds
     from pegboard.core.interfaces.sampling import SamplingParams
 
 MAX_NODES = 64
@@ -22,10 +28,15 @@ MAX_NODES = 64
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorContext:
-    """The model, and the most nodes that a tree may have, its root included (2 to MAX_NODES)."""
+    """The model, and the most nodes that a tree may have, its root included (2 to MAX_NODES).
+
+    `model` and `max_rows` are for those that draft on its device: request rows have the numbers 0 to `max_rows`.
+    """
 
     spec: ModelSpec
     max_nodes: int
+    model: ModelContext | None = None
+    max_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,49 @@ class Accepted:
     tokens: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """What stands of a pass once its drafts are verified, for the requests of its batch. Arrays are on the host,
+    tensors on the device.
+
+    Of request r the positions from `starts[r]` on, `counts[r]` of them, are computed and stay (int64 [batch]); `tokens`
+    int64 [sum of counts] are their places in the batch, request after request. Their KV is in the slots that the row
+    table has for these positions. `fresh` bool [batch] says that this is the first pass in which the request has its
+    row: what an earlier one left there is another request's. With `Speculator.lookback` the first token of a fresh
+    request that stands behind a cached prefix is that prefix's last one, computed once more; its KV, that of further
+    layers included, is in its slot and need not be written.
+
+    `sampled` int64 [n] are the requests that a token was sampled for, `newest` int64 [n] these tokens. `room` bool [n]
+    says which of them have a slot already, in the row table behind what stands; its KV is written again when the
+    token itself is computed.
+    """
+
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    tokens: torch.Tensor
+    fresh: NDArray[np.bool_]
+    sampled: NDArray[np.int64]
+    newest: torch.Tensor
+    room: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """The requests to be drafted for on the device. Arrays int64 [n] are on the host: `rows` in the row table,
+    `seq_lens` (tokens known, the newest included), `newest` tokens, and the `most` nodes that a tree may have.
+
+    `row_table` int32 [rows, positions] has slots for the newest token of each and for `Speculator.reserve` tokens
+    behind it. What is written there may be written over by any later pass.
+    """
+
+    rows: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    newest: NDArray[np.int64]
+    most: NDArray[np.int64]
+    row_table: torch.Tensor
+    kv_pool: KVPool
+
+
 class Speculator(abc.ABC, Generic[OptionsT]):
     """Proposes what running requests may go on with. The model scores all of it in one pass, and what it would have
     produced itself is kept: a draft changes how many passes an answer takes, never its tokens.
@@ -114,3 +168,45 @@ class Speculator(abc.ABC, Generic[OptionsT]):
         int64 [rows]. The rows have the gained tokens, as far as the requests went on by them.
         """
         return
+
+
+class DeviceSpeculator(Speculator[OptionsT]):
+    """Drafts on the model's device, from states of the model itself (capability `device`). Its facts are known once it
+    is built, from configs alone, and do not change.
+
+    `observe`, `draft` and `load` run where the model runs, in launch order and under inference mode. What `observe`
+    and `draft` raise costs drafts, as anywhere; what `load` raises stops the start.
+    """
+
+    layers: tuple[LayerSpec, ...] = ()
+    """Further layers of the KV pool, in its first KV group, with ids behind the model's. Their memory starts as zeros.
+    Their KV of a token has to depend on the tokens up to it alone: it stays with cached prefixes.
+    """
+    taps: tuple[int, ...] = ()
+    """Which states of the model it reads, see `Taps`."""
+    reserve: int = 0
+    """Slots behind the newest token that drafting writes to."""
+    lookback: int = 0
+    """1: behind a cached prefix it needs the states of the prefix's last token; 0: it does not."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+        """Not asked: `draft` is."""
+        raise NotImplementedError("this speculator drafts on the device")
+
+    @abc.abstractmethod
+    def load(self, ends: ModelEnds, attention: AttentionBackend, pool: KVPool) -> None:
+        """Read the weights, once, after the model's. Raises ModelError naming file, tensor and shapes for those that do
+        not fit. `ends` are the model's; `attention` reads and writes `pool`.
+        """
+
+    @abc.abstractmethod
+    def observe(self, batch: ForwardBatch, taps: torch.Tensor, stands: Stands) -> None:
+        """Take note of a pass of the model, `taps` [tokens, states x hidden] being those asked for, side by side.
+        Called after every pass, with drafts or without, before anything else runs.
+        """
+
+    @abc.abstractmethod
+    def draft(self, batch: DraftBatch) -> DraftTrees:
+        """Return a tree for each request of `batch`, as `propose` does; of one node where nothing is known of a
+        request.
+        """

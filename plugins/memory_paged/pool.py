@@ -23,8 +23,8 @@ _PREPARED_AT_ONCE = 2**21
 class MHAPool(KVPool[NoOptions]):
     """One K and one V buffer per layer. Layers may differ in their heads and head sizes.
 
-    The memory is not cleared (free slots are undefined by contract) but for page 0: padding rows may read what padding
-    rows wrote there, and should not start from NaN.
+    The memory is not cleared (free slots are undefined by contract) but for layers that ask for it and for page 0:
+    padding rows may read what padding rows wrote there, and should not start from NaN.
     """
 
     def __init__(self, options: NoOptions, ctx: KVPoolContext) -> None:
@@ -34,15 +34,19 @@ class MHAPool(KVPool[NoOptions]):
         for layer in ctx.layers:
             if layer.layer_id in self._keys:
                 raise ValueError(f"two layers have the id {layer.layer_id}")
-            self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx)
-            self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
+            zeroed = layer.layer_id in ctx.zeroed
+            self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx, zeroed)
+            self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx, zeroed)
 
-    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> torch.Tensor:
+    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext, zeroed: bool) -> torch.Tensor:
         shape = (self.num_slots, heads, dim)
         if ctx.device.type == "cpu":
+            # All of it is zeros.
             buffer = large_buffer(self.num_slots * heads * dim * ctx.dtype.itemsize).view(ctx.dtype).view(shape)
         else:
             buffer = torch.empty(shape, dtype=ctx.dtype, device=ctx.device)
+            if zeroed:
+                buffer.zero_()
         buffer[: self.page_size] = 0
         return buffer
 

@@ -59,7 +59,7 @@ class Network(abc.ABC):
         """Return the embeddings [n, hidden] of token ids int64 [n], as they enter the first layer, in the model's dtype.
         Raises Unsupported without the capability `taps`.
         """
-        raise Unsupported(f"{type(self).__name__} does not show its embeddings")
+        raise Unsupported(f"the network {type(self).__name__}", "taps")
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

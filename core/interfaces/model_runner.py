@@ -97,7 +97,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
 
     def ends(self) -> ModelEnds:
         """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""
-        raise Unsupported(f"{type(self).__name__} does not lend the model's embedding and head")
+        raise Unsupported(f"the runner {type(self).__name__}", "ends")
 
     def stage_times(self) -> dict[str, float]:
         """Return seconds spent in each stage of the forward passes since the last call, by the stages' names in their

@@ -12,13 +12,13 @@ import torch
 
 from pegboard.core import __version__
 from pegboard.core.engine.choose import choose_providers, load_model
+from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
-from pegboard.core.engine.speculation import make_drafter
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -131,6 +131,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
     chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer)
+    check_speculator(chosen)
     with torch.inference_mode():
         loaded = load_model(chosen, family)
     built = _join(chosen, loaded, hooks)
@@ -214,21 +215,22 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media)
+    executor = _executor(settings.loop, worker)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
     stages = Stages(
         memory,
         policy,
-        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler),
+        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback),
         results,
-        _executor(settings.loop, worker),
+        executor,
         gates=GateKeeper(gates, time.monotonic) if gates else None,
         pooler=pooler,
         media=None if media is None else media.stage,
         report=StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens),
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks, request_log),
-        drafter=make_drafter(chosen, memory, results.grammars),
+        drafter=make_drafter(chosen, memory, results.grammars, executor, worker.drafts),
     )
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
@@ -275,12 +277,7 @@ def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache]
 
 
 def _worker(
-    chosen: Chosen,
-    loaded: Loaded,
-    rows: ReqToTokenPool,
-    hooks: Hooks,
-    pooler: Pooler | None,
-    media: MediaParts | None,
+    chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, pooler: Pooler | None, media: MediaParts | None
 ) -> Worker:
     return Worker(
         loaded.runner,
@@ -292,14 +289,15 @@ def _worker(
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         pooler=pooler,
         media=None if media is None else media.encoded,
+        drafts=chosen.speculator.watch(),
     )
 
 
 def _executor(loop: str, worker: Worker) -> Executor:
     encode = no_media if worker.media is None else worker.media.encode
     if loop == "overlap":
-        return ThreadExecutor(worker.launch, worker.again, worker.healthy, encode)
-    return InlineExecutor(worker.run, worker.again, worker.healthy, encode)
+        return ThreadExecutor(worker.launch, worker.again, worker.healthy, encode, worker.draft)
+    return InlineExecutor(worker.run, worker.again, worker.healthy, encode, worker.draft)
 
 
 def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:

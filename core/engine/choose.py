@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
-from pegboard.core.engine.sizing import KVMemory, make_pool, pool_context, size_memory
+from pegboard.core.engine.sizing import KVMemory, pool_context, size_memory
+from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError
@@ -42,6 +43,7 @@ class Chosen:
     asked: tuple[LogitsProcessor | Sampler, ...]
     runner: Choice[ModelRunner, ModelRunnerContext]
     pool: Choice[KVPool, KVPoolContext]
+    speculator: ChosenSpeculator
     media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
 
@@ -78,8 +80,9 @@ def choose_providers(
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits = resolved.engine, Culprits()
+    speculator = choose_speculator(resolved, selection, model, spec, culprits)
     attention_ctx = AttentionContext(
-        layers=spec.layers,
+        layers=spec.layers + speculator.layers,
         page_size=config.memory.page_size,
         dtype=model.dtype,
         device=model.device,
@@ -103,10 +106,10 @@ def choose_providers(
         _check_pauses(runner)
     media = choose_media(resolved, selection, model)
     check_overlay(media, selection)
-    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec))
+    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        media, culprits,
+        speculator, media, culprits,
     )  # fmt: skip
 
 
@@ -125,18 +128,19 @@ def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     encoder = _load_encoder(chosen)
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
+        chosen.speculator.load(made, chosen.attention)
         return Loaded(made, _sized(chosen), encoder)
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     page_size = chosen.resolved.engine.memory.page_size
 
     def small_pool(num_pages: int) -> KVPool:
-        return make_pool(chosen.pool, num_pages, page_size, chosen.model, chosen.spec)
+        return chosen.pool.build(pool_context(num_pages, page_size, chosen.model, chosen.spec))
 
     family.probe(network, PoolProbe(network, chosen.spec, chosen.attention, small_pool, page_size, chosen.model.device))
-    memory = _sized(chosen)
     made = know(runner.record, runner.build(chosen.runner_context(network)))
-    return Loaded(made, memory, encoder)
+    chosen.speculator.load(made, chosen.attention)
+    return Loaded(made, _sized(chosen), encoder)
 
 
 def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
@@ -151,6 +155,6 @@ def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
 def _sized(chosen: Chosen) -> KVMemory:
     config = chosen.resolved.engine
     reserved = 0 if chosen.media is None else config.media.cache_bytes
-    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved)
+    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.speculator.layers)
     chosen.culprits.know(chosen.pool.record, memory.pool)
     return memory

@@ -16,7 +16,7 @@ from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice
-    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.model_family import ModelContext
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,15 @@ def size_memory(
     model: ModelContext,
     spec: ModelSpec,
     reserved: int = 0,
+    further: tuple[LayerSpec, ...] = (),
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
-    `reserved` bytes are left for others.
+    `reserved` bytes are left for others; `further` layers write into the pool beside the model's.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
-    per_token = choice.cls.bytes_per_token(spec.layers, model.dtype)
+    per_token = choice.cls.bytes_per_token(spec.layers + further, model.dtype)
     free = max(0, _free_bytes(model.device) - reserved)
     tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
     num_pages = tokens // page_size
@@ -73,19 +74,16 @@ def size_memory(
             max_context_len,
             spec.max_context_len,
         )
-    return KVMemory(make_pool(choice, num_pages, page_size, model, spec), num_pages, max_context_len)
+    pool = choice.build(pool_context(num_pages, page_size, model, spec, further))
+    return KVMemory(pool, num_pages, max_context_len)
 
 
-def make_pool(
-    choice: Choice[KVPool, KVPoolContext], num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec
-) -> KVPool:
-    """Return a pool of so many pages."""
-    return choice.build(pool_context(num_pages, page_size, model, spec))
-
-
-def pool_context(num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec) -> KVPoolContext:
+def pool_context(
+    num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec, further: tuple[LayerSpec, ...] = ()
+) -> KVPoolContext:
     """Return what a pool of so many pages is built from."""
-    return KVPoolContext(num_pages, page_size, spec.layers, model.dtype, model.device)
+    zeroed = frozenset(layer.layer_id for layer in further)
+    return KVPoolContext(num_pages, page_size, spec.layers + further, model.dtype, model.device, zeroed)
 
 
 def make_rows(config: EngineConfig, device: torch.device, width: int) -> ReqToTokenPool:

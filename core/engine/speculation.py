@@ -1,55 +1,62 @@
-"""Speculation: the chosen speculator, with what the rest of the engine must be able to do for it."""
+"""ChosenSpeculator: what proposes drafts, and what it takes of memory and of the model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.contracts import LOGITS_PROCESSOR, SPECULATOR
-from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.speculator import SpeculatorContext
-from pegboard.core.pipeline.speculation.drafter import Drafter
+from pegboard.core.interfaces.contracts import SPECULATOR
+from pegboard.core.interfaces.speculator import DeviceSpeculator, SpeculatorContext
+from pegboard.core.pipeline.speculation.device import DeviceDrafts
 
 if TYPE_CHECKING:
-    from pegboard.core.config.select import Choice
-    from pegboard.core.engine.choose import Chosen
-    from pegboard.core.interfaces.logits_processor import LogitsProcessor
-    from pegboard.core.interfaces.sampler import Sampler
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.select import Choice, Selection
+    from pegboard.core.interfaces.attention import AttentionBackend
+    from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
+    from pegboard.core.interfaces.model_family import ModelContext
+    from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.speculator import Speculator
-    from pegboard.core.pipeline.grammar.follow import GrammarFollower
-    from pegboard.core.pipeline.memory import MemoryManager
+    from pegboard.core.pipeline.culprits import Culprits
 
 
-def make_drafter(chosen: Chosen, memory: MemoryManager, grammars: GrammarFollower) -> Drafter | None:
-    """Return what asks the chosen speculator; None where it never drafts. Raises ConfigError for one whose drafts
-    cannot be verified here.
-    """
-    settings = chosen.resolved.engine.speculation
-    ctx = SpeculatorContext(chosen.spec, settings.max_nodes)
-    choice = chosen.selection.choose(SPECULATOR, ctx)
-    speculator = chosen.culprits.know(choice.record, choice.build(ctx))
-    if speculator.max_nodes < 2:
-        return None
-    if "branches" in choice.provides:
-        _check_trees(chosen, choice)
-    processors = zip(chosen.selection.choices[LOGITS_PROCESSOR.name], chosen.processors, strict=True)
-    undrafted: list[LogitsProcessor | Sampler] = []
-    undrafted += [made for one, made in processors if "drafts" not in one.provides]
-    # What a sampler remembers of a request would count drafts as its output.
-    undrafted += [one for one in chosen.asked if one is chosen.sampler]
-    return Drafter(
-        speculator, settings, memory, chosen.spec.vocab_size, undrafted=undrafted, grammars=grammars,
-        name=choice.name,
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ChosenSpeculator:
+    """A speculator, built from configs alone. Weights that it has are loaded by `load`."""
+
+    choice: Choice[Speculator, SpeculatorContext]
+    made: Speculator
+
+    @property
+    def device(self) -> DeviceSpeculator | None:
+        """The speculator itself where it drafts on the device."""
+        return self.made if isinstance(self.made, DeviceSpeculator) and self.made.max_nodes > 1 else None
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The further layers of the KV pool."""
+        return () if self.device is None else self.device.layers
+
+    @property
+    def lookback(self) -> int | None:
+        """How many tokens are computed again behind a cached prefix; None where no states are read."""
+        return None if self.device is None else self.device.lookback
+
+    def load(self, runner: ModelRunner, attention: AttentionBackend) -> None:
+        """Read the weights, if there are any. Raises ModelError."""
+        if self.device is not None:
+            self.device.load(runner.ends(), attention)
+
+    def watch(self) -> DeviceDrafts | None:
+        """Return what shows it the model's states; None where it does not want to see them."""
+        return None if self.device is None else DeviceDrafts(self.device, self.choice.name)
 
 
-def _check_trees(chosen: Chosen, choice: Choice[Speculator, SpeculatorContext]) -> None:
-    """Raise ConfigError unless attention can tell the branches of a tree apart."""
-    runner = chosen.runner
-    (attention,) = chosen.selection.choices["attention"]
-    by = runner if "own_attention" in runner.provides else attention
-    if "tree_mask" not in by.provides:
-        kind = "runner" if by is runner else "attention"
-        raise ConfigError(
-            f"speculation.use: the speculator {choice.name!r} proposes trees, which the {kind} {by.name!r} cannot "
-            f"verify (it lacks the capability tree_mask); choose another {kind}.use"
-        )
+def choose_speculator(
+    resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec, culprits: Culprits
+) -> ChosenSpeculator:
+    """Choose and build the speculator, before all that has to make room for its layers."""
+    engine = resolved.engine
+    ctx = SpeculatorContext(spec, engine.speculation.max_nodes, model, engine.scheduler.max_running_requests)
+    choice = selection.choose(SPECULATOR, ctx)
+    return ChosenSpeculator(choice, culprits.know(choice.record, choice.build(ctx)))

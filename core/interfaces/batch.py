@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -123,6 +125,38 @@ class SplitPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What a speculator that reads the model's states is told of a batch, an entry per request.
+
+    `fresh` bool: it has its row since this pass. `again` int64: so many tokens at its front, 0 or 1, are computed once
+    more behind a cached prefix; their KV goes to the padding slot, and `prefix_lens` and `extend_lens` count them among
+    the new ones. `slots` int64: for so many positions its row has slots.
+    """
+
+    fresh: NDArray[np.bool_]
+    again: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+    def part(self, requests: Sequence[int]) -> Observed:
+        """Return that of some requests alone, by their indices."""
+        keep = list(requests)
+        return Observed(self.fresh[keep], self.again[keep], self.slots[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """What a worker needs to draft on the device, see `DraftBatch`; `table` are changes of the row table since the last
+    batch.
+    """
+
+    rows: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    newest: NDArray[np.int64]
+    most: NDArray[np.int64]
+    table: TableChanges | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WantedRows:
     """What a step computes beside tokens, by packed tokens (int64 arrays).
 
@@ -181,7 +215,7 @@ class ModelWorkerBatch:
 
     In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
-    None.
+    None. `observed` is set where a speculator reads the model's states.
     """
 
     bid: int
@@ -204,4 +238,5 @@ class ModelWorkerBatch:
     trees: DraftTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
+    observed: Observed | None = None
     extras: dict[str, Any] = field(default_factory=dict)

@@ -95,9 +95,9 @@ class EmbedOverlay:
 
 
 class Taps:
-    """States of a pass that somebody reads: `places` in the order in which they are wanted. Place i is the input of
-    layer i, the residual included; the number of layers stands for the output of the last one, and one more for the
-    state after the final norm.
+    """States of a pass that are read outside the model, from `places` in the order in which they are wanted. Place i is
+    the input of layer i, the residual included; the number of layers stands for the output of the last one, and one
+    more for the state after the final norm.
     """
 
     def __init__(self, places: tuple[int, ...]) -> None:

@@ -56,7 +56,7 @@ class Network(abc.ABC):
         return self.forward(batch)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [n, hidden] of token ids int64 [n], as they enter the first layer, in the model's dtype.
+        """Return the embeddings [n, hidden] of ids int64 [n], as they enter the first layer, in the model's dtype.
         Raises Unsupported without the capability `taps`.
         """
         raise Unsupported(f"the network {type(self).__name__}", "taps")

@@ -194,9 +194,9 @@ class DeviceSpeculator(Speculator[OptionsT]):
         raise NotImplementedError("this speculator drafts on the device")
 
     @abc.abstractmethod
-    def load(self, ends: ModelEnds, attention: AttentionBackend, pool: KVPool) -> None:
-        """Read the weights, once, after the model's. Raises ModelError naming file, tensor and shapes for those that do
-        not fit. `ends` are the model's; `attention` reads and writes `pool`.
+    def load(self, ends: ModelEnds, attention: AttentionBackend) -> None:
+        """Read the weights, once, after the model's and before memory is sized. `ends` are the model's; `attention` is
+        what attends over further layers. Raises ModelError naming file, tensor and shapes for those that do not fit.
         """
 
     @abc.abstractmethod

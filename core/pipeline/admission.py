@@ -74,13 +74,14 @@ class NewTokenRatio:
 @dataclass(slots=True, frozen=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it.
+    on after it; `fresh` when it has just got its row.
     """
 
     req: Req
     prefix_len: int
     extend_len: int
     partial: bool
+    fresh: bool = False
 
 
 class PrefillAdder:
@@ -167,7 +168,7 @@ class PrefillAdder:
         if result is AddResult.CONTINUE:
             self._memory.seat(req, found)
             if self._memory.extend(req, len(found) + take):
-                self._accept(req, len(found), take, take < left)
+                self._accept(req, len(found), take, take < left, fresh=True)
                 return AddResult.CONTINUE
             self._memory.release(req, keep=False)
             return AddResult.NO_TOKEN
@@ -264,9 +265,9 @@ class PrefillAdder:
             if req.media.spans[index].start >= start:
                 self._media.read(req.media.pieces[index])
 
-    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool) -> None:
+    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool, *, fresh: bool = False) -> None:
         self._read(req, prefix_len, prefix_len + take)
-        self.items.append(PrefillItem(req, prefix_len, take, partial))
+        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh))
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take

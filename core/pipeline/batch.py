@@ -16,13 +16,14 @@ from pegboard.core.pipeline.media.placing import overlay_of, positions_of
 from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
+from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
 from pegboard.core.pipeline.step import Step
 from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import WantedRows
+    from pegboard.core.interfaces.batch import Observed, WantedRows
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
@@ -33,12 +34,16 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
+PADDING = 0
+"""The slot whose KV is never read."""
+
 
 class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` is that of
+    a speculator which reads the model's states; None without one.
     """
 
     def __init__(
@@ -47,7 +52,9 @@ class BatchBuilder:
         asked: Sequence[LogitsProcessor | Sampler],
         vocab_size: int,
         pooler: Pooler | None = None,
+        lookback: int | None = None,
     ) -> None:
+        self._lookback = lookback
         self.vocab_size = vocab_size
         self._pooler = pooler
         self._memory = memory
@@ -101,6 +108,7 @@ class BatchBuilder:
             sampled_rows=rows,
             pending=pending,
             table=self._memory.rows.take_changes(),
+            observed=None if self._lookback is None else observe_decode(running, active),
             extras=batch.extras,
         )
         found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
@@ -130,6 +138,10 @@ class BatchBuilder:
         ends = running.seq_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
+        observed = None if self._lookback is None else observe_prefill(items, decoding, self._lookback)
+        if observed is not None:
+            prefix -= observed.again[: len(items)]
+            extend += observed.again[: len(items)]
         prefix_lens = np.concatenate([prefix, ends - 1])
         drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
         extend_lens = np.concatenate([extend, drafted])
@@ -146,8 +158,8 @@ class BatchBuilder:
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
-        work = self._work(batch, through + decoding, drafts)
-        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler)
+        work = self._work(batch, through + decoding, drafts, observed)
+        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, observed)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -255,20 +267,25 @@ class BatchBuilder:
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
         drafts = None if step.drafts is None else step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
-        work = self._work(batch, sampled, drafts)
+        observed = None if step.work.observed is None else step.work.observed.part(keep)
+        work = self._work(batch, sampled, drafts, observed)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
         kvs = [req.kv for req in reqs]
         one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
-        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler))
+        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, observed))
 
-    def _work(self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None = None) -> ModelWorkerBatch:
+    def _work(
+        self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
+    ) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
         rows = np.fromiter((req.kv.row for req in reqs), np.int64, len(reqs))
         host = self._memory.rows.host
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
+        if observed is not None:
+            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[observed.again > 0]] = PADDING
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:
@@ -289,6 +306,7 @@ class BatchBuilder:
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
             overlay=overlay_of(spans),
+            observed=observed,
             extras=batch.extras,
         )
         if drafts is not None:

@@ -10,7 +10,8 @@ from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.step import Pending, PendingEncode
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+    from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
+    from pegboard.core.interfaces.speculator import DraftTrees
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -18,11 +19,18 @@ Run = Callable[["ModelWorkerBatch"], BatchResult]
 Launch = Callable[["ModelWorkerBatch"], Pending]
 Encode = Callable[["EncodeWork"], PendingEncode]
 """Launches the encoding of media."""
+Draft = Callable[["DraftWork"], "DraftTrees"]
+"""Drafts on the device."""
 
 
 def no_media(work: EncodeWork) -> PendingEncode:
     """Stand for the encoder of a model without one."""
     raise RuntimeError("this engine has no media encoder")
+
+
+def no_drafts(work: DraftWork) -> DraftTrees:
+    """Stand for the drafts of an engine whose speculator, if any, drafts on the host."""
+    raise RuntimeError("this engine does not draft on the device")
 
 
 class Executor(Protocol):
@@ -36,6 +44,9 @@ class Executor(Protocol):
 
     def encode(self, work: EncodeWork) -> PendingEncode:
         """Start to encode media, in launch order with the batches. Never raises what the encoder raises."""
+
+    def draft(self, work: DraftWork) -> DraftTrees:
+        """Draft on the device at once. Nothing else may be under way. Raises what the speculator raises."""
 
     def healthy(self) -> bool:
         """Return whether another forward pass has a chance; False once the device itself has failed."""
@@ -67,8 +78,10 @@ class InlineExecutor:
         again: Run | None = None,
         healthy: Callable[[], bool] | None = None,
         encode: Encode = no_media,
+        draft: Draft = no_drafts,
     ) -> None:
         self._run = run
+        self._draft = draft
         self._again = again or run
         self._healthy = healthy
         self._encode = encode
@@ -87,6 +100,9 @@ class InlineExecutor:
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         return self._again(work)
+
+    def draft(self, work: DraftWork) -> DraftTrees:
+        return self._draft(work)
 
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()
@@ -113,9 +129,15 @@ class ThreadExecutor:
     """Runs batches in one thread of its own, so that the loop's thread can plan the next one meanwhile."""
 
     def __init__(
-        self, launch: Launch, again: Run, healthy: Callable[[], bool] | None = None, encode: Encode = no_media
+        self,
+        launch: Launch,
+        again: Run,
+        healthy: Callable[[], bool] | None = None,
+        encode: Encode = no_media,
+        draft: Draft = no_drafts,
     ) -> None:
         self._launch = launch
+        self._draft = draft
         self._again = again
         self._healthy = healthy
         self._encode = encode
@@ -126,6 +148,9 @@ class ThreadExecutor:
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         return self._thread.submit(self._again, work).result()
+
+    def draft(self, work: DraftWork) -> DraftTrees:
+        return self._thread.submit(self._draft, work).result()
 
     def encode(self, work: EncodeWork) -> PendingEncode:
         return _InThread(self._thread.submit(self._encode, work).result)

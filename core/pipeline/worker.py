@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
+    from pegboard.core.interfaces.batch import (
+        DraftWork,
+        ModelWorkerBatch,
+        SamplingInfo,
+        SplitPart,
+        TableChanges,
+        WantedRows,
+    )
     from pegboard.core.interfaces.forward import ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+    from pegboard.core.pipeline.speculation.device import DeviceDrafts
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +98,10 @@ class Worker:
         after: GuardedHooks | None = None,
         pooler: Pooler | None = None,
         media: EncodedMedia | None = None,
+        drafts: DeviceDrafts | None = None,
     ) -> None:
         self.media = media
+        self.drafts = drafts
         self._runner = runner
         self._pooler = pooler
         self._attention = attention
@@ -117,9 +127,7 @@ class Worker:
     @torch.inference_mode()
     def launch(self, work: ModelWorkerBatch, *, hooks: bool = True) -> PendingResult:
         """Start one step; on an asynchronous device it may go on after this call. Batches run in launch order."""
-        if work.table is not None:
-            places, slots = self._tensor(work.table.places), self._tensor(work.table.slots)
-            self._table.view(-1).index_copy_(0, places, slots)
+        self._change_table(work.table)
         if work.part is not None and not work.part.first:
             return self._go_on(work, work.part, hooks)
         batch = self.forward_batch(work)
@@ -154,10 +162,25 @@ class Worker:
             self._after(batch, output)
         # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
         if work.trees is not None:
-            return self._verified(work, work.trees, output)
+            return self._verified(work, work.trees, batch, output)
         if work.sampling is not None:
             self._keep_last(work.sampled_rows, output)
+        if self.drafts is not None:
+            self.drafts.observe(work, batch, output.next_token_ids, None, self._tensor)
         return self._bring(output, work.wanted)
+
+    @torch.inference_mode()
+    def draft(self, work: DraftWork) -> DraftTrees:
+        """Draft on the device, with no batch under way. Raises what the speculator raises."""
+        if self.drafts is None:
+            raise RuntimeError("this worker has no speculator")
+        self._change_table(work.table)
+        return self.drafts.draft(work, self._table, self._pool)
+
+    def _change_table(self, table: TableChanges | None) -> None:
+        if table is not None:
+            places, slots = self._tensor(table.places), self._tensor(table.slots)
+            self._table.view(-1).index_copy_(0, places, slots)
 
     def _by(self, output: ForwardOutput) -> object:
         """Return the sampler that drew the tokens."""
@@ -176,7 +199,9 @@ class Worker:
             # A step may be launched before the ids are looked at, and one beyond the embeddings would end the device.
             self._last.index_copy_(0, self._tensor(rows), tokens.clamp(0, self._vocab_size - 1))
 
-    def _verified(self, work: ModelWorkerBatch, trees: DraftTrees, output: ForwardOutput) -> PendingResult:
+    def _verified(
+        self, work: ModelWorkerBatch, trees: DraftTrees, batch: ForwardBatch, output: ForwardOutput
+    ) -> PendingResult:
         """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens as `_keep_last`."""
         by = self._by(output)
         check_tokens(output.next_token_ids, trees.tokens.shape[0], self._device, by)
@@ -189,8 +214,10 @@ class Worker:
         sources, targets = slots[accepted.nodes], slots[firsts + tree.places(accepted.counts)]
         if (moves := sources != targets).any():
             self._pool.move(self._tensor(sources[moves]), self._tensor(targets[moves]))
-        newest = accepted.tokens[np.cumsum(accepted.counts) - 1]
-        self._last.index_copy_(0, self._tensor(work.sampled_rows), self._tensor(newest))
+        newest = self._tensor(accepted.tokens[np.cumsum(accepted.counts) - 1])
+        self._last.index_copy_(0, self._tensor(work.sampled_rows), newest)
+        if self.drafts is not None:
+            self.drafts.observe(work, batch, newest, accepted, self._tensor)
         result = self._result(output, work.wanted)
         result.accepted = accepted
         return PendingResult(torch.from_numpy(accepted.tokens), result, None)
@@ -249,6 +276,7 @@ class Worker:
             kv_groups=(KVGroupView(self._table, self._tensor(work.out_cache_loc)),),
             kv_pool=self._pool,
             attn_backend=self._attention,
+            taps=None if self.drafts is None else self.drafts.taps(),
             extras=work.extras,
         )
         if work.forward_mode.is_extend:

@@ -34,19 +34,19 @@ class MHAPool(KVPool[NoOptions]):
         for layer in ctx.layers:
             if layer.layer_id in self._keys:
                 raise ValueError(f"two layers have the id {layer.layer_id}")
-            zeroed = layer.layer_id in ctx.zeroed
-            self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx, zeroed)
-            self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx, zeroed)
+            self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx)
+            self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
+        for layer_id in ctx.zeroed:
+            if ctx.device.type != "cpu":  # where all of it is zeros
+                self._keys[layer_id].zero_()
+                self._values[layer_id].zero_()
 
-    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext, zeroed: bool) -> torch.Tensor:
+    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> torch.Tensor:
         shape = (self.num_slots, heads, dim)
         if ctx.device.type == "cpu":
-            # All of it is zeros.
             buffer = large_buffer(self.num_slots * heads * dim * ctx.dtype.itemsize).view(ctx.dtype).view(shape)
         else:
             buffer = torch.empty(shape, dtype=ctx.dtype, device=ctx.device)
-            if zeroed:
-                buffer.zero_()
         buffer[: self.page_size] = 0
         return buffer
 

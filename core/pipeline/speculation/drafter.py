@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.core.interfaces.batch import DraftWork
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import let_through, state_of
+from pegboard.core.pipeline.speculation.device import MAX_FAILURES
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
 from pegboard.core.toolkit.speculation import tree
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.speculator import Speculator
+    from pegboard.core.pipeline.executor import Draft
     from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SpeculationSettings
+    from pegboard.core.pipeline.speculation.device import DeviceDrafts
     from pegboard.core.pipeline.step import Step
 
 logger = logging.getLogger(__name__)
@@ -43,8 +47,8 @@ a collection of garbage.
 """
 LATE_BY_CLOCK = 0.5
 """The same by the clock, which also counts what other processes on the machine took."""
-MAX_FAILURES = 10
-"""A speculator that has failed this often in a row is not asked any more."""
+LATE_ON_DEVICE = 1.0
+"""The same for drafts of a model: they take as long as they take, and `adaptive` sees whether that pays."""
 
 
 @dataclass(slots=True)
@@ -61,9 +65,21 @@ class _Drafted:
 _DRAFTED: ReqSlot[_Drafted] = ReqSlot(_Drafted)
 
 
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """How a speculator is reached that drafts on the device: `draft` asks it, `reserve` is its own, and `seen` shows it
+    what the model computes.
+    """
+
+    draft: Draft
+    reserve: int
+    seen: DeviceDrafts
+
+
 class Drafter:
-    """Drafts for running requests. `undrafted` are the processors and samplers that cannot tell drafts from output, and
-    `rolls_back` says whether grammars can. All calls come from the scheduler's loop, with no step under way.
+    """Drafts for running requests, from `device` if there is one. `undrafted` are the processors and samplers that
+    cannot tell drafts from output, and `rolls_back` says whether grammars can. All calls come from the scheduler's
+    loop, with no step under way.
     """
 
     def __init__(
@@ -75,11 +91,12 @@ class Drafter:
         *,
         undrafted: Sequence[LogitsProcessor | Sampler] = (),
         grammars: GrammarFollower | None = None,
+        device: OnDevice | None = None,
         name: str = "",
     ) -> None:
         self.name = name or type(speculator).__name__
-        self.failures = 0
-        """Of the speculator, since the start."""
+        self._failures = 0
+        self._device = device
         self._speculator = speculator
         self._settings = settings
         self._memory = memory
@@ -90,7 +107,12 @@ class Drafter:
         self._in_a_row = dict.fromkeys(("concerns", "propose", "learn"), 0)
         self._late = False
         self._times = StepTimes()
-        self._seconds = 0.0
+        self._seconds = self._took = 0.0
+
+    @property
+    def failures(self) -> int:
+        """How often the speculator has failed since the start."""
+        return self._failures + (0 if self._device is None else self._device.seen.failures)
 
     def take_seconds(self) -> float:
         """Return the seconds that drafting has taken since the last call."""
@@ -100,7 +122,8 @@ class Drafter:
     @property
     def on(self) -> bool:
         """Whether the speculator is asked at all."""
-        return max(self._in_a_row.values()) < MAX_FAILURES
+        seen = self._device is None or self._device.seen.on
+        return seen and max(self._in_a_row.values()) < MAX_FAILURES
 
     def concerns(self, running: RunningBatch) -> bool:
         """Return whether these requests may get drafts, so that their newest tokens have to be known first."""
@@ -114,7 +137,8 @@ class Drafter:
         try:
             return self._drafts(running)
         finally:
-            self._seconds += time.perf_counter() - since
+            self._took = time.perf_counter() - since
+            self._seconds += self._took
 
     def _drafts(self, running: RunningBatch) -> Drafts | None:
         places = np.flatnonzero(running.left > 0)
@@ -125,9 +149,12 @@ class Drafter:
             most = worth.cut(most)
         if not (most > 1).any():
             return None
+        if self._device is not None:
+            self._reserve(running, places, most, self._device.reserve)
         asked = np.flatnonzero(most > 1)
-        rows = [_row(reqs[index], int(most[index])) for index in asked.tolist()]
-        found = self._propose(rows, most[asked])
+        if not asked.shape[0]:
+            return None
+        found = self._propose(running, places[asked], most[asked])
         if found is None or not (found.counts > 1).any():
             return None
         trees = _among_all(found, asked, [req.tokens.last for req in reqs])
@@ -143,7 +170,7 @@ class Drafter:
         gained, drafts, requests = step.batch.gained, step.drafts, len(step.sampled)
         if not step.prefilled and 0 < requests <= self._settings.max_batch:
             nodes = 0 if drafts is None else int(drafts.trees.counts.sum()) - requests
-            self._times.note(requests, nodes, seconds)
+            self._times.note(requests, nodes, seconds + (self._took if nodes else 0.0))
         if drafts is not None and gained is not None:
             self._tell(step, drafts.trees, gained)
 
@@ -210,18 +237,28 @@ class Drafter:
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    def _propose(self, rows: Sequence[DraftRow], most: NDArray[np.int64]) -> DraftTrees | None:
+    def _ask(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> DraftTrees:
+        """Ask for drafts of the requests at `places`, `most` nodes each. Raises what the speculator raises."""
+        if self._device is None:
+            asked = zip(places.tolist(), most.tolist(), strict=True)
+            return self._speculator.propose([_row(running.reqs[place], count) for place, count in asked])
+        rows, seq_lens, newest = running.rows[places], running.seq_lens[places], running.last[places]
+        return self._device.draft(DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes()))
+
+    def _propose(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> DraftTrees | None:
         """Ask the speculator. Return None where it fails, takes too long, or answers with what are no trees."""
         since, computing = time.perf_counter(), time.thread_time()
         try:
-            found = self._speculator.propose(rows)
-            roots = np.fromiter((row.tokens[-1] for row in rows), np.int64, len(rows))
+            found = self._ask(running, places, most)
+            roots = np.fromiter((running.reqs[place].tokens.last for place in places.tolist()), np.int64, len(places))
             wrong = tree.fault(found, roots, most, self._vocab_size)
         except Exception:
             self._failed("propose", "raised")
             return None
         took, computed = time.perf_counter() - since, time.thread_time() - computing
-        was_late, self._late = self._late, computed > LATE_SECONDS or took > LATE_BY_CLOCK
+        on_host = self._device is None
+        late = (computed > LATE_SECONDS or took > LATE_BY_CLOCK) if on_host else took > LATE_ON_DEVICE
+        was_late, self._late = self._late, late
         if wrong is None and self._late:
             if not was_late:
                 return None
@@ -234,13 +271,21 @@ class Drafter:
 
     def _failed(self, call: str, what: str) -> None:
         """Note a failure; the log has the first of several in a row, and the last."""
-        self.failures += 1
+        self._failures += 1
         self._in_a_row[call] += 1
         if self._in_a_row[call] == 1:
             text = "the speculator %r failed (%s): %s; the step goes on without drafts"
             logger.error(text, self.name, call, what, exc_info=what == "raised")
         if self._in_a_row[call] == MAX_FAILURES:
             logger.error("the speculator %r failed %d times in a row: it is off now", self.name, MAX_FAILURES)
+
+    def _reserve(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64], reserve: int) -> None:
+        """Get slots for what drafting writes, from memory that no request needs; allow no drafts without."""
+        for index in np.flatnonzero(most > 1).tolist():
+            place = int(places[index])
+            wanted = int(running.seq_lens[place]) + reserve
+            if wanted > running.allocated[place] and self._memory.wish(running, place, wanted) < wanted:
+                most[index] = 1
 
     # ---- what of it can be verified -------------------------------------------------------------------------------
 

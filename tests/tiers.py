@@ -199,18 +199,20 @@ FULL: dict[str, tuple[str, ...]] = {
 
 SOAK: dict[str, tuple[str, ...]] = {
     "e2e/test_abort_storm.py": (r"test_storm\[(?!overlap-radix-1)",),
-    # Both caches answer all prompts in make test-full, at one page size; the interpreter of Triton runs two families.
+    # One cache answers all prompts in make test-full, at one page size; the interpreter of Triton runs one family.
     "e2e/test_correctness.py": (
-        r"test_all_prompts\[(radix-1|none-1|none-16)\]",
+        r"test_all_prompts\[(radix-1|none-1|none-16|block-\w+)\]",
         r"test_forced_logits_of_all_prompts",
         r"test_demo_with_interpreted_triton",
-        r"test_tiny_with_interpreted_triton\[(llama|qwen2)\]",
+        r"test_tiny_with_interpreted_triton\[(llama|qwen2|mistral)\]",
     ),
     # One backend answers to half of the schemas in make test-full.
     "e2e/test_grammars.py": (r"test_two_hundred",),
     # A server answers to as many in make test-full.
     "examples/test_shapes.py": (r"test_(three_hundred|other_pictures)",),
     "e2e/test_third_party.py": (r"test_all_conform",),
+    # The largest two; the same suites meet the examples of the docs in make test-full.
+    "core/cli/test_new.py": (r"test_a_new_package_conforms\[(sampler|attention)\]",),
     "plugins/attn_triton/test_conformance.py": (r"test_any_larger_batch",),
     "e2e/test_memory.py": (r"test_flat_over", r"test_demo_model_stays"),
     "e2e/test_soak.py": (r"^(?!.*test_some_hundred_simulated)",),

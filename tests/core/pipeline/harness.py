@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection, SpeculationSection
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
@@ -34,7 +34,8 @@ from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.speculation.drafter import Drafter
+from pegboard.core.pipeline.speculation.device import DeviceDrafts
+from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.toolkit.speculation import tree
@@ -125,8 +126,7 @@ class FakeModel:
             if work.part is not None:
                 self.early = None
             raise RuntimeError("out of luck")
-        assert 0 not in work.out_cache_loc, "page 0 is padding"
-        assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
+        self.check_slots(work)
         if work.part is None:
             return self.answer(work)
         # Some layers are computed in each part: the first one reads what is there by then, each one writes.
@@ -136,6 +136,10 @@ class FakeModel:
             raise RuntimeError("the first parts of this split are not there: they failed")
         self.slots[work.out_cache_loc] = self.half
         return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
+
+    def check_slots(self, work: ModelWorkerBatch) -> None:
+        assert 0 not in work.out_cache_loc, "page 0 is padding"
+        assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
 
     def answer(self, work: ModelWorkerBatch) -> BatchResult:
         input_ids = work.input_ids.copy()
@@ -182,6 +186,9 @@ class FakeModel:
     def encode(self, work: EncodeWork) -> Done[float]:
         raise AssertionError("a model without media was told to encode some")
 
+    def draft(self, work: DraftWork) -> DraftTrees:
+        raise AssertionError("a model without a draft was asked for drafts")
+
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """What is kept of each token: here its id, once its position is seen to be right."""
         ends = np.cumsum(work.extend_lens) - 1
@@ -208,7 +215,9 @@ def prompts(n: int, *, seed: int = 0, shortest: int = 1, longest: int = 60) -> l
 
 
 class Harness:
-    """A scheduler with real caches, allocators and policies, and the fake model."""
+    """A scheduler with real caches, allocators and policies, and the fake model. With `reserve` drafts are made beside
+    the model, which writes to so many slots behind the newest token for them.
+    """
 
     def __init__(
         self,
@@ -229,6 +238,7 @@ class Harness:
         work: GrammarWork | None = None,
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
+        reserve: int | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -242,18 +252,24 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
+        executor = (
+            ThreadExecutor(self.model.launch, self.model, encode=self.model.encode, draft=self.model.draft)
+            if overlap
+            else InlineExecutor(self.model, encode=self.model.encode, draft=self.model.draft)
+        )
         if speculator is not None:
             asked = SpeculationSection(**speculation)
-            drafter = Drafter(speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars)
+            device = None if reserve is None else OnDevice(executor.draft, reserve, DeviceDrafts(cast(Any, speculator)))
+            drafter = Drafter(
+                speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device
+            )
             parts = {**parts, "drafter": drafter}
         stages = Stages(
             self.memory,
             chosen,
-            BatchBuilder(self.memory, processors, VOCAB),
+            BatchBuilder(self.memory, processors, VOCAB, lookback=None if reserve is None else 1),
             ResultStage(tokenizer, {EOS}, grammars=grammars),
-            ThreadExecutor(self.model.launch, self.model, encode=self.model.encode)
-            if overlap
-            else InlineExecutor(self.model, encode=self.model.encode),
+            executor,
             hooks=hooks or StepHooks(),
             **{name: part for name, part in parts.items() if name != "clock"},
         )

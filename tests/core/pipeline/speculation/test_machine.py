@@ -20,6 +20,7 @@ from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import NO_ROW
 from tests.core.pipeline.harness import Harness, Seer, oracle, prompts
+from tests.core.pipeline.watched import RESERVE, WatchedModel
 
 PROMPTS = prompts(12, seed=3, longest=30)
 
@@ -34,10 +35,14 @@ class Drafting(RuleBasedStateMachine):
         loop=st.sampled_from(["normal", "overlap"]),
         run=st.sampled_from([1, 16]),
         mixed=st.booleans(),
+        device=st.booleans(),
     )
-    def build(self, page_size: int, shape: str, rate: float, loop: str, run: int, mixed: bool) -> None:
+    def build(self, page_size: int, shape: str, rate: float, loop: str, run: int, mixed: bool, device: bool) -> None:
+        seer = Seer(rate, shape)
         self.harness = Harness(
-            speculator=Seer(rate, shape),
+            speculator=seer,
+            model=WatchedModel if device else None,
+            reserve=RESERVE if device else None,
             page_size=page_size,
             tokens=192,
             run=run,
@@ -47,6 +52,8 @@ class Drafting(RuleBasedStateMachine):
             max_running_requests=5,
             estimate_max_new_tokens=1,
         )
+        if isinstance(self.harness.model, WatchedModel):
+            self.harness.model.tree = seer._tree
         self.asked: dict[str, tuple[list[int], int]] = {}
         self.aborted: set[str] = set()
 

@@ -82,12 +82,12 @@ class Seer(Speculator):
         self.learnt: list[tuple[int, int]] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
-        return tree.join(self._tree(row) for row in rows)
+        return tree.join(self.tree_of(row) for row in rows)
 
     def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
         self.learnt += zip(offered.tolist(), gained.tolist(), strict=True)
 
-    def _tree(self, row: DraftRow) -> DraftTrees:
+    def tree_of(self, row: DraftRow) -> DraftTrees:
         rng = random.Random(f"{row.tokens.shape[0]} {row.tokens[-1]} {row.tokens[0]}")
         parents, tokens, contexts = [-1], [int(row.tokens[-1])], [row.tokens]
         for _ in range(rng.randrange(row.most)):

@@ -38,7 +38,7 @@ class WatchedModel(FakeModel):
         super().__init__(*args)
         self.entries = np.full(len(self.slots), NOTHING, np.int64)
         self.kept: dict[int, tuple[int, int]] = {}
-        self.tree: Callable[[DraftRow], DraftTrees] = Seer(0.5)._tree
+        self.tree: Callable[[DraftRow], DraftTrees] = Seer(0.5).tree_of
         self.drafted = self.looked_back = 0
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:

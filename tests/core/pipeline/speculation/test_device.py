@@ -19,7 +19,7 @@ def watched(seer: Seer | None = None, **more: Any) -> tuple[Harness, WatchedMode
     seer = seer or Seer(0.7, "tree")
     harness = Harness(speculator=seer, model=WatchedModel, reserve=RESERVE, **more)
     assert isinstance(harness.model, WatchedModel)
-    harness.model.tree = seer._tree
+    harness.model.tree = seer.tree_of
     return harness, harness.model
 
 

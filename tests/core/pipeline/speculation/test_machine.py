@@ -53,7 +53,7 @@ class Drafting(RuleBasedStateMachine):
             estimate_max_new_tokens=1,
         )
         if isinstance(self.harness.model, WatchedModel):
-            self.harness.model.tree = seer._tree
+            self.harness.model.tree = seer.tree_of
         self.asked: dict[str, tuple[list[int], int]] = {}
         self.aborted: set[str] = set()
 

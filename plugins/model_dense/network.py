@@ -109,19 +109,19 @@ class DenseNetwork(nn.Module, Network):
         if x.shape[0] == 0:
             return x
         for index, layer in enumerate(self.layers):
+            _show(batch, index, x)
             x = _deepened(layer(x, cos, sin, batch), batch, index)
-        out: Tensor = self.norm(x)
-        return out
+        return self._leave(x, batch)
 
     @torch.inference_mode()
     def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, Tensor]:
         """`forward` with a pause after every layer."""
         x, cos, sin = self._enter(batch)
         for index, layer in enumerate(self.layers):
+            _show(batch, index, x)
             x = _deepened(layer(x, cos, sin, batch), batch, index)
             yield
-        out: Tensor = self.norm(x)
-        return out
+        return self._leave(x, batch)
 
     def _enter(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
@@ -129,6 +129,19 @@ class DenseNetwork(nn.Module, Network):
         if batch.overlay is not None:
             x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)
         return x, *self.rope(batch.positions, x.dtype)
+
+    def _leave(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return what comes after the final norm, of the last layer's output [tokens, hidden]."""
+        out: Tensor = self.norm(x)
+        _show(batch, len(self.layers), x)
+        _show(batch, len(self.layers) + 1, out)
+        return out
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return embeddings [n, hidden] of ids int64 [n]; see `Network.embed`."""
+        out: Tensor = self.embedding(ids)
+        return out
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -154,6 +167,12 @@ class DenseNetwork(nn.Module, Network):
         if not self.spec.tied_embeddings:
             found["lm_head.weight"] = self.head.weight
         return found
+
+
+def _show(batch: ForwardBatch, place: int, x: Tensor) -> None:
+    """Show the states at a place to those that read them; no layer changes them afterwards."""
+    if batch.taps is not None:
+        batch.taps.note(place, x)
 
 
 def _deepened(x: Tensor, batch: ForwardBatch, layer: int) -> Tensor:

@@ -12,7 +12,7 @@ plugin = Plugin(
             name="layered",
             factory="pegboard.plugins.runner_layered.runner:LayeredRunner",
             summary="model family, attention backend, logits processors and sampler, layer by layer",
-            provides=frozenset({"hidden_states", "input_logprobs", "overlay", "split_prefill"}),
+            provides=frozenset({"ends", "hidden_states", "input_logprobs", "overlay", "split_prefill", "taps"}),
             rank=10,
         ),
     ),

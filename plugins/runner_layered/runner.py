@@ -7,7 +7,7 @@ from collections.abc import Generator
 import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
-from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
@@ -49,6 +49,9 @@ class LayeredRunner(ModelRunner[NoOptions]):
         self.ctx.attention.prepare(batch)
         hidden = yield from self._network.forward_in_parts(batch)
         return self._output(hidden, batch, sampling, False, False)
+
+    def ends(self) -> ModelEnds:
+        return ModelEnds(self._network.embed, self._network.logits)
 
     def _output(
         self,

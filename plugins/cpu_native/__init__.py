@@ -15,12 +15,14 @@ plugin = Plugin(
             summary="Llama, Mistral, Qwen2, Qwen3 and Qwen-VL's text in bf16, one call per step, attention included",
             provides=frozenset(
                 {
+                    "ends",
                     "hidden_states",
                     "input_logprobs",
                     "overlay",
                     "own_attention",
                     "own_weights",
                     "prefers_mixed",
+                    "taps",
                     "tree_mask",
                 }
             ),

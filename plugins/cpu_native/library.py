@@ -256,17 +256,17 @@ class Batch(ctypes.Structure):
     _fields_ = [
         *[
             (name, ctypes.c_int32)
-            for name in ("tokens", "batch", "sampled", "hidden_count", "embed_count", "deep_levels")
+            for name in ("tokens", "batch", "sampled", "hidden_count", "embed_count", "deep_levels", "tap_count")
         ],
         *[
             (name, ctypes.c_void_p)
             for name in (
                 "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embed_rows", "tails",
-                "bits", "embeds", "deep", "cos", "sin", "table",
+                "bits", "embeds", "deep", "cos", "sin", "table", "tap_places",
             )
         ],
         ("table_stride", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "drawn", "sampling", "hidden")],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "drawn", "sampling", "hidden", "tapped")],
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pegboard.core.toolkit.model.weights import check_weights, load_weights
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch
+    from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch, Taps
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 
@@ -95,20 +95,21 @@ class NativeModel:
     ) -> None:
         """KV of all tokens into the pool; and into those tensors that are given, of the sampled rows either logits
         float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
-        sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n].
+        sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n]. The batch's taps are given their states.
         """
-        if self._process != self._getpid():
-            raise RuntimeError(
-                "this process was forked from the one that loaded the model, whose threads it has not got"
-            )
+        self._check_threads()
         native, kept = self._native(batch)
         native.sampled = sampled
         native.hidden_count = 0 if hidden is None else hidden.shape[0]
         native.hidden_rows, native.hidden = _pointer(hidden_rows), _pointer(hidden)
         native.logits, native.drawn = _pointer(logits), _pointer(tokens)
         native.sampling = None if sampling is None else ctypes.addressof(sampling)
+        tapped = None if batch.taps is None else self._tap(native, batch.taps)
         self._check(self._library.pb_forward(self._handle, ctypes.byref(native)))
         del kept
+        if batch.taps is not None and tapped is not None:
+            for place, states in zip(*tapped, strict=True):
+                batch.taps.note(int(place), states)
 
     def attend(self, batch: ForwardBatch, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Attention of one layer and nothing else, for tests and measurements: bf16 [tokens, heads, head_dim] of
@@ -180,11 +181,28 @@ class NativeModel:
             kept.append(deep)
         return kept
 
+    def _tap(self, native: Batch, taps: Taps) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put taps into a native batch. Return their places int32 [n], without those that there are not, and where the
+        states go: bf16 [n, tokens, hidden].
+        """
+        found = sorted({*taps.places} & {*range(self.spec.num_layers + 2)})
+        places = torch.tensor(found, dtype=torch.int32)
+        states = torch.empty(len(found), native.tokens, self.spec.hidden_size, dtype=torch.bfloat16)
+        native.tap_count, native.tap_places, native.tapped = len(found), places.data_ptr(), states.data_ptr()
+        return places, states
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings bf16 [n, hidden] of ids int64 [n]. Raise IndexError for one that is none."""
+        return torch.nn.functional.embedding(ids, self._embedding)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits float32 [n, vocab] of hidden states float32 [n, hidden] after the final norm."""
+        """Return logits float32 [n, vocab] of hidden states [n, hidden] after the final norm, of any float dtype. Uses
+        the threads and the memory of `forward`, and not beside it.
+        """
+        self._check_threads()
         logits = torch.empty(hidden.shape[0], self.spec.vocab_size)
         if hidden.shape[0]:
-            hidden = hidden.contiguous()
+            hidden = hidden.float().contiguous()
             self._check(self._library.pb_project(self._handle, hidden.data_ptr(), hidden.shape[0], logits.data_ptr()))
         return logits
 
@@ -212,6 +230,12 @@ class NativeModel:
             self._pools = {id(pool): (pool, keys, values)}
             return keys, values
         return known[1], known[2]
+
+    def _check_threads(self) -> None:
+        if self._process != self._getpid():
+            raise RuntimeError(
+                "this process was forked from the one that loaded the model, whose threads it has not got"
+            )
 
     @staticmethod
     def _check(code: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
-from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
+from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
@@ -28,7 +28,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     """Computes everything up to the tokens in one call of the library, where its own sampler is the chosen one and
     no request wants logits or logprobs; else the logits, on which processors, masks and samplers work as everywhere.
 
-    It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16.
+    It reads the weights itself. Sums, the residual stream, norms and softmax are float32; products take bf16. Taps get
+    states of the residual stream rounded to bf16, the model's dtype.
     """
 
     def __init__(self, options: CpuNativeOptions, ctx: ModelRunnerContext) -> None:
@@ -114,6 +115,9 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         """Return whether tokens are all that comes of the logits, and of its own sampler."""
         own = isinstance(self.ctx.sampler, CpuNativeSampler)
         return own and not sampling.rows and not sampling.want_logprobs
+
+    def ends(self) -> ModelEnds:
+        return ModelEnds(self._model.embed, self._model.logits)
 
     def stage_times(self) -> dict[str, float]:
         return self._model.take_seconds()

@@ -29,6 +29,7 @@ class Forward {
     embed();
     for (int l = 0; l < shape.layers; ++l) {
       const Layer& layer = model.layers[l];
+      tap(l);
       project_qkv(layer);
       if (turn_first) turn_heads(layer, l);
       attend(layer, l);
@@ -37,6 +38,8 @@ class Forward {
       project_down(layer, l + 1 < shape.layers ? model.layers[l + 1].qkv : model.head);
       if (l < batch.deep_levels) deepen(l);
     }
+    tap(shape.layers);
+    tap(shape.layers + 1);
     if (batch.hidden) give_hidden();
     if (batch.logits || batch.drawn) {
       norm_sampled();
@@ -55,6 +58,7 @@ class Forward {
   const Left attended, act;
   const bool turn_first;
   int counter = 0;  // runs of work that were shared so far
+  int tapped = 0;   // places that have come by
 
   // A query that one task answers alone is turned there; where tasks share one, all are turned before.
   bool some_share_queries() const {
@@ -116,6 +120,7 @@ class Forward {
   // ---- stages ----
 
   void embed();
+  void tap(int place);
   void project_qkv(const Layer& layer);
   void turn_heads(const Layer& layer, int l);
   void attend(const Layer& layer, int l);
@@ -156,6 +161,20 @@ inline void Forward::embed() {
     }
   });
   meet(EMBED);
+}
+
+// The states at a place, where they are wanted. No one waits for them: threads meet before something else is written to
+// the residual.
+inline void Forward::tap(int place) {
+  if (tapped == batch.tap_count || batch.tap_places[tapped] != place) return;
+  bf16* states = batch.tapped + size_t(tapped++) * tokens * hidden;
+  each_token([&](int t) {
+    bf16* out = states + size_t(t) * hidden;
+    if (place > shape.layers)
+      rms_norm(residual(t), model.final_norm.data(), hidden, shape.eps, Plain<bf16>{out});
+    else
+      floats_to_bf16(residual(t), out, hidden);
+  });
 }
 
 // All tokens normalised. A few of them every thread does for itself: that is sooner done than meeting once more.
@@ -281,7 +300,7 @@ inline void Forward::give_hidden() {
   while (work.take(from, to))
     for (int i = from; i < to; ++i) {
       float* out = batch.hidden + size_t(i) * hidden;
-      rms_norm(residual(batch.hidden_rows[i]), model.final_norm.data(), hidden, shape.eps, Floats{out});
+      rms_norm(residual(batch.hidden_rows[i]), model.final_norm.data(), hidden, shape.eps, Plain<float>{out});
     }
 }
 

@@ -34,11 +34,15 @@ struct PbLayerWeights {
 // there. Without one both counts are 0.
 //
 // `tails` [batch] and `bits` [tokens] are its tail_lens and tail_bits, or null.
+//
+// Its taps: the states of all tokens at the `tap_places`, which are in ascending order, go to `tapped`. Place l is
+// the input of layer l; the number of layers is the output of the last one, and one more what comes after the final
+// norm. Without taps the count is 0.
 struct PbBatch {
-  int32_t tokens, batch, sampled, hidden_count, embed_count, deep_levels;
+  int32_t tokens, batch, sampled, hidden_count, embed_count, deep_levels, tap_count;
   const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows, *embed_rows, *tails, *bits;
   const float *embeds, *deep, *cos, *sin;
-  const int32_t* table;
+  const int32_t *table, *tap_places;
   int64_t table_stride;
   bf16* const* keys;
   bf16* const* values;
@@ -46,6 +50,7 @@ struct PbBatch {
   int64_t* drawn;              // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
   const PbSampling* sampling;  // of the sampled rows; null where all are greedy
   float* hidden;               // [hidden_count, hidden]: after the final norm, or null
+  bf16* tapped;                // [tap_count, tokens, hidden]
 };
 
 }  // extern "C"
@@ -93,7 +98,7 @@ struct Model {
 
   explicit Model(const PbShape& shape)
       : shape(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
-        counters((size_t(shape.layers) * 9 + 8) * shape.threads) {}
+        counters((size_t(shape.layers) * 10 + 10) * shape.threads) {}
 
   // For one run of work after the other.
   Taken taken(int which) { return &counters[size_t(which) * shape.threads]; }

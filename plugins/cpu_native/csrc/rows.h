@@ -22,10 +22,11 @@ inline float activate(float x, int kind) {
   }
 }
 
-// Float32 numbers as the place of a result, beside Left::Row.
-struct Floats {
-  float* data;
-  float* at(int i) const { return data + i; }
+// Numbers one after the other as the place of a result, beside Left::Row.
+template <class T>
+struct Plain {
+  T* data;
+  T* at(int i) const { return data + i; }
   void zero_from(int) const {}
 };
 
@@ -44,7 +45,7 @@ namespace {
 
 inline float rms_factor(const float* x, int n, float eps) { return 1.0f / std::sqrt(sum_of_squares(x, n) / n + eps); }
 
-// out[i] = x[i] / rms(x) * weight[i], in a Left::Row or as Floats.
+// out[i] = x[i] / rms(x) * weight[i], in a Left::Row or Plain.
 template <class Out>
 inline void rms_norm(const float* x, const float* weight, int n, float eps, const Out& out) {
   scale_row(x, rms_factor(x, n, eps), weight, n, out);

@@ -230,7 +230,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         report=StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens),
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks, request_log),
-        drafter=make_drafter(chosen, memory, results.grammars, executor, worker.drafts),
+        drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
     )
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
@@ -290,6 +290,7 @@ def _worker(
         pooler=pooler,
         media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
+        judge=chosen.speculator.judge(),
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
-    from pegboard.core.pipeline.speculation.device import DeviceDrafts
+    from pegboard.core.pipeline.worker import Worker
 
 
 class Provider(Protocol):
@@ -64,7 +64,7 @@ def make_drafter(
     memory: MemoryManager,
     grammars: GrammarFollower,
     executor: Executor,
-    seen: DeviceDrafts | None,
+    worker: Worker,
 ) -> Drafter | None:
     """Return what asks the chosen speculator; None where it never drafts."""
     speculator = chosen.speculator
@@ -76,9 +76,9 @@ def make_drafter(
     # What a sampler remembers of a request would count drafts as its output.
     undrafted += [one for one in chosen.asked if one is chosen.sampler]
     device = None
-    if speculator.device is not None and seen is not None:
-        device = OnDevice(executor.draft, speculator.device.reserve, seen)
+    if speculator.device is not None and worker.drafts is not None:
+        device = OnDevice(executor.draft, speculator.device.reserve, worker.drafts)
     return Drafter(
         speculator.made, chosen.resolved.engine.speculation, memory, chosen.spec.vocab_size, undrafted=undrafted,
-        grammars=grammars, device=device, name=speculator.choice.name,
+        grammars=grammars, device=device, judge=worker.judge, name=speculator.choice.name,
     )  # fmt: skip

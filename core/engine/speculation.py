@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.contracts import SPECULATOR
 from pegboard.core.interfaces.speculator import DeviceSpeculator, SpeculatorContext
 from pegboard.core.pipeline.speculation.device import DeviceDrafts
+from pegboard.core.pipeline.speculation.judging import Judge
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -50,6 +51,11 @@ class ChosenSpeculator:
     def watch(self) -> DeviceDrafts | None:
         """Return what shows it the model's states; None where it does not want to see them."""
         return None if self.device is None else DeviceDrafts(self.device, self.choice.name)
+
+    def judge(self) -> Judge | None:
+        """Return what asks it which drafts stand; None where the tokens that are drawn decide."""
+        judges = "judges" in self.choice.provides and self.made.max_nodes > 1
+        return Judge(self.made, self.choice.name) if judges else None
 
 
 def choose_speculator(

@@ -233,6 +233,7 @@ SPECULATOR: Contract[Speculator, SpeculatorContext] = Contract(
     capabilities={
         "branches": "proposes trees, not only chains",
         "device": "is a DeviceSpeculator: drafts where the model runs, from the model's own states",
+        "judges": "decides from the logits which drafts stand: tokens differ from those without speculation",
     },
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.model_runner import ModelEnds
-    from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 
 MAX_NODES = 64
 """Most nodes of a draft tree: the bits of an int64 say which of them a node follows."""
@@ -133,7 +134,8 @@ class DraftBatch:
 
 class Speculator(abc.ABC, Generic[OptionsT]):
     """Proposes what running requests may go on with. The model scores all of it in one pass, and what it would have
-    produced itself is kept: a draft changes how many passes an answer takes, never its tokens.
+    produced itself is kept: a draft changes how many passes an answer takes, never its tokens. The capability `judges`
+    is the one exception.
 
     It cannot fail a request. What it raises, ill-formed trees and answers that take long cost the drafts of one step;
     after several failures in a row it is not asked any more. All calls come from the scheduler's loop, so they hold
@@ -168,6 +170,37 @@ class Speculator(abc.ABC, Generic[OptionsT]):
         int64 [rows]. The rows have the gained tokens, as far as the requests went on by them.
         """
         return
+
+    def accept(
+        self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: NDArray[np.int64]
+    ) -> Accepted:
+        """Decide which drafts stand, in place of the walk over what the sampler draws at each node. Raises Unsupported
+        without the capability `judges`.
+
+        Tokens then differ from those without speculation: a seed gives others, and they depend on what was drafted
+        when. With rejection sampling they follow the same distribution; with thresholds below 1 they do not. Nothing
+        may be gained that `logits` rule out (minus infinity), and a greedy request has to get the tokens that it gets
+        anyway: at each node the first maximum.
+
+        `logits` float32 [nodes, vocab] are the processed ones, grammars' masks included, on the model's device; they
+        stay as they are. `sampling` has a row per node: its request's parameters and seed, and its own step. An answer
+        depends on these and on the own tree alone, not on the other requests, and is the same when it is asked for
+        again: coins come from seeds and steps (`toolkit.speculation.judging.toss`). It runs where the model runs, under
+        inference mode and never beside another call. What it raises, and answers that are ill-formed, cost a step its
+        judgement: the tokens are those that were drawn.
+
+        `trees` are those of the last `propose` or `draft`, of all requests or, when a batch that failed is run again in
+        parts, of some. A request without drafts has its root alone; its token is the one that was drawn, whatever is
+        said here. Nodes may have been cut, with all below them, for want of memory or because a grammar forbids them or
+        makes them dear; those that are left keep their order. `rows` int64 [requests] are the requests' rows, as in
+        `DraftBatch`. What `draft` has kept of a node, such as the probabilities that it was drawn from, is found by the
+        row and the tokens on the node's path, since siblings are distinct; in a chain by the row and the depth.
+
+        Where drafts were drawn at random, the first draft that was cut has to be judged, too, as if it were there: if
+        it stands, it is the last token. Whether it was cut may depend on which token was drawn, so to leave it out
+        would change the distribution (`toolkit.speculation.judging.accept_chain` does this).
+        """
+        raise Unsupported(f"the speculator {type(self).__name__}", "judges")
 
 
 class DeviceSpeculator(Speculator[OptionsT]):

@@ -13,6 +13,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView, LogprobO
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
+from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.pooler import Pooler
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.speculator import Accepted, DraftTrees
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.speculation.device import DeviceDrafts
+    from pegboard.core.pipeline.speculation.judging import Judge
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +101,11 @@ class Worker:
         pooler: Pooler | None = None,
         media: EncodedMedia | None = None,
         drafts: DeviceDrafts | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.media = media
         self.drafts = drafts
+        self.judge = judge
         self._runner = runner
         self._pooler = pooler
         self._attention = attention
@@ -137,7 +141,11 @@ class Worker:
         if work.part is not None:
             self._split = _Split(batch, self._runner.execute_in_parts(batch, sampling))
             return self._go_on(work, work.part, hooks)
-        return self._finish(work, batch, self._runner.execute(batch, sampling), hooks)
+        if work.trees is not None and self.judge is not None and self.judge.on:
+            output = self._runner.execute(batch, sampling, return_logits=True)
+        else:
+            output = self._runner.execute(batch, sampling)
+        return self._finish(work, batch, output, hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
         """Run the next layers of the split prefill. Return its result when they are the last."""
@@ -207,7 +215,7 @@ class Worker:
         check_tokens(output.next_token_ids, trees.tokens.shape[0], self._device, by)
         drawn = output.next_token_ids.cpu().numpy()
         check_ids(drawn, self._vocab_size, by)
-        accepted = tree.walk(trees, drawn)
+        accepted = self._accept(work, trees, drawn, output)
         assert work.sample_rows is not None
         slots = work.out_cache_loc[work.sample_rows]
         firsts = np.repeat(tree.starts(trees.counts), accepted.counts)
@@ -221,6 +229,18 @@ class Worker:
         result = self._result(output, work.wanted)
         result.accepted = accepted
         return PendingResult(torch.from_numpy(accepted.tokens), result, None)
+
+    def _accept(
+        self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
+    ) -> Accepted:
+        """Return what stands: where the tokens `drawn` lead, or what the speculator decides, if it does."""
+        logits, sampling = output.logits, self._sampling  # this batch's
+        if self.judge is None or logits is None or sampling is None:
+            return tree.walk(trees, drawn)
+        accepted = self.judge.accept(trees, drawn, logits, sampling, work.sampled_rows)
+        if output.logprobs is not None:
+            output.logprobs = with_logprobs_of(output.logprobs, accepted, drawn, logits)
+        return accepted
 
     @property
     def _vocab_size(self) -> int:

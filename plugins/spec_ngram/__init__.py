@@ -12,6 +12,7 @@ plugin = Plugin(
             name="ngram",
             factory="pegboard.plugins.spec_ngram.speculator:NgramSpeculator",
             config="pegboard.plugins.spec_ngram.options:NgramOptions",
+            provides=frozenset({"judges"}),
             summary="what followed the newest tokens where they stood before, in the request's own prompt and output",
         ),
     ),

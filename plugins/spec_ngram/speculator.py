@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 from pegboard.core.toolkit.speculation.tree import chains
 from pegboard.plugins.spec_ngram.index import GramHash, NgramIndex
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.shared import SharedTexts
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.sampling import SamplingBatch
 
 Int64s = NDArray[np.int64]
 
@@ -62,6 +69,14 @@ class NgramSpeculator(Speculator[NgramOptions]):
                 self._notes(row).failures = 0
             elif nodes > 1:
                 self._pause(self._notes(row), row.tokens.shape[0] - tokens)
+
+    def accept(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
+        options = self.options
+        if options.accept == "match":
+            return super().accept(trees, logits, sampling, rows)
+        probs, coins = probabilities(logits, sampling), toss(trees, sampling.seeds, sampling.steps)
+        single, acc = options.accept_threshold_single, options.accept_threshold_acc
+        return accept_by_thresholds(trees, probs, *coins, single, acc)
 
     def _draft(self, row: DraftRow) -> list[int]:
         most = min(row.most, self.max_nodes) - 1

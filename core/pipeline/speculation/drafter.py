@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SpeculationSettings
     from pegboard.core.pipeline.speculation.device import DeviceDrafts
+    from pegboard.core.pipeline.speculation.judging import Judge
     from pegboard.core.pipeline.step import Step
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class OnDevice:
 
 class Drafter:
     """Drafts for running requests, from `device` if there is one. `undrafted` are the processors and samplers that
-    cannot tell drafts from output, and `rolls_back` says whether grammars can. All calls come from the scheduler's
-    loop, with no step under way.
+    cannot tell drafts from output; `judge` is what the worker asks, for its failures. All calls come from the
+    scheduler's loop, with no step under way.
     """
 
     def __init__(
@@ -92,11 +93,13 @@ class Drafter:
         undrafted: Sequence[LogitsProcessor | Sampler] = (),
         grammars: GrammarFollower | None = None,
         device: OnDevice | None = None,
+        judge: Judge | None = None,
         name: str = "",
     ) -> None:
         self.name = name or type(speculator).__name__
         self._failures = 0
         self._device = device
+        self._judge = judge
         self._speculator = speculator
         self._settings = settings
         self._memory = memory
@@ -112,7 +115,8 @@ class Drafter:
     @property
     def failures(self) -> int:
         """How often the speculator has failed since the start."""
-        return self._failures + (0 if self._device is None else self._device.seen.failures)
+        beside = (self._judge, None if self._device is None else self._device.seen)
+        return self._failures + sum(one.failures for one in beside if one is not None)
 
     def take_seconds(self) -> float:
         """Return the seconds that drafting has taken since the last call."""

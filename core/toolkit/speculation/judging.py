@@ -69,7 +69,12 @@ def accept_by_thresholds(
 
 
 def accept_chain(
-    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
+    trees: DraftTrees,
+    p: torch.Tensor,
+    q: torch.Tensor | None,
+    coins: torch.Tensor,
+    final_coins: torch.Tensor,
+    cut: Int64s | None = None,
 ) -> Accepted:
     """Accept drafts by rejection sampling, so that tokens follow the model's probabilities `p` float32 [nodes, vocab].
 
@@ -77,6 +82,11 @@ def accept_chain(
     without the roots; None where drafts were not drawn but chosen, so that q(x) is 1. Draft x stands if ``coin * q(x) <
     p(x)``, with the coin and the p of the node before it. After the first that does not, the last token is drawn by the
     request's final coin from ``max(p - q, 0)``, normalised; where all stand, from the last node's p.
+
+    `cut` int64 [requests] are the drafts that stood behind the chains before these were cut, -1 where none did; `q` has
+    a row for each of them, the last of its request. They are judged like the others, and one that stands is the last
+    token: whether a draft is cut may depend on which one was drawn, so that without them tokens would follow another
+    distribution.
 
     `coins` float32 or float64 [nodes] and `final_coins` [requests] are uniform in (0, 1), see `toss`. Raises
     ValueError for trees with branches.
@@ -86,6 +96,8 @@ def accept_chain(
     """
     if not is_chain(trees):
         raise ValueError("rejection sampling takes chains, and one of the trees has branches")
+    if cut is not None and (cut >= 0).any():
+        return _accept_cut(trees, p, q, coins, final_coins, cut)
     drafts = _Drafts.of(trees)
     share = _pick(p, drafts.above, drafts.tokens)
     offered = np.ones(len(share)) if q is None else _pick(q, np.arange(len(share)), drafts.tokens)
@@ -98,6 +110,29 @@ def accept_chain(
     else:
         left[rows] = (left[rows] - q[_index(tried, q)]).clamp_(min=0.0)
     return _finish(accepted, left, p, last, final_coins)
+
+
+def _accept_cut(
+    trees: DraftTrees,
+    p: torch.Tensor,
+    q: torch.Tensor | None,
+    coins: torch.Tensor,
+    final_coins: torch.Tensor,
+    cut: Int64s,
+) -> Accepted:
+    """`accept_chain` with the drafts `cut` as nodes at the chains' ends, and without what would follow them."""
+    more = cut >= 0
+    counts, ends = trees.counts + more, np.cumsum(trees.counts)[more]
+    tokens = np.insert(trees.tokens, ends, cut[more])
+    # A node that is not there has the row of the one above it: what is drawn from that is dropped.
+    source = np.insert(np.arange(len(trees.tokens)), ends, ends - 1)
+    beyond = np.insert(np.zeros(len(trees.tokens), np.bool_), ends, True)
+    longer = DraftTrees(counts, tokens, places(counts) - 1)
+    found = accept_chain(longer, p[_index(source, p)], q, coins[_index(source, coins)], final_coins)
+    real = ~beyond[found.nodes]
+    owners = np.repeat(np.arange(len(trees)), found.counts)
+    gained = np.bincount(owners[real], minlength=len(trees))
+    return Accepted(gained, source[found.nodes[real]], found.tokens[real])
 
 
 def toss(trees: DraftTrees, seeds: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -169,3 +169,31 @@ def _fault(tokens: list[int], parents: list[int], root: int) -> str | None:
     if len(set(zip(parents, tokens, strict=True))) < len(tokens):
         return "siblings have the same token"
     return None
+
+
+def accepted_fault(trees: DraftTrees, accepted: Accepted, vocab_size: int) -> str | None:
+    """Return what is wrong with what is said to stand of trees; None where it is well formed, see Accepted."""
+    given: tuple[Any, ...] = (accepted.counts, accepted.nodes, accepted.tokens)
+    if not all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given):
+        return "counts, nodes and tokens are not int64 arrays of one dimension"
+    counts, nodes, tokens = (one.tolist() for one in given)
+    if len(counts) != len(trees):
+        return f"{len(counts)} counts for {len(trees)} trees"
+    if min(counts, default=1) < 1:
+        return f"requests gain {counts} tokens, where each gains 1 at least"
+    if not sum(counts) == len(nodes) == len(tokens):
+        return f"{len(nodes)} nodes and {len(tokens)} tokens for {sum(counts)} that are gained"
+    if any(not 0 <= token < vocab_size for token in tokens):
+        return f"a token is none of the vocabulary's {vocab_size}"
+    parents, drafted, start, at = trees.parents.tolist(), trees.tokens.tolist(), 0, 0
+    for size, count in zip(trees.counts.tolist(), counts, strict=True):
+        way, said = nodes[at : at + count], tokens[at : at + count]
+        if way[0] != start:
+            return "the nodes of a request do not begin with its root"
+        for above, node, token in zip(way, way[1:], said, strict=False):
+            if not start < node < start + size or start + parents[node] != above:
+                return "the nodes of a request are not a path of its tree"
+            if drafted[node] != token:
+                return "a token that is not the last one is not that of the next node"
+        start, at = start + size, at + count
+    return None

@@ -1,0 +1,102 @@
+"""Judge: the part of a speculator that decides which drafts stand, in the worker."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pegboard.core.interfaces.speculator import Accepted
+from pegboard.core.pipeline.speculation.device import MAX_FAILURES
+from pegboard.core.toolkit.speculation import tree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.forward import LogprobOutput
+    from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.speculator import DraftTrees, Speculator
+
+logger = logging.getLogger(__name__)
+
+
+class Judge:
+    """Asks a speculator which drafts stand, and looks at what it says. Where that is no answer, the step's tokens are
+    those that were drawn. After several failures in a row the speculator may go on drafting, but does not judge.
+    """
+
+    def __init__(self, speculator: Speculator, name: str = "") -> None:
+        self.name = name or type(speculator).__name__
+        self.failures = 0
+        """Since the start."""
+        self._speculator = speculator
+        self._in_a_row = 0
+
+    @property
+    def on(self) -> bool:
+        """Whether the speculator is still asked."""
+        return self._in_a_row < MAX_FAILURES
+
+    def accept(
+        self,
+        trees: DraftTrees,
+        drawn: NDArray[np.int64],
+        logits: torch.Tensor,
+        sampling: SamplingBatch,
+        rows: NDArray[np.int64],
+    ) -> Accepted:
+        """Return what stands by `Speculator.accept`, or else by the tokens `drawn` int64 [nodes]."""
+        try:
+            found = self._speculator.accept(trees, logits, sampling, rows)
+            wrong = _fault(trees, found, logits)
+        except Exception:
+            self._failed("raised")
+            return tree.walk(trees, drawn)
+        if wrong is not None:
+            self._failed(wrong)
+            return tree.walk(trees, drawn)
+        self._in_a_row = 0
+        tokens = found.tokens.copy()
+        # There was nothing to judge: what a request without drafts gets must not depend on those of others.
+        alone = np.flatnonzero(trees.counts == 1)
+        tokens[np.cumsum(found.counts)[alone] - 1] = drawn[tree.starts(trees.counts)[alone]]
+        return Accepted(found.counts.copy(), found.nodes.copy(), tokens)
+
+    def _failed(self, what: str) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            text = "the speculator %r failed (accept): %s; the step's tokens are those that were drawn"
+            logger.error(text, self.name, what, exc_info=what == "raised")
+        if not self.on:
+            text = "the speculator %r failed %d times in a row: it does not judge any more"
+            logger.error(text, self.name, MAX_FAILURES)
+
+
+def _fault(trees: DraftTrees, found: Accepted, logits: torch.Tensor) -> str | None:
+    """Return what is wrong with an answer."""
+    wrong = tree.accepted_fault(trees, found, logits.shape[1])
+    if wrong is not None:
+        return wrong
+    allowed = logits[_index(found.nodes, logits), _index(found.tokens, logits)] > -torch.inf
+    return None if bool(allowed.all()) else "a token is gained that the logits rule out"
+
+
+def with_logprobs_of(
+    found: LogprobOutput, accepted: Accepted, drawn: NDArray[np.int64], logits: torch.Tensor
+) -> LogprobOutput:
+    """Return the logprobs of nodes with those of accepted tokens in place of the tokens `drawn` int64 [nodes]."""
+    others = np.flatnonzero(accepted.tokens != drawn[accepted.nodes])
+    if not others.shape[0]:
+        return found
+    nodes, tokens = _index(accepted.nodes[others], logits), _index(accepted.tokens[others], logits)
+    values = found.token_logprobs.clone()
+    values[nodes] = logits[nodes].log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    return replace(found, token_logprobs=values)
+
+
+def _index(places: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(places).to(like.device)

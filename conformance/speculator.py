@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pegboard.conformance.properties import properties
-from pegboard.conformance.suite import ContractSuite
+from pegboard.conformance.speculator_judging import JudgingTests
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
@@ -83,7 +83,7 @@ def plain(trees: DraftTrees) -> list[tuple[list[int], list[int]]]:
     return [(part.tokens.tolist(), part.parents.tolist()) for part in parts]
 
 
-class SpeculatorContract(ContractSuite):
+class SpeculatorContract(JudgingTests):
     """What every speculator owes the scheduler: well-formed trees, that depend on their own request alone."""
 
     contract = "speculator"

@@ -17,3 +17,14 @@ class TestShared(SpeculatorContract):
 class TestShortMatches(SpeculatorContract):
     provider = "ngram"
     options = {"min_match": 1, "max_match": 1, "longest_pause": 1}
+
+
+class TestThresholds(SpeculatorContract):
+    provider = "ngram"
+    options = {"accept": "thresholds"}
+
+
+class TestLowThresholds(SpeculatorContract):
+    provider = "ngram"
+    options = {"accept": "thresholds", "accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}
+    lossless = False

@@ -36,6 +36,7 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.speculation.device import DeviceDrafts
 from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
+from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.toolkit.speculation import tree
@@ -239,6 +240,7 @@ class Harness:
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
+        judge: Judge | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -261,8 +263,9 @@ class Harness:
             asked = SpeculationSection(**speculation)
             device = None if reserve is None else OnDevice(executor.draft, reserve, DeviceDrafts(cast(Any, speculator)))
             drafter = Drafter(
-                speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device
-            )
+                speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device,
+                judge=judge,
+            )  # fmt: skip
             parts = {**parts, "drafter": drafter}
         stages = Stages(
             self.memory,

@@ -147,11 +147,53 @@ def lay_over(batch: ForwardBatch, parts: Sequence[OverlaidPrompt], dtype: torch.
 def overlaid_logits(model: Any, prompt: OverlaidPrompt) -> torch.Tensor:
     """Return logits float32 [len, vocab] by `transformers_model`, in which hooks add deep states to layers' outputs."""
     with torch.inference_mode(), _deepened(model, prompt):
-        embeddings = model.get_input_embeddings()(torch.tensor([prompt.tokens]))
-        embeddings[0, prompt.rows] = prompt.states.to(embeddings.dtype)
-        output = model(inputs_embeds=embeddings, position_ids=prompt.positions.unsqueeze(-2), use_cache=False)
-    logits: torch.Tensor = output.logits[0].float()
+        logits: torch.Tensor = _run_overlaid(model, prompt).logits[0].float()
     return logits
+
+
+def overlaid_states(model: Any, prompt: OverlaidPrompt) -> torch.Tensor:
+    """As `reference_states`, of such a prompt."""
+    with torch.inference_mode(), _deepened(model, prompt), _shown(model) as states:
+        _run_overlaid(model, prompt)
+    return torch.stack(states)
+
+
+@lru_cache(maxsize=128)
+def reference_states(directory: Path, prompt: tuple[int, ...]) -> torch.Tensor:
+    """Return the states [places, len, hidden] of a prompt at all places that `Taps` knows, in their order, by
+    transformers in float32.
+    """
+    model = transformers_model(directory)
+    with torch.inference_mode(), _shown(model) as states:
+        model(torch.tensor([prompt]), use_cache=False)
+    return torch.stack(states)
+
+
+def _run_overlaid(model: Any, prompt: OverlaidPrompt) -> Any:
+    embeddings = model.get_input_embeddings()(torch.tensor([prompt.tokens]))
+    embeddings[0, prompt.rows] = prompt.states.to(embeddings.dtype)
+    return model(inputs_embeds=embeddings, position_ids=prompt.positions.unsqueeze(-2), use_cache=False)
+
+
+@contextmanager
+def _shown(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what enters each layer inside the block, what leaves the last one, and what the decoder returns."""
+    found: list[torch.Tensor] = []
+
+    def enter(module: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found.append((arguments[0] if arguments else named["hidden_states"])[0])
+
+    def leave(module: object, arguments: object, output: Any) -> None:
+        found.append((output if isinstance(output, torch.Tensor) else output[0])[0])
+
+    decoder = model.get_decoder()
+    handles = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in decoder.layers]
+    handles += [decoder.layers[-1].register_forward_hook(leave), decoder.register_forward_hook(leave)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor, ScriptedSampler
 from pegboard.conformance.runner_overlay import RunnerOverlayTests
 from pegboard.conformance.runner_suite import best_sampler, reference
+from pegboard.conformance.runner_taps import RunnerTapTests
 from pegboard.conformance.runner_trees import RunnerTreeTests
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
@@ -26,7 +27,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 
-class ModelRunnerContract(RunnerOverlayTests, RunnerTreeTests):
+class ModelRunnerContract(RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.
     """

@@ -14,7 +14,7 @@ from pegboard.conformance.model_references import OverlaidPrompt, lay_over
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.sampler import make_sampling
 from pegboard.conformance.tails import Tree, as_int64, depths, tree_bits
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput, Taps
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_family import Network
 from pegboard.core.interfaces.model_runner import ModelRunner
@@ -89,6 +89,12 @@ class Rig:
         self.runner = runner
         self.run = run
         self.pool = run.pool
+        self._taps: Taps | None = None
+
+    def tap(self, places: Sequence[int]) -> Taps:
+        """Return what the next batch gives its states to."""
+        self._taps = Taps(tuple(places))
+        return self._taps
 
     def step(
         self,
@@ -145,7 +151,7 @@ class Rig:
         """As `step`, greedy and with logits after every token, where new tokens of some requests are the last nodes of
         `trees`. A tree's other nodes have been computed in the steps before.
         """
-        batch = self.run.batch(new, decode=decode)
+        batch = self._batch(new, decode)
         tails, bits, starts = [], [], np.cumsum([0, *(len(tokens) for tokens in new.values())])
         for request, start in zip(new, starts, strict=False):
             tree, count = trees.get(request, ()), len(new[request])
@@ -182,6 +188,11 @@ class Rig:
         batch.positions = torch.tensor(positions)
         return self.runner.execute(batch, sampling, return_logits=True)
 
+    def _batch(self, new: Mapping[int, Sequence[int]], decode: bool) -> ForwardBatch:
+        batch = self.run.batch(new, decode=decode)
+        batch.taps, self._taps = self._taps, None
+        return batch
+
     def _prepare_overlaid(
         self,
         new: Mapping[int, OverlaidPrompt],
@@ -202,7 +213,7 @@ class Rig:
         logprobs: Sequence[LogprobRequest | None],
         processed: bool,
     ) -> tuple[ForwardBatch, SamplingBatch | None]:
-        batch = self.run.batch(new, decode=decode)
+        batch = self._batch(new, decode)
         chosen = list(new) if sampled is None else list(sampled)
         if not decode:
             ends = dict(zip(new, np.cumsum([len(tokens) for tokens in new.values()]) - 1, strict=True))

@@ -257,7 +257,9 @@ class GrammarSection(UseSection):
 
 
 class SpeculationSection(UseSection):
-    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time. Answers stay the same."""
+    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time. Answers stay the same,
+    unless a speculator's options say otherwise.
+    """
 
     max_batch: PositiveInt = 16
     """Most running requests for which tokens are proposed: with more of them a step has enough to do anyway."""

@@ -199,10 +199,10 @@ class LogprobOutput:
 class ForwardOutput:
     """Result of one batch: `next_token_ids` int64 [sampled] on the device; the others only where asked for.
 
-    `logits` float32 [sampled, vocab] are the processed ones. `hidden_states` [sampled, hidden] need the capability.
-    `prompt_logprobs` belong to `ForwardBatch.logprob_rows` (of the model's own logits, unprocessed), `row_states`
-    [h, hidden] to its `hidden_rows`: after the final norm. `sampled_by` is the sampler that has drawn the tokens, for
-    errors; None where the runner has done so itself.
+    `logits` float32 [sampled, vocab] are the processed ones, masks included. `hidden_states` [sampled, hidden] need the
+    capability. `prompt_logprobs` belong to `ForwardBatch.logprob_rows` (of the model's own logits, unprocessed),
+    `row_states` [h, hidden] to its `hidden_rows`: after the final norm. `sampled_by` is the sampler that has drawn the
+    tokens, for errors; None where the runner has done so itself.
     """
 
     next_token_ids: torch.Tensor

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class Judge:
-    """Asks a speculator which drafts stand, and looks at what it says. Where that is no answer, the step's tokens are
-    those that were drawn. After several failures in a row the speculator may go on drafting, but does not judge.
+    """Asks a speculator which drafts stand, and checks what it says. If it fails, the step's tokens are those that were
+    drawn. After several failures in a row the speculator goes on drafting, but is not asked any more.
     """
 
     def __init__(self, speculator: Speculator, name: str = "") -> None:

@@ -98,6 +98,12 @@ def accept_chain(
         raise ValueError("rejection sampling takes chains, and one of the trees has branches")
     if cut is not None and (cut >= 0).any():
         return _accept_cut(trees, p, q, coins, final_coins, cut)
+    return _accept_chain(trees, p, q, coins, final_coins)
+
+
+def _accept_chain(
+    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
+) -> Accepted:
     drafts = _Drafts.of(trees)
     share = _pick(p, drafts.above, drafts.tokens)
     offered = np.ones(len(share)) if q is None else _pick(q, np.arange(len(share)), drafts.tokens)
@@ -120,7 +126,7 @@ def _accept_cut(
     final_coins: torch.Tensor,
     cut: Int64s,
 ) -> Accepted:
-    """`accept_chain` with the drafts `cut` as nodes at the chains' ends, and without what would follow them."""
+    """Accept with the drafts `cut` as nodes at the chains' ends, and leave out what would follow them."""
     more = cut >= 0
     counts, ends = trees.counts + more, np.cumsum(trees.counts)[more]
     tokens = np.insert(trees.tokens, ends, cut[more])
@@ -128,7 +134,7 @@ def _accept_cut(
     source = np.insert(np.arange(len(trees.tokens)), ends, ends - 1)
     beyond = np.insert(np.zeros(len(trees.tokens), np.bool_), ends, True)
     longer = DraftTrees(counts, tokens, places(counts) - 1)
-    found = accept_chain(longer, p[_index(source, p)], q, coins[_index(source, coins)], final_coins)
+    found = _accept_chain(longer, p[_index(source, p)], q, coins[_index(source, coins)], final_coins)
     real = ~beyond[found.nodes]
     owners = np.repeat(np.arange(len(trees)), found.counts)
     gained = np.bincount(owners[real], minlength=len(trees))

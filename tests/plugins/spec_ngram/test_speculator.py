@@ -180,3 +180,15 @@ def test_the_own_text_comes_first() -> None:
     say(found, "alice", [0, 1, 2, 3, 4, 5], 1)
     life = Life([0, 1, 7, 8, 0, 1], 6, "alice")
     assert plain(found.propose([life.row(4)])) == [([1, 7, 8, 0], [-1, 0, 1, 2])]
+
+
+@pytest.mark.parametrize("name", ["accept_threshold_single", "accept_threshold_acc"])
+def test_a_threshold_needs_its_way_of_accepting(name: str) -> None:
+    """Without, it would have no effect, and nothing would say so."""
+    with pytest.raises(ValueError, match="need accept: thresholds"):
+        NgramOptions(**{name: 0.5})
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        NgramOptions(accept="thresholds", **{name: 1.5})
+    declared = frozenset({"judges"})
+    assert NgramOptions(accept="thresholds", **{name: 0.5}).provides(declared) == declared
+    assert NgramOptions().provides(declared) == frozenset()

@@ -17,7 +17,8 @@ from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
 
 
 def decide(trees, probs, coins, acc=1.0):
-    return accept_by_thresholds(trees, probs, *coins, 1.0, acc)
+    each, final = coins
+    return accept_by_thresholds(trees, probs, each, final, single=1.0, acc=acc)
 
 
 class JudgesUnasked(NgramSpeculator):

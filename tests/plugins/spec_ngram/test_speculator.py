@@ -185,10 +185,11 @@ def test_the_own_text_comes_first() -> None:
 @pytest.mark.parametrize("name", ["accept_threshold_single", "accept_threshold_acc"])
 def test_a_threshold_needs_its_way_of_accepting(name: str) -> None:
     """Without, it would have no effect, and nothing would say so."""
+    half: dict[str, Any] = {name: 0.5}
     with pytest.raises(ValueError, match="need accept: thresholds"):
-        NgramOptions(**{name: 0.5})
+        NgramOptions(**half)
     with pytest.raises(ValueError, match="less than or equal to 1"):
-        NgramOptions(accept="thresholds", **{name: 1.5})
+        NgramOptions(accept="thresholds", **half | {name: 1.5})
     declared = frozenset({"judges"})
-    assert NgramOptions(accept="thresholds", **{name: 0.5}).provides(declared) == declared
+    assert NgramOptions(accept="thresholds", **half).provides(declared) == declared
     assert NgramOptions().provides(declared) == frozenset()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -138,8 +136,7 @@ def fault(trees: DraftTrees, roots: Int64s, most: Int64s, vocab_size: int) -> st
     """Return what is wrong with the trees of rows with these newest tokens `roots` and bounds `most` int64 [rows]; None
     where they are well formed.
     """
-    given: tuple[Any, ...] = (trees.counts, trees.tokens, trees.parents)
-    if not all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given):
+    if not _are_int64s(trees.counts, trees.tokens, trees.parents):
         return "counts, tokens and parents are not int64 arrays of one dimension"
     counts, total = trees.counts.tolist(), trees.tokens.shape[0]
     if len(counts) != roots.shape[0]:
@@ -160,6 +157,10 @@ def fault(trees: DraftTrees, roots: Int64s, most: Int64s, vocab_size: int) -> st
     return None
 
 
+def _are_int64s(*given: object) -> bool:
+    return all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given)
+
+
 def _fault(tokens: list[int], parents: list[int], root: int) -> str | None:
     """Return what is wrong with one tree."""
     if parents[0] != -1 or any(not 0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
@@ -173,10 +174,9 @@ def _fault(tokens: list[int], parents: list[int], root: int) -> str | None:
 
 def accepted_fault(trees: DraftTrees, accepted: Accepted, vocab_size: int) -> str | None:
     """Return what is wrong with what is said to stand of trees; None where it is well formed, see Accepted."""
-    given: tuple[Any, ...] = (accepted.counts, accepted.nodes, accepted.tokens)
-    if not all(isinstance(one, np.ndarray) and one.dtype == np.int64 and one.ndim == 1 for one in given):
+    if not _are_int64s(accepted.counts, accepted.nodes, accepted.tokens):
         return "counts, nodes and tokens are not int64 arrays of one dimension"
-    counts, nodes, tokens = (one.tolist() for one in given)
+    counts, nodes, tokens = accepted.counts.tolist(), accepted.nodes.tolist(), accepted.tokens.tolist()
     if len(counts) != len(trees):
         return f"{len(counts)} counts for {len(trees)} trees"
     if min(counts, default=1) < 1:

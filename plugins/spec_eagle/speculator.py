@@ -39,7 +39,7 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         assert ctx.model is not None
         self.directory = Path(options.draft)
         self.draft_spec = read_draft(self.directory, ctx.spec, options.taps)
-        layer = self.draft_spec.layer(1 + max(one.layer_id for one in ctx.spec.layers))
+        layer = self.draft_spec.layer(1 + max((one.layer_id for one in ctx.spec.layers), default=-1))
         self.layers = (layer,)
         self.taps = self.draft_spec.taps
         self.max_nodes = min(options.nodes, ctx.max_nodes)

@@ -124,9 +124,9 @@ class PlainHead(nn.Module):
         output = self.layer(base, states)[0][-1]
         children = self.probabilities(output)[:topk]
         found = [(score, place, token, -1) for place, (score, token) in enumerate(children)]
-        frontier = [(*one, [one[2]], [self.fed_back(output)]) for one in found]
+        frontier: list[tuple[Any, ...]] = [(*one, [one[2]], [self.fed_back(output)]) for one in found]
         for _ in range(1, steps):
-            below = []
+            below: list[tuple[Any, ...]] = []
             for score, place, _, _, path, before in frontier:
                 embeds, all_states = torch.cat([base, self.embeds(path)]), torch.cat([states, torch.stack(before)])
                 output = self.layer(embeds, all_states)[0][-1]

@@ -17,7 +17,7 @@ from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, VOCAB, Head
 from tests.plugins.spec_eagle.watched import watched_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True)
-TREE = {"topk": 3, "steps": 4, "num_draft_tokens": 10}
+TREE: dict[str, Any] = {"topk": 3, "steps": 4, "num_draft_tokens": 10}
 
 
 @pytest.fixture(scope="module")

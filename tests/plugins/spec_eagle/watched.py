@@ -131,7 +131,7 @@ def watched_engine(
     WATCHES.append(watch)
     registry = Registry.discover().with_plugins(PLUGIN, distribution="pegboard", version="0")
     sections = {name: settings.pop(name) for name in ("scheduler", "memory", "prefix_cache") if name in settings}
-    config = {
+    config: dict[str, Any] = {
         "model": {"path": str(model), "dtype": "float32"},
         "runner": {"use": "layered"},
         "memory": {"max_total_tokens": 4096},

@@ -12,6 +12,7 @@ from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.states import PROVIDER, States
 from pegboard.plugins.model_transformers.trace import hidden_states
 
 if TYPE_CHECKING:
@@ -31,15 +32,20 @@ class TransformersNetwork(Network):
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
         }
+        self._states = States(model, self._head.body, trace.modules, trace.hidden_size)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.overlay is not None:
-            raise Unsupported("the model family transformers", "overlay", "it takes token ids only")
-        with bridge.handled_by(bridge.PagedAttention(batch, self._layers)):
+            raise Unsupported(PROVIDER, "overlay", "it takes token ids only")
+        with bridge.handled_by(bridge.PagedAttention(batch, self._layers)), self._states.shown(batch.taps):
             output = self._head.body(
                 input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.positions.unsqueeze(0), use_cache=False
             )
         return hidden_states(output)[0]
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._states.embed(ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden).float()

@@ -1,0 +1,121 @@
+"""States on their way through a model of transformers: hooks listen to what its layers are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.core.interfaces.errors import Unsupported
+from pegboard.plugins.model_transformers.trace import hidden_states
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import Taps
+
+PROVIDER = "the model family transformers"
+
+
+class _Entered(Exception):
+    """Ends a forward pass where the first layer begins."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+class States:
+    """What goes from layer to layer of `body`. A layer is the part of it that has an attention module of `attending`,
+    qualified names in `model`, and a number of its own: the residual stream goes in and comes out.
+    """
+
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, attending: Sequence[str], width: int) -> None:
+        names = [_layer_name(name) for name in attending]
+        known = None not in names and len(set(names)) == len(names)
+        self._layers = [model.get_submodule(name) for name in names if name is not None] if known else []
+        self._body = body
+        self._width = width
+        self._places: bool | None = None  # whether embeddings depend on positions; not known yet
+
+    @contextmanager
+    def shown(self, taps: Taps | None) -> Iterator[None]:
+        """Show `taps` the states of a pass inside the block. Raise Unsupported where it is not known which modules are
+        the layers, or where their states are of another width than the last ones.
+        """
+        handles = [] if taps is None else self._listen(taps)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _listen(self, taps: Taps) -> list[Any]:
+        if not self._layers:
+            raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
+
+        def before(place: int) -> Any:
+            return lambda _, arguments, named: self._note(taps, place, _entering(arguments, named))
+
+        def behind(place: int) -> Any:
+            return lambda _, __, output: self._note(taps, place, _leaving(output))
+
+        last, wanted = len(self._layers), set(taps.places)
+        handles = [
+            layer.register_forward_pre_hook(before(place), with_kwargs=True)
+            for place, layer in enumerate(self._layers)
+            if place in wanted
+        ]
+        ends = {last: self._layers[-1], last + 1: self._body}
+        return handles + [part.register_forward_hook(behind(place)) for place, part in ends.items() if place in wanted]
+
+    def _note(self, taps: Taps, place: int, states: torch.Tensor) -> None:
+        if states.shape[1] != self._width:
+            raise Unsupported(PROVIDER, "taps", f"states of {states.shape[1]} and {self._width} numbers in one model")
+        taps.note(place, states.clone())  # a model may go on in the same memory
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return embeddings [n, hidden] of ids int64 [n], as they enter the first layer. Raise Unsupported where they
+        depend on positions.
+        """
+        if not self._layers:
+            raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
+        if self._places is None:
+            twice = self._entered(ids.new_zeros(2), torch.arange(2, device=ids.device))
+            self._places = not torch.equal(twice[0], twice[1])
+        if self._places:
+            raise Unsupported(PROVIDER, "taps", "the embeddings of this model depend on positions")
+        return self._entered(ids, torch.zeros_like(ids))
+
+    def _entered(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return what enters the first layer."""
+
+        def end(_: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            raise _Entered(_entering(arguments, named).clone())
+
+        handle = self._layers[0].register_forward_pre_hook(end, with_kwargs=True)
+        try:
+            self._body(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        except _Entered as entered:
+            return entered.states
+        finally:
+            handle.remove()
+        raise AssertionError("the body has not called its first layer")
+
+
+def _layer_name(attending: str) -> str | None:
+    """Return the name up to the first number in it."""
+    parts = attending.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
+    return None if number is None else ".".join(parts[: number + 1])
+
+
+def _entering(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> torch.Tensor:
+    states = arguments[0] if arguments else named["hidden_states"]
+    assert isinstance(states, torch.Tensor)
+    return states[0]
+
+
+def _leaving(output: Any) -> torch.Tensor:
+    """Return the states [tokens, hidden] in what a layer or a body returns."""
+    return output[0] if isinstance(output, torch.Tensor) else hidden_states(output)[0]

@@ -191,14 +191,13 @@ class Speculator(abc.ABC, Generic[OptionsT]):
 
         `trees` are those of the last `propose` or `draft`, of all requests or, when a batch that failed is run again in
         parts, of some. A request without drafts has its root alone; its token is the one that was drawn, whatever is
-        said here. Nodes may have been cut, with all below them, for want of memory or because a grammar forbids them or
-        makes them dear; those that are left keep their order. `rows` int64 [requests] are the requests' rows, as in
+        said here. Nodes may have been cut, with all below them, for want of memory, because they do not pay, or by a
+        grammar; those that are left keep their order. `rows` int64 [requests] are the requests' rows, as in
         `DraftBatch`. What `draft` has kept of a node, such as the probabilities that it was drawn from, is found by the
         row and the tokens on the node's path, since siblings are distinct; in a chain by the row and the depth.
 
-        Where drafts were drawn at random, the first draft that was cut has to be judged, too, as if it were there: if
-        it stands, it is the last token. Whether it was cut may depend on which token was drawn, so to leave it out
-        would change the distribution (`toolkit.speculation.judging.accept_chain` does this).
+        Where drafts were drawn at random, `concerns` has to decline requests with grammars: whether a grammar cuts a
+        draft depends on which token was drawn, and what is drawn in its place would follow another distribution.
         """
         raise Unsupported(f"the speculator {type(self).__name__}", "judges")
 

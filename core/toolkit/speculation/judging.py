@@ -69,12 +69,35 @@ def accept_by_thresholds(
 
 
 def accept_chain(
-    trees: DraftTrees,
-    p: torch.Tensor,
-    q: torch.Tensor | None,
-    coins: torch.Tensor,
-    final_coins: torch.Tensor,
-    cut: Int64s | None = None,
+    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
+) -> Accepted:
+    """Accept drafts by rejection sampling, so that tokens follow the model's probabilities `p` float32 [nodes, vocab].
+
+    `q` float32 [drafts, vocab] are the probabilities that each draft was drawn from, packed as the nodes are but
+    without the roots; None where drafts were not drawn but chosen, so that q(x) is 1. Draft x stands if ``coin * q(x) <
+    p(x)``, with the coin and the p of the node before it. After the first that does not, the last token is drawn by the
+    request's final coin from ``max(p - q, 0)``, normalised; where all stand, from the last node's p.
+
+    `coins` float32 or float64 [nodes] and `final_coins` [requests] are uniform in (0, 1), see `toss`. Raises
+    ValueError for trees with branches.
+
+    Source: Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", 2023, algorithm
+    1.
+    """
+    if not is_chain(trees):
+        raise ValueError("rejection sampling takes chains, and one of the trees has branches")
+    drafts = _Drafts.of(trees)
+    share = _pick(probs, drafts.above, drafts.tokens)
+    likely = _host(coins)[drafts.above] <= _sums(drafts.above, share) / max(acc, _LEAST)
+    accepted, last = _descend(trees, drafts, (share > 0.0) & (likely | (share >= single)))
+    left = probs[_index(last, probs)].to(torch.float64)
+    tried = drafts.below(last)
+    left[_index(drafts.owners[tried], left), _index(drafts.tokens[tried], left)] = 0.0
+    return _finish(accepted, left, probs, last, final_coins)
+
+
+def accept_chain(
+    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
 ) -> Accepted:
     """Accept drafts by rejection sampling, so that tokens follow the model's probabilities `p` float32 [nodes, vocab].
 
@@ -116,29 +139,6 @@ def _accept_chain(
     else:
         left[rows] = (left[rows] - q[_index(tried, q)]).clamp_(min=0.0)
     return _finish(accepted, left, p, last, final_coins)
-
-
-def _accept_cut(
-    trees: DraftTrees,
-    p: torch.Tensor,
-    q: torch.Tensor | None,
-    coins: torch.Tensor,
-    final_coins: torch.Tensor,
-    cut: Int64s,
-) -> Accepted:
-    """Accept with the drafts `cut` as nodes at the chains' ends, and leave out what would follow them."""
-    more = cut >= 0
-    counts, ends = trees.counts + more, np.cumsum(trees.counts)[more]
-    tokens = np.insert(trees.tokens, ends, cut[more])
-    # A node that is not there has the row of the one above it: what is drawn from that is dropped.
-    source = np.insert(np.arange(len(trees.tokens)), ends, ends - 1)
-    beyond = np.insert(np.zeros(len(trees.tokens), np.bool_), ends, True)
-    longer = DraftTrees(counts, tokens, places(counts) - 1)
-    found = _accept_chain(longer, p[_index(source, p)], q, coins[_index(source, coins)], final_coins)
-    real = ~beyond[found.nodes]
-    owners = np.repeat(np.arange(len(trees)), found.counts)
-    gained = np.bincount(owners[real], minlength=len(trees))
-    return Accepted(gained, source[found.nodes[real]], found.tokens[real])
 
 
 def toss(trees: DraftTrees, seeds: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -197,29 +197,6 @@ def test_rejection_of_drawn_drafts(row: Row) -> None:
     check_share(accepted.counts > 1, float(np.minimum(exact_probabilities(LOGITS[0], row), q_first).sum()))
 
 
-def test_rejection_of_drafts_that_were_cut() -> None:
-    """A grammar, say, has cut drafts for what they were. They have to be judged: without, some tokens are too rare."""
-    random, row = np.random.default_rng(6), CASES["top_p"]
-    q_first, q_second = random.dirichlet(np.ones(VOCAB)), random.dirichlet(np.ones(VOCAB), VOCAB)
-    first = pick(random, np.broadcast_to(q_first, (DRAWS, VOCAB)))
-    second = pick(random, q_second[first])
-    p, coins = chain_probabilities(chains([first, second]), row)
-    drafts = np.stack([first, second], axis=1)
-    kept = np.cumprod(drafts < VOCAB // 2, axis=1).sum(1)
-    nodes = np.flatnonzero((np.arange(3) <= kept[:, None]).reshape(-1))
-    trees = tree.first_nodes(chains([first, second]), kept + 1)
-    cut = np.where(kept < 2, drafts[np.arange(DRAWS), kept.clip(max=1)], -1)
-    judged = (np.arange(2) <= kept[:, None]).reshape(-1)
-    q = np.stack([np.broadcast_to(q_first, (DRAWS, VOCAB)), q_second[first]], axis=1).reshape(-1, VOCAB)
-    given = torch.from_numpy(q[judged].astype(np.float32))
-    accepted = accept_chain(trees, p[nodes], given, coins[0][nodes], coins[1], cut)
-    assert tree.accepted_fault(trees, accepted, VOCAB) is None
-    check(gained(accepted), row)
-    left = torch.from_numpy(q[(np.arange(2) < kept[:, None]).reshape(-1)].astype(np.float32))
-    with pytest.raises(AssertionError, match="p = "):
-        check(gained(accept_chain(trees, p[nodes], left, coins[0][nodes], coins[1])), row)
-
-
 @pytest.mark.parametrize("row", [pytest.param(*one.values, id=one.id, marks=pytest.mark.full) for one in FILTERS])
 def test_rejection_of_chosen_drafts(row: Row) -> None:
     """Always the same drafts: they stand as often as the model says them."""

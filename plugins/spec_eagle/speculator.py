@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.model_runner import ModelEnds
+
+logger = logging.getLogger(__name__)
 
 _NOWHERE = -1
 
@@ -67,6 +70,10 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
             self.directory, self.draft_spec, self.layers[0], self.ctx.spec.hidden_size, ends,
             dtype=model.dtype, device=model.device,
         )  # fmt: skip
+        places = ", ".join(map(str, self.taps))
+        logger.info(
+            "the head in %s reads the model's states at %s (inputs of layers, from 0 on)", self.directory, places
+        )
         self._ids, self._network, self._attention = ids, network, attention
         self._embed = ends.embed if network.embedding is None else network.embedding
         count = self.ctx.max_rows + 1

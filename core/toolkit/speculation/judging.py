@@ -87,47 +87,6 @@ def accept_chain(
     if not is_chain(trees):
         raise ValueError("rejection sampling takes chains, and one of the trees has branches")
     drafts = _Drafts.of(trees)
-    share = _pick(probs, drafts.above, drafts.tokens)
-    likely = _host(coins)[drafts.above] <= _sums(drafts.above, share) / max(acc, _LEAST)
-    accepted, last = _descend(trees, drafts, (share > 0.0) & (likely | (share >= single)))
-    left = probs[_index(last, probs)].to(torch.float64)
-    tried = drafts.below(last)
-    left[_index(drafts.owners[tried], left), _index(drafts.tokens[tried], left)] = 0.0
-    return _finish(accepted, left, probs, last, final_coins)
-
-
-def accept_chain(
-    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
-) -> Accepted:
-    """Accept drafts by rejection sampling, so that tokens follow the model's probabilities `p` float32 [nodes, vocab].
-
-    `q` float32 [drafts, vocab] are the probabilities that each draft was drawn from, packed as the nodes are but
-    without the roots; None where drafts were not drawn but chosen, so that q(x) is 1. Draft x stands if ``coin * q(x) <
-    p(x)``, with the coin and the p of the node before it. After the first that does not, the last token is drawn by the
-    request's final coin from ``max(p - q, 0)``, normalised; where all stand, from the last node's p.
-
-    `cut` int64 [requests] are the drafts that stood behind the chains before these were cut, -1 where none did; `q` has
-    a row for each of them, the last of its request. They are judged like the others, and one that stands is the last
-    token: whether a draft is cut may depend on which one was drawn, so that without them tokens would follow another
-    distribution.
-
-    `coins` float32 or float64 [nodes] and `final_coins` [requests] are uniform in (0, 1), see `toss`. Raises
-    ValueError for trees with branches.
-
-    Source: Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", 2023, algorithm
-    1.
-    """
-    if not is_chain(trees):
-        raise ValueError("rejection sampling takes chains, and one of the trees has branches")
-    if cut is not None and (cut >= 0).any():
-        return _accept_cut(trees, p, q, coins, final_coins, cut)
-    return _accept_chain(trees, p, q, coins, final_coins)
-
-
-def _accept_chain(
-    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
-) -> Accepted:
-    drafts = _Drafts.of(trees)
     share = _pick(p, drafts.above, drafts.tokens)
     offered = np.ones(len(share)) if q is None else _pick(q, np.arange(len(share)), drafts.tokens)
     accepted, last = _descend(trees, drafts, _host(coins)[drafts.above] * offered < share)

@@ -10,6 +10,7 @@ So entry i of a request is that of token i + 1: the row table, less its first co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,12 @@ from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.toolkit.speculation.tree import places, starts
 
 Int64s = NDArray[np.int64]
+
+
+def on(device: torch.device, array: Int64s) -> torch.Tensor:
+    """Bring an array to a device; on a CPU the tensor shares its memory."""
+    made = torch.from_numpy(array)
+    return made if device.type == "cpu" else made.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,7 @@ class Memory:
         """Return the batch of the last `counts` of `ends` entries of each request, all int64 [requests], ready for
         attention; `rows` in the table. `tails` are `tail_lens` and `tail_bits`.
         """
-        device = self.row_table.device
-
-        def tensor(array: Int64s) -> torch.Tensor:
-            made = torch.from_numpy(array)
-            return made if device.type == "cpu" else made.to(device, non_blocking=True)
-
+        tensor = partial(on, self.row_table.device)
         firsts = ends - counts
         at = np.repeat(firsts, counts) + places(counts)
         entries = self.row_table[:, 1:]

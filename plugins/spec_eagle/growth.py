@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pegboard.core.toolkit.speculation.tree import chains
-from pegboard.plugins.spec_eagle.entries import Int64s, Memory
+from pegboard.plugins.spec_eagle.entries import Int64s, Memory, on
 from pegboard.plugins.spec_eagle.selection import best_tree
 
 if TYPE_CHECKING:
@@ -132,6 +132,6 @@ class Growth:
         new = np.full(count, width)
         batch = self.memory.batch(self.rows, self.computed + written, new, tokens, tails)
         # By depth, not by slot: entry `computed` - 1 is the newest token's.
-        positions = torch.from_numpy(np.repeat(self.computed - 1 + step, width)).to(tokens.device)
+        positions = on(tokens.device, np.repeat(self.computed - 1 + step, width))
         out: Tensor = self.network(self.embed(tokens), states, positions, batch)
         return out

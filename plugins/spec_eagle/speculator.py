@@ -13,7 +13,7 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, SpeculatorContext, Stands
 from pegboard.core.toolkit.speculation import tree
 from pegboard.plugins.spec_eagle.config import read_draft
-from pegboard.plugins.spec_eagle.entries import Due, Int64s, Memory
+from pegboard.plugins.spec_eagle.entries import Due, Int64s, Memory, on
 from pegboard.plugins.spec_eagle.growth import Growth
 from pegboard.plugins.spec_eagle.options import EagleOptions
 
@@ -172,9 +172,7 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         self._output_at[rows[due]] = computed[due]
 
     def _tensor(self, array: Int64s) -> torch.Tensor:
-        made = torch.from_numpy(array)
-        device = self._edge.device
-        return made if device.type == "cpu" else made.to(device, non_blocking=True)
+        return on(self._edge.device, array)
 
 
 _ONE, _ROOT = np.array([1], np.int64), np.array([-1], np.int64)

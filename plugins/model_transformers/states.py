@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,8 @@ from pegboard.core.interfaces.errors import Unsupported
 from pegboard.plugins.model_transformers.trace import hidden_states
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from pegboard.core.interfaces.forward import Taps
 
 PROVIDER = "the model family transformers"
@@ -36,7 +38,7 @@ class States:
         self._layers = [model.get_submodule(name) for name in names if name is not None] if known else []
         self._body = body
         self._width = width
-        self._places: bool | None = None  # whether embeddings depend on positions; not known yet
+        self._placed: bool | None = None  # whether embeddings depend on positions; not known yet
 
     @contextmanager
     def shown(self, taps: Taps | None) -> Iterator[None]:
@@ -50,14 +52,14 @@ class States:
             for handle in handles:
                 handle.remove()
 
-    def _listen(self, taps: Taps) -> list[Any]:
+    def _listen(self, taps: Taps) -> list[RemovableHandle]:
         if not self._layers:
             raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
 
-        def before(place: int) -> Any:
+        def before(place: int) -> Callable[..., None]:
             return lambda _, arguments, named: self._note(taps, place, _entering(arguments, named))
 
-        def behind(place: int) -> Any:
+        def behind(place: int) -> Callable[..., None]:
             return lambda _, __, output: self._note(taps, place, _leaving(output))
 
         last, wanted = len(self._layers), set(taps.places)
@@ -80,17 +82,17 @@ class States:
         """
         if not self._layers:
             raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
-        if self._places is None:
+        if self._placed is None:
             twice = self._entered(ids.new_zeros(2), torch.arange(2, device=ids.device))
-            self._places = not torch.equal(twice[0], twice[1])
-        if self._places:
+            self._placed = not torch.equal(twice[0], twice[1])
+        if self._placed:
             raise Unsupported(PROVIDER, "taps", "the embeddings of this model depend on positions")
         return self._entered(ids, torch.zeros_like(ids))
 
     def _entered(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what enters the first layer."""
 
-        def end(_: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def end(_: object, arguments: tuple[object, ...], named: dict[str, object]) -> None:
             raise _Entered(_entering(arguments, named).clone())
 
         handle = self._layers[0].register_forward_pre_hook(end, with_kwargs=True)
@@ -110,12 +112,12 @@ def _layer_name(attending: str) -> str | None:
     return None if number is None else ".".join(parts[: number + 1])
 
 
-def _entering(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> torch.Tensor:
+def _entering(arguments: tuple[object, ...], named: Mapping[str, object]) -> torch.Tensor:
     states = arguments[0] if arguments else named["hidden_states"]
     assert isinstance(states, torch.Tensor)
     return states[0]
 
 
-def _leaving(output: Any) -> torch.Tensor:
+def _leaving(output: object) -> torch.Tensor:
     """Return the states [tokens, hidden] in what a layer or a body returns."""
     return output[0] if isinstance(output, torch.Tensor) else hidden_states(output)[0]

@@ -43,6 +43,8 @@ class FusedRunner(ModelRunner):
             raise Unsupported("fused", "runner.input_logprobs")
         if batch.overlay is not None:
             raise Unsupported("fused", "runner.overlay")
+        if batch.taps is not None:
+            raise Unsupported("fused", "runner.taps")
         output = ForwardOutput(torch.empty(0, dtype=torch.int64))
         if batch.num_tokens == 0:
             return output

@@ -1,0 +1,66 @@
+"""``pegboard train-draft``: from a config to a draft head for its model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import typer
+
+from pegboard.core.cli.config import Files, Overrides
+from pegboard.core.cli.output import note, quiet_logging
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.tools.option_groups import with_option_groups
+from pegboard.tools.train_draft.options import AnswerOptions, RunOptions, TrainOptions
+
+STOPPED = 130
+"""Exit code of what was stopped, as shells have it for Ctrl-C."""
+
+
+@with_option_groups
+def train_draft(
+    *,
+    files: Files = None,
+    overrides: Overrides = None,
+    answers: AnswerOptions,
+    training: TrainOptions,
+    run: RunOptions,
+) -> None:
+    """Train an EAGLE-3 draft head for a model, on answers that it generates itself.
+
+    The same command goes on with a run that was stopped, by Ctrl-C or anything else.
+    """
+    from pegboard.core.engine.threads import yield_when_waiting
+
+    yield_when_waiting()
+    from pegboard.core.cli.signals import Signals
+    from pegboard.core.config.compose import compose
+
+    taps = answers.places()
+    resolved = compose(files or (), overrides=overrides or ())
+    quiet_logging(resolved.engine.log_level)
+    with Signals() as signals:
+        from pegboard.tools.train_draft.answers import Stopped
+        from pegboard.tools.train_draft.engines import Engines
+        from pegboard.tools.train_draft.run import DraftRun
+        from pegboard.tools.train_draft.workdir import WorkDir
+
+        prompts = answers.read_prompts(training.seed)
+        folder = WorkDir(run.out, data=answers.data)
+        engines = Engines(tuple(files or ()), tuple(overrides or ()))
+        settings = answers.settings(resolved.engine.model.path, prompts.digest, training.seed)
+        with folder.held(overwrite=run.overwrite):
+            settings = folder.settle_answers(settings, taps)
+            folder.settle_training(training.settings())
+            signals.gentle()
+            job = DraftRun(
+                folder, engines, settings, training.settings(), prompts, taps, lambda: signals.stopped,
+                threads=run.threads, bf16=run.bf16, command=shlex.join(["pegboard", *sys.argv[1:]]),
+            )  # fmt: skip
+            try:
+                job.go()
+            except (Stopped, KeyboardInterrupt):
+                note("stopped; the same command goes on from here")
+                raise typer.Exit(STOPPED) from None
+            except OSError as error:
+                raise PegboardError(f"--out: {error.filename or run.out}: {error.strerror}") from None

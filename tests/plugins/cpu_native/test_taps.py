@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
-from pegboard.core.interfaces.forward import Taps
+from pegboard.core.interfaces.forward import EmbedOverlay, Taps
 from tests.plugins.cpu_native.instruction_sets import EACH
 
 LENGTHS = (100, 1, 22, 4)
@@ -68,6 +68,24 @@ def test_logits_are_those_of_the_pass(instructions: str) -> None:
         assert logits is not None
         torch.testing.assert_close(found, logits, rtol=1e-5, atol=1e-5)
         assert torch.equal(found, rig.runner.ends().logits(hidden[: lengths[0]]))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_deep_states_are_in_what_the_next_layer_reads(threads: int) -> None:
+    """And given ones in what the first reads. The sum is rounded once, and so is what it is compared with."""
+    rig, width = Native(threads=threads).rig(), 72
+    draw = torch.Generator().manual_seed(4)
+    rows, deep = torch.arange(0, 90, 3), torch.randn(30, width, generator=draw).bfloat16()
+    found = []
+    for request, level in enumerate((torch.zeros_like(deep), deep)):
+        batch = rig.run.batch({request: list(range(100))})
+        batch.overlay, batch.taps = EmbedOverlay(rows, deep, (level,)), Taps((0, 1))
+        rig.runner.execute(batch, None)
+        found.append(batch.taps.joined())
+    assert torch.equal(found[0][rows, :width], deep)
+    assert torch.equal(found[1][:, :width], found[0][:, :width])
+    expected = found[0][:, width:].float().index_add(0, rows, deep.float())
+    torch.testing.assert_close(found[1][:, width:].float(), expected, rtol=2**-7, atol=2**-5)
 
 
 def test_places_that_are_not_there() -> None:

@@ -51,7 +51,7 @@ class Reading:
             target = Target.of(engine)
             layers = target.decoder.num_layers
             taps = default_taps(layers) if self._taps is None else check_taps(self._taps, layers)
-            other = tapping_runner(engine.resolved, engine)
+            other = tapping_runner(engine.resolved.registry, engine.resolved.provides, engine.info.providers)
             self._look_at_disk(target.decoder)
             self._answer(engine)
             if other is None:

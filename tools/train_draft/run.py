@@ -135,6 +135,7 @@ class DraftRun:
     threads: int = 0
     bf16: bool | None = None
     command: str = ""
+    save_every: float = SAVE_EVERY
 
     def go(self) -> None:
         """Do what is left to do. Raises Stopped where the user has stopped it."""
@@ -142,7 +143,7 @@ class DraftRun:
             Reading(self.folder, self.engines, self.answering, self.prompts, self.taps, self.stopped).go()
         if self.threads:
             torch.set_num_threads(self.threads)
-        facts = Training(self.folder, self.training, self.stopped).go(bf16=self.bf16)
+        facts = Training(self.folder, self.training, self.stopped).go(bf16=self.bf16, save_every=self.save_every)
         measured = self._measured()
         text = card(self.answering, self.training, facts, measured, self.folder.seconds(), self.command)
         with replacing(self.folder.directory / "README.md") as new:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -17,8 +16,9 @@ from pegboard.core.toolkit.model.model_config import read_model_config
 from pegboard.core.toolkit.model.weights import checkpoint_files
 
 if TYPE_CHECKING:
-    from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.engine.engine import Engine
+    from pegboard.core.registry.records import ProviderRecord
+    from pegboard.core.registry.registry import Registry
 
 TAPS = 3
 _LAYER = (
@@ -97,31 +97,27 @@ def check_taps(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:
     return taps
 
 
-def tapping_runner(resolved: ResolvedConfig, engine: Engine) -> str | None:
-    """Return None where an engine can show its model's states, else the name of a runner that might.
+def tapping_runner(
+    registry: Registry, provides: Callable[[ProviderRecord], frozenset[str]], chosen: Mapping[str, Sequence[str]]
+) -> str | None:
+    """Return None where the chosen providers (names, by contract) can show the model's states and lend its ends, else
+    the name of a runner that can. `provides` tells what a provider can do with the config's options.
 
-    Raises PegboardError where its parts cannot, with what to change.
+    Raises PegboardError where none can, with what to change.
     """
-    registry, chosen = resolved.registry, engine.info.providers
-    by_name = {one.name: one for one in registry.providers("runner")}
-    able = [one for one in by_name.values() if {"taps", "ends"} <= resolved.provides(one) and not one.problem]
-    families = {one.name: resolved.provides(one) for one in registry.providers("model_family")}
-    family = chosen["model_family"][0]
-    if by_name[chosen["runner"][0]] in able and _shows(by_name[chosen["runner"][0]].provides, families[family]):
+    runners = {one.name: provides(one) for one in registry.providers("runner") if not one.problem}
+    families = {one.name: provides(one) for one in registry.providers("model_family")}
+    (runner,), (family,) = chosen["runner"], chosen["model_family"]
+    able = [
+        name
+        for name, can in runners.items()
+        if {"taps", "ends"} <= can and ("own_weights" in can or "taps" in families[family])
+    ]
+    if runner in able:
         return None
-    for one in able:
-        if _shows(one.provides, families[family]):
-            return one.name
+    if able:
+        return able[0]
     raise PegboardError(
         f"train-draft reads the model's states, which the model family {family!r} cannot show (it lacks the capability "
         "taps); choose another model.use"
     )
-
-
-def _shows(runner: frozenset[str], family: frozenset[str]) -> bool:
-    return "own_weights" in runner or "taps" in family
-
-
-def random_like(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return small normal numbers float32."""
-    return torch.randn(shape, generator=generator) * 0.02

@@ -1,10 +1,15 @@
 """What speculative decoding brings, and what it costs, with the demo model on this machine.
 
     python -m benchmarks.speculation [ngram verify ...] [--streams 1 8 32] [--runs 5] [--json FILE]
+    python -m benchmarks.speculation eagle --draft DIR  # with a head for the demo model
+    python -m benchmarks.speculation vllm [--draft DIR]  # beside vLLM, once `python -m benchmarks.peers setup` has run
     python -m benchmarks.speculation --quick            # to see that it works; figures mean little
 
 ngram: output tokens per second with n-grams beside none, on prompts that quote and on free text; `adaptive` decides.
 verify: seconds of a pass that verifies so many nodes of one request, beside a decode step, at 200 tokens of context.
+eagle: output tokens per second of one request with a head, as a chain of 3 and as a tree of 8 nodes, beside none; and
+    those with the same head where its drafts are replaced by right and wrong tokens, at several rates.
+vllm: the same of one request at a time in vLLM and here, with n-grams, or with a head that both load.
 
 What is compared takes turns within one run. Ratios are medians over the runs' own, with the smallest and the largest.
 """
@@ -20,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.speculation import peer
 from benchmarks.speculation.engines import NONE, Run, chat, engines, run
+from benchmarks.speculation.informed import InformedEagle
 from benchmarks.speculation.prompts import FREE, QUOTING
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.tools.bench.report import machine
@@ -31,13 +38,18 @@ CONTEXT = 200
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all unless given")
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, []], help="what to measure: n-grams, verifying and a head unless given"
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--draft", metavar="DIR", help="an EAGLE head of the demo model")
     parser.add_argument("--tokens", type=int, default=160, help="longest answer")
     parser.add_argument("--quick", action="store_true", help="few and short runs, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     args = parser.parse_args(words)
+    if "eagle" in args.parts and args.draft is None:
+        parser.error("eagle needs --draft, the directory of a head for the demo model")
     if args.quick:
         args.streams, args.runs, args.tokens = [1, 2], 1, 16
     return args
@@ -66,9 +78,9 @@ def ngram(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def compared(runs: dict[str, list[Run]]) -> dict[str, Any]:
+def compared(runs: dict[str, list[Run]], name: str = "ngram") -> dict[str, Any]:
     """Figures of runs in turns, but for the first, which warms up."""
-    plain, drafted = runs["none"][1:], runs["ngram"][1:]
+    plain, drafted = runs["none"][1:], runs[name][1:]
     counted = {key: sum(one.stats[key] for one in drafted) for key in drafted[0].stats}
     same = [
         float(np.mean([a.token_ids == b.token_ids for a, b in zip(one.outputs, other.outputs, strict=True)]))
@@ -108,22 +120,71 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     return {"decode_ms": statistics.median(plain) * 1000, **ratios}
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"ngram": ngram, "verify": verify}
+def eagle(args: argparse.Namespace) -> dict[str, Any]:
+    """Answer one request at a time without drafts, with a head, and with one that is told what to draft."""
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=args.tokens)
+    head = {"use": "eagle", "draft": args.draft, "adaptive": False}
+    configs: dict[str, Any] = {
+        "none": NONE,
+        "chain of 3": {**head, "steps": 3},
+        "tree of 8": {**head, "steps": 3, "topk": 3, "num_draft_tokens": 8},
+    }
+    for rate in (0.0, 0.5, 1.0) if args.quick else (0.0, 0.25, 0.5, 0.75, 0.9, 1.0):
+        configs[f"told, {rate:g}"] = {**head, "use": "informed", "steps": 3, "hit_rate": rate}
+    runs: dict[str, list[Run]] = {name: [] for name in configs}
+    with engines(configs, memory={"max_total_tokens": 4096}) as made:
+        prompts = [chat(made["none"], text) for text in (FREE[:2] if args.quick else FREE)]
+        for number in range(args.runs + 1):
+            for name in sorted(made, reverse=bool(number % 2)) if number else made:
+                runs[name].append(run(made[name], prompts, 1, sampling))
+                if not InformedEagle.answers:
+                    pairs = zip(prompts, runs[name][0].outputs, strict=True)
+                    InformedEagle.answers[:] = [(*prompt, *output.token_ids) for prompt, output in pairs]
+    found = {name: compared(runs, name) for name in configs if name != "none"}
+    return {**found, "break_even": break_even(found)}
+
+
+def break_even(found: dict[str, Any]) -> float:
+    """Return the accept length at which drafts of a chain of 3 would take as long as none: on the straight line through
+    the points at which the head was told what to draft.
+    """
+    points = [(one["accept_length"], one["ratio"]["median"]) for name, one in found.items() if name.startswith("told")]
+    slope, height = np.polyfit(*np.array(points).T, 1)
+    return float((1 - height) / slope)
+
+
+def vllm(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare with vLLM."""
+    return peer.compare(peer.texts(args.quick), args.draft, args.runs, args.tokens)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "ngram": ngram,
+    "verify": verify,
+    "eagle": eagle,
+    "vllm": vllm,
+}
 
 
 def table(name: str, found: dict[str, Any]) -> str:
     """Return the figures of a part as a table in Markdown."""
+    if name == "vllm":
+        return peer.table(found)
     if name == "verify":
         lines = ["| nodes | times a decode step |", "|---|---|"]
         lines += [f"| {key} | {_ratio(value)} |" for key, value in found.items() if isinstance(value, dict)]
         return "\n".join([*lines, "", f"A decode step: {found['decode_ms']:.2f} ms"])
-    lines = ["| text, streams | ratio | tokens/s without | with | accept length | accept rate | same answers |"]
+    first = "drafts" if name == "eagle" else "text, streams"
+    lines = [f"| {first} | ratio | tokens/s without | with | accept length | accept rate | same answers |"]
     lines += ["|---" * 7 + "|"]
     lines += [
         f"| {key} | {_ratio(one['ratio'])} | {one['plain']:.0f} | {one['drafted']:.0f} | {one['accept_length']:.2f} "
         f"| {one['accept_rate']:.2f} | {one['same_answers']:.0%} |"
         for key, one in found.items()
+        if isinstance(one, dict)
     ]
+    if "break_even" in found:
+        lines += ["", f"A chain of 3 would break even at an accept length of {found['break_even']:.2f}"]
     return "\n".join(lines)
 
 
@@ -134,7 +195,7 @@ def _ratio(found: dict[str, float]) -> str:
 def main() -> None:
     args = arguments()
     found: dict[str, Any] = {"machine": machine()}
-    for name in args.parts or PARTS:
+    for name in args.parts or ("ngram", "verify", *(("eagle",) if args.draft else ())):
         found[name] = PARTS[name](args)
         print(f"{name}\n\n{table(name, found[name])}\n", flush=True)
     if args.json is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.speculation import informed
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.options import Options
@@ -68,6 +69,7 @@ PLUGIN = Plugin(
             provides=frozenset({"branches"}),
             rank=-1,
         ),
+        informed.PROVIDER,
     ),
 )
 

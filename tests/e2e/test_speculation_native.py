@@ -7,6 +7,7 @@ where two tokens are so close that rounding decides, and nowhere else.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.e2e.reference import MIN_COMPARED
+from tests.plugins.spec_eagle.heads import DEMO
 
 NEAR = 0.15
 """Of logprobs, where rounding to bfloat16 may decide."""
@@ -55,12 +57,23 @@ def plain() -> tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]:
     }
 
 
-@pytest.mark.parametrize("drafts", [*(pytest.param(one, marks=pytest.mark.full) for one in ("ngram", "chain")), "tree"])
-def test_same_answers(drafts: str, plain: tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]) -> None:
+SLOW = ("ngram", "chain", "eagle", "eagle tree")
+
+
+@pytest.mark.parametrize("drafts", [*(pytest.param(one, marks=pytest.mark.full) for one in SLOW), "tree"])
+def test_same_answers(
+    drafts: str, plain: tuple[list[GenerateOutput], dict[str, tuple[int, ...]]], tmp_path: Path
+) -> None:
     expected, recorded = plain
-    drill = {"use": "drill", "outputs": recorded, "shape": drafts, "hit_rate": 0.8}
-    outputs, stats, _ = answers(**(drill if drafts != "ngram" else {"use": "ngram"}))
-    assert stats["accepted_tokens"] > 0
+    settings: dict[str, Any] = {"use": "drill", "outputs": recorded, "shape": drafts, "hit_rate": 0.8}
+    if drafts == "ngram":
+        settings = {"use": "ngram"}
+    elif drafts.startswith("eagle"):
+        settings = {"use": "eagle", "draft": str(DEMO.write(tmp_path)), "topk": 3 if "tree" in drafts else 1}
+    outputs, stats, _ = answers(**settings)
+    # A random head is hardly ever right.
+    assert stats["drafted_tokens"] > 100
+    assert stats["accepted_tokens"] > 0 or drafts.startswith("eagle")
     assert stats["plugin_failures"] == stats["failed_batches"] == stats["book_errors"] == 0
     compared = 0
     for text, ours, theirs in zip(TEXTS, outputs, expected, strict=True):

@@ -44,6 +44,8 @@ class Head:
     draft_vocab: int | None = 96
     taps: int = 3
     hidden: int = HIDDEN
+    target: int = HIDDEN
+    vocab: int = VOCAB
     less: tuple[str, ...] = ()
     more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -56,7 +58,7 @@ class Head:
         hidden, at = self.hidden, self.layer
         width = 2 * hidden if self.eagle3 else hidden
         found = {
-            "fc.weight": (hidden, self.taps * HIDDEN if self.eagle3 else 2 * hidden),
+            "fc.weight": (hidden, self.taps * self.target if self.eagle3 else 2 * hidden),
             f"{at}.self_attn.q_proj.weight": (HEADS * HEAD_DIM, width),
             f"{at}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, width),
             f"{at}.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, width),
@@ -77,7 +79,13 @@ class Head:
     def write(self, directory: Path, seed: int = 0) -> Path:
         """Write the checkpoint into `directory`. Norms lie around 1, and matrices keep the size of what they read."""
         directory.mkdir(parents=True, exist_ok=True)
-        decoder = {**DECODER, "hidden_size": self.hidden, "head_dim": HEAD_DIM, **self.decoder}
+        decoder = {
+            **DECODER,
+            "hidden_size": self.hidden,
+            "vocab_size": self.vocab,
+            "head_dim": HEAD_DIM,
+            **self.decoder,
+        }
         if self.architecture == "Eagle3Speculator":
             config: dict[str, Any] = {"transformer_layer_config": decoder, "speculators_model_type": "eagle3"}
         else:
@@ -91,10 +99,10 @@ class Head:
             # A head that is sure of itself drafts deep trees.
             scale = 12.0 if "lm_head" in name else 2.0
             tensors[name] = 1 + 0.2 * drawn if "norm" in name else drawn * (scale / shape[-1] ** 0.5)
-        if self.eagle3 and self.draft_vocab not in (None, VOCAB) and "d2t" not in self.less:
-            ids = torch.randperm(VOCAB, generator=generator)[: self.draft_vocab].sort().values
+        if self.eagle3 and self.draft_vocab not in (None, self.vocab) and "d2t" not in self.less:
+            ids = torch.randperm(self.vocab, generator=generator)[: self.draft_vocab].sort().values
             tensors["d2t"] = ids - torch.arange(len(ids))
-            tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids, True)
+            tensors["t2d"] = torch.zeros(self.vocab, dtype=torch.bool).index_fill_(0, ids, True)
         save_file({f"{self.prefix}{name}": one for name, one in tensors.items()}, directory / "model.safetensors")
         return directory
 
@@ -110,6 +118,9 @@ _BIASES = {
     "midlayer.mlp.up_proj.bias": (INTER,),
     "midlayer.mlp.down_proj.bias": (HIDDEN,),
 }
+
+DEMO = Head(hidden=576, target=576, vocab=49152, draft_vocab=1024, config={"rope_theta": 100000.0})
+"""A small head for the demo model."""
 
 SPECULATORS = Head("Eagle3Speculator", layer="layers.0")
 

@@ -106,15 +106,17 @@ class Answering:
         """Answer tokens of files that are complete."""
         self._length = 1.0
         """What answers are likely to have, as those to held-out prompts tell."""
+        self._problem = ""
 
     def go(self) -> None:
         """Write the files that are missing. Raises Stopped; the files that are there are whole then.
 
-        Raises PegboardError where no prompt of a file could be answered.
+        Raises PegboardError where no prompt at all can be answered.
         """
         if not self._files.path(HELD_OUT).exists():
             self._files.write(HELD_OUT, self._answered(self._prompts.held_out, 0, greedy=1.0))
         held_out = self._files.read(HELD_OUT)
+        self._check(held_out.tokens, "of the held-out prompts")
         self._length = held_out.tokens / len(held_out.answers)
         found = list(self._files)
         at = sum(one.asked for one in found)
@@ -126,6 +128,11 @@ class Answering:
             found.append(new)
             at += new.asked
             self._before += new.tokens
+        self._check(self._before, "of the prompts")
+
+    def _check(self, tokens: int, which: str) -> None:
+        if not tokens:
+            raise PegboardError(f"none {which} could be answered: {self._problem or 'all answers are empty'}")
 
     def _many(self) -> int:
         """Return how many prompts go into the next file: no more than are likely to be needed."""
@@ -164,8 +171,7 @@ class Answering:
                 self._watch(self._before + sum(map(len, said.values())))
         finally:
             self._engine.abort(*asked)
-        if not done:
-            raise PegboardError(f"none of {len(prompts)} prompts could be answered: {problem or 'answers are empty'}")
+        self._problem = problem or self._problem
         return AnswerFile(len(prompts), tuple(done[number] for number in sorted(done)))
 
     def _send(self, ids: list[int], sampling: SamplingParams) -> str:

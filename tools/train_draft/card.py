@@ -9,6 +9,31 @@ from pegboard.core import __version__
 from pegboard.tools.train_draft.evaluate import AcceptLength
 from pegboard.tools.train_draft.settings import AnswerSettings, TrainSettings
 
+_TEXT = """# EAGLE-3 draft head for {model}
+
+Made by `pegboard train-draft` (Pegboard {version}). It proposes tokens; the model verifies each of them, so its answers
+stay what they are.
+
+```yaml
+speculation:
+  use: eagle
+  draft: <this directory>
+  steps: 3
+```
+
+| what | |
+|---|---|
+{about}
+
+Accept length on {held_out} held-out prompts, answered greedily with at most {most} tokens: tokens per verifying pass,
+the one included that the pass gives anyway. The columns are the shares of passes in which the draft at that depth was
+accepted.
+
+| drafts | accept length | depth 1 | depth 2 | depth 3 |
+|---|---|---|---|---|
+{rows}
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -33,41 +58,28 @@ def card(
     command: str,
 ) -> str:
     """Return the text of README.md."""
-    times = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
-    products = "bfloat16" if facts.bf16 else "float32"
     kinds = f"{answering.greedy:.0%} greedy, the others at temperature {answering.temperature:g}"
+    about = {
+        "model": answering.model,
+        "data": f"{facts.answers} answers of the model itself with {facts.tokens} tokens ({kinds}); prompts "
+        f"{answering.prompts}",
+        "head": f"{facts.parameters / 1e6:.1f} M parameters, drafts {facts.draft_vocab} of the model's tokens",
+        "training": f"{facts.batches} batches of {training.batch_tokens} tokens, {training.epochs} epochs, test-time "
+        f"training of length {training.ttt}, AdamW at {training.learning_rate:g}, products in "
+        f"{'bfloat16' if facts.bf16 else 'float32'}, seed {training.seed}",
+        "time": ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items()),
+        "command": f"`{command}`",
+    }
     rows = [_row(f"{name}, by the engine", one) for name, one in measured.items()]
     rows.append(_row("a chain of 3, worked out from the model's states", facts.by_states))
-    return f"""# EAGLE-3 draft head for {answering.model}
-
-Made by `pegboard train-draft` (Pegboard {__version__}). It proposes tokens; the model verifies each of them, so its
-answers stay what they are.
-
-```yaml
-speculation:
-  use: eagle
-  draft: <this directory>
-  steps: 3
-```
-
-| what | |
-|---|---|
-| model | {answering.model} |
-| data | {facts.answers} answers of the model itself with {facts.tokens} tokens ({kinds}); prompts {answering.prompts} |
-| head | {facts.parameters / 1e6:.1f} M parameters, drafts {facts.draft_vocab} of the model's tokens |
-| training | {facts.batches} batches of {training.batch_tokens} tokens, {training.epochs} epochs, test-time training \
-of length {training.ttt}, AdamW at {training.learning_rate:g}, products in {products}, seed {training.seed} |
-| time | {times} |
-| command | `{command}` |
-
-Accept length on {facts.held_out} held-out prompts, answered greedily with at most {answering.max_new_tokens} tokens:
-tokens per verifying pass, the one included that the pass gives anyway. The columns are the shares of passes in which
-the draft at that depth was accepted.
-
-| drafts | accept length | depth 1 | depth 2 | depth 3 |
-|---|---|---|---|---|
-{chr(10).join(rows)}
-"""
+    return _TEXT.format(
+        model=answering.model,
+        version=__version__,
+        about="\n".join(f"| {name} | {text} |" for name, text in about.items()),
+        held_out=facts.held_out,
+        most=answering.max_new_tokens,
+        rows="\n".join(rows),
+    )
 
 
 def _duration(seconds: float) -> str:

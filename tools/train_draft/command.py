@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +13,9 @@ from pegboard.core.cli.output import note, quiet_logging
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.tools.option_groups import with_option_groups
 from pegboard.tools.train_draft.options import AnswerOptions, RunOptions, TrainOptions
+
+if TYPE_CHECKING:
+    from pegboard.tools.train_draft.run import DraftRun
 
 STOPPED = 130
 """Exit code of what was stopped, as shells have it for Ctrl-C."""
@@ -39,28 +43,33 @@ def train_draft(
     taps = answers.places()
     resolved = compose(files or (), overrides=overrides or ())
     quiet_logging(resolved.engine.log_level)
+    prompts = answers.read_prompts(training.seed)
+    settings = answers.settings(resolved.engine.model.path, prompts.digest, training.seed)
     with Signals() as signals:
-        from pegboard.tools.train_draft.answers import Stopped
         from pegboard.tools.train_draft.engines import Engines
         from pegboard.tools.train_draft.run import DraftRun
         from pegboard.tools.train_draft.workdir import WorkDir
 
-        prompts = answers.read_prompts(training.seed)
         folder = WorkDir(run.out, data=answers.data)
-        engines = Engines(tuple(files or ()), tuple(overrides or ()))
-        settings = answers.settings(resolved.engine.model.path, prompts.digest, training.seed)
         with folder.held(overwrite=run.overwrite):
             settings = folder.settle_answers(settings, taps)
             folder.settle_training(training.settings())
             signals.gentle()
-            job = DraftRun(
+            engines = Engines(tuple(files or ()), tuple(overrides or ()))
+            _go(DraftRun(
                 folder, engines, settings, training.settings(), prompts, taps, lambda: signals.stopped,
                 threads=run.threads, bf16=run.bf16, command=shlex.join(["pegboard", *sys.argv[1:]]),
-            )  # fmt: skip
-            try:
-                job.go()
-            except (Stopped, KeyboardInterrupt):
-                note("stopped; the same command goes on from here")
-                raise typer.Exit(STOPPED) from None
-            except OSError as error:
-                raise PegboardError(f"--out: {error.filename or run.out}: {error.strerror}") from None
+            ))  # fmt: skip
+
+
+def _go(run: DraftRun) -> None:
+    """Do what is left of a run, and say how it goes on where it is stopped."""
+    from pegboard.tools.train_draft.answers import Stopped
+
+    try:
+        run.go()
+    except (Stopped, KeyboardInterrupt):
+        note("stopped; the same command goes on from here")
+        raise typer.Exit(STOPPED) from None
+    except OSError as error:
+        raise PegboardError(f"--out: {error.filename or run.folder.directory}: {error.strerror}") from None

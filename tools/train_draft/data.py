@@ -54,11 +54,16 @@ class StateFiles:
 
     def write(self, name: str, sequences: Sequence[SequenceStates]) -> None:
         """Write the states of a file of answers."""
+        whole: dict[str, Tensor] = {}
+        if sequences:
+            whole = {
+                "ids": torch.cat([one.ids for one in sequences]),
+                "taps": torch.cat([one.taps for one in sequences]),
+                "tops": torch.cat([one.tops for one in sequences]),
+                "shares": torch.cat([one.shares for one in sequences]).half(),
+            }
         tensors = {
-            "ids": torch.cat([one.ids for one in sequences]),
-            "taps": torch.cat([one.taps for one in sequences]),
-            "tops": torch.cat([one.tops for one in sequences]),
-            "shares": torch.cat([one.shares for one in sequences]).half(),
+            **whole,
             "lengths": torch.tensor([one.ids.shape[0] for one in sequences]),
             "prompts": torch.tensor([one.prompt for one in sequences]),
         }

@@ -22,9 +22,10 @@ from pegboard.core.cli.main import app
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
-from pegboard.tools.train_draft.answers import AnswerFiles, Stopped
+from pegboard.tools.train_draft.answers import AnswerFiles, Answering, Stopped
+from pegboard.tools.train_draft.data import StateFiles, write_states
 from pegboard.tools.train_draft.engines import Engines
-from pegboard.tools.train_draft.prompts import HELD_OUT_SHARE, built_in, from_file
+from pegboard.tools.train_draft.prompts import HELD_OUT_SHARE, Conversation, Prompts, built_in, from_file
 from pegboard.tools.train_draft.run import DraftRun
 from pegboard.tools.train_draft.settings import AnswerSettings, TrainSettings
 from pegboard.tools.train_draft.states import StateReader
@@ -388,6 +389,30 @@ def test_a_runner_that_shows_states_is_found() -> None:
     assert tapping_runner(registry, without("dense"), {**chosen, "runner": ["cpu_native"]}) is None
     with pytest.raises(PegboardError, match=r"the model family 'dense' cannot show .* choose another model.use"):
         tapping_runner(registry, without("dense", "cpu_native"), chosen)
+
+
+def test_prompts_that_cannot_be_answered_are_left_out(config: Path, tmp_path: Path) -> None:
+    long, short = (("user", "again " * 2000),), (("user", "Hi"),)
+    settings = AnswerSettings("", "", tokens=1, max_new_tokens=8, streams=2)
+
+    def answered(train: tuple[Conversation, ...], held_out: Conversation) -> AnswerFiles:
+        files = AnswerFiles(WorkDir(tmp_path / str(len(list(tmp_path.iterdir())))))
+        prompts = Prompts(train, (held_out,))
+        Answering(engine, settings, prompts, files, lambda: False, lambda done, said="": None).go()
+        return files
+
+    with Engines((config,), ()).open() as engine:
+        files = answered((long, short), short)
+        assert [(one.asked, len(one.answers)) for one in files] == [(1, 0), (1, 1)]
+        states = StateFiles(WorkDir(tmp_path / "0"))
+        write_states(
+            StateReader(engine, (1, 2, 3)), files, states, files.names(), lambda: False, lambda done, said="": None
+        )
+        assert [len(states.open(name)) for name in files.names()] == [0, 1]
+        with pytest.raises(PegboardError, match=r"none of the prompts could be answered: the prompt has \d+ tokens"):
+            answered((long,), short)
+        with pytest.raises(PegboardError, match="none of the held-out prompts could be answered"):
+            answered((short,), long)
 
 
 def test_default_taps() -> None:

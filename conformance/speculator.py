@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, check, count_steps, plain
 from pegboard.conformance.properties import properties
+from pegboard.conformance.speculator_device import DeviceTests
 from pegboard.conformance.speculator_judging import JudgingTests
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
 from pegboard.core.toolkit.speculation import tree
-
-Int64s = NDArray[np.int64]
-
-VOCAB = 97
-"""Tokens of the suite's model."""
-
-MOST = 8
-"""Most nodes of a tree, where a test says nothing else."""
 
 
 class Life:
@@ -68,30 +59,18 @@ def step(speculator: Speculator, lives: Sequence[Life], mosts: Sequence[int]) ->
     return trees
 
 
-def check(trees: DraftTrees, rows: Sequence[DraftRow]) -> None:
-    """Fail where the trees are ill-formed."""
-    __tracebackhide__ = True
-    assert isinstance(trees, DraftTrees), f"propose returns {type(trees).__name__}"
-    roots = np.array([row.tokens[-1] for row in rows], np.int64)
-    fault = tree.fault(trees, roots, np.array([row.most for row in rows], np.int64), VOCAB)
-    assert fault is None, f"the trees are ill-formed: {fault}"
-
-
-def plain(trees: DraftTrees) -> list[tuple[list[int], list[int]]]:
-    """Return each tree's tokens and parents."""
-    parts = [tree.take_part(trees, np.array([place])) for place in range(len(trees))]
-    return [(part.tokens.tolist(), part.parents.tolist()) for part in parts]
-
-
-class SpeculatorContract(JudgingTests):
+class SpeculatorContract(DeviceTests, JudgingTests):
     """What every speculator owes the scheduler: well-formed trees, that depend on their own request alone."""
 
     contract = "speculator"
 
     def texts(self) -> Sequence[tuple[Sequence[int], int]]:
         """Return texts below `VOCAB`, each with how many tokens of it are the prompt, for which something is drafted at
-        times. By default they quote themselves. Override this where something else is needed.
+        times. By default they quote themselves; those for speculators that draft on the device are short. Override this
+        where something else is needed.
         """
+        if "device" in self.capabilities:
+            return self.short_texts()
         rng = np.random.default_rng(7)
         found = []
         for prompt, output in ((40, 80), (9, 120), (1, 60), (90, 30)):
@@ -109,6 +88,8 @@ class SpeculatorContract(JudgingTests):
         return self.new()
 
     def new(self, max_nodes: int = MOST) -> Speculator:
+        if "device" in self.capabilities:
+            return self.rig(max_nodes)
         spec = ModelSpec("suite", VOCAB, 16, 65536, (), (), frozenset({2}))
         made: Speculator = self.build(SpeculatorContext(spec, max_nodes))
         return made
@@ -248,6 +229,8 @@ class SpeculatorContract(JudgingTests):
 
     def test_work_does_not_grow_with_the_text(self) -> None:
         """How many steps of Python a call takes, after some calls. What a library does at once is not counted."""
+        if "device" in self.capabilities:
+            pytest.skip("see test_work_on_the_device_does_not_grow_with_the_text")
         costs: dict[int, list[int]] = {}
         for length in (2048, 32768):
             speculator = self.new()
@@ -258,29 +241,10 @@ class SpeculatorContract(JudgingTests):
                 step(speculator, [life], [MOST])
             costs[length] = []
             while life.length < length + 300:
-                costs[length].append(_steps(speculator.propose, [life.row()]))
+                costs[length].append(count_steps(speculator.propose, [life.row()]))
                 life.length += 3
         short, long = (int(np.median(found)) for found in costs.values())
         assert long <= 3 * short + 1000, f"{short} steps of Python at 2,048 tokens, {long} at 32,768: {_RESCAN}"
-
-
-def _steps(propose: Callable[[Sequence[DraftRow]], object], rows: Sequence[DraftRow]) -> int:
-    """Return how many instructions of Python a call takes, in all functions."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        propose(rows)
-    finally:
-        sys.settrace(before)
-    return count
 
 
 _MIXED_UP = (

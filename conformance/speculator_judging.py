@@ -11,12 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pegboard.conformance.device_model import toy_context
 from pegboard.conformance.sampler import DRAWS, P_VALUE, Row, chi_square, exact_probabilities, make_sampling
 from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.speculator import Accepted, DraftTrees, Speculator
 from pegboard.core.toolkit.speculation import tree
 
 WORDS = 23
@@ -115,9 +115,7 @@ class JudgingTests(ContractSuite):
 
     def judging(self) -> Speculator[Any]:
         """Return a new speculator for the model of these tests."""
-        made: Speculator[Any] = self.build(
-            SpeculatorContext(ModelSpec("suite", WORDS, 16, 4096, (), (), frozenset()), NODES)
-        )
+        made: Speculator[Any] = self.build(toy_context(NODES, 2 * DRAWS, WORDS))
         return made
 
     def trials(self, seed: int, count: int, params: Sequence[Row] = PARAMS) -> list[Trial]:

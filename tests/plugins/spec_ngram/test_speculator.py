@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.conformance.speculator import Life, plain, step
+from pegboard.conformance.draft_checks import plain
+from pegboard.conformance.speculator import Life, step
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.speculator import DraftRow, SpeculatorContext
 from pegboard.plugins.spec_ngram import index, speculator

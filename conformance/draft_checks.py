@@ -1,0 +1,69 @@
+"""What the tests of speculators share: the suite's model, and how trees and calls are looked at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
+from pegboard.core.toolkit.speculation import tree
+
+Int64s = NDArray[np.int64]
+
+VOCAB = 97
+"""Tokens of the suite's model."""
+
+MOST = 8
+"""Most nodes of a tree, where a test says nothing else."""
+
+PlainTree = tuple[list[int], list[int]]
+"""A tree's tokens and parents."""
+
+
+def check(trees: DraftTrees, rows: Sequence[DraftRow]) -> None:
+    """Fail where the trees of these rows are ill-formed."""
+    __tracebackhide__ = True
+    check_trees(trees, [int(row.tokens[-1]) for row in rows], [row.most for row in rows])
+
+
+def check_trees(trees: DraftTrees, newest: Sequence[int], most: Sequence[int]) -> None:
+    """Fail where the trees of requests with these `newest` tokens, and `most` nodes each, are ill-formed."""
+    __tracebackhide__ = True
+    assert isinstance(trees, DraftTrees), f"the answer is no DraftTrees, but {type(trees).__name__}"
+    fault = tree.fault(trees, np.array(newest, np.int64), np.array(most, np.int64), VOCAB)
+    assert fault is None, f"the trees are ill-formed: {fault}"
+
+
+def plain(trees: DraftTrees) -> list[PlainTree]:
+    """Return each tree by itself."""
+    parts = [tree.take_part(trees, np.array([place])) for place in range(len(trees))]
+    return [(part.tokens.tolist(), part.parents.tolist()) for part in parts]
+
+
+def count_steps(propose: Callable[[Sequence[DraftRow]], object], rows: Sequence[DraftRow]) -> int:
+    """Return how many instructions of Python a call takes, in all functions but those that stand in for the engine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        if frame.f_globals.get("__name__") in _ENGINE:
+            return None
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        propose(rows)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+_ENGINE = {f"pegboard.conformance.{name}" for name in ("paged", "tails", "device_model", "device_bench", "device_rig")}

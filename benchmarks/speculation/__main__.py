@@ -149,8 +149,8 @@ def break_even(found: dict[str, Any]) -> float:
     the points at which the head was told what to draft.
     """
     points = [(one["accept_length"], one["ratio"]["median"]) for name, one in found.items() if name.startswith("told")]
-    slope, height = np.polyfit(*np.array(points).T, 1)
-    return float((1 - height) / slope)
+    slope, height = statistics.linear_regression(*zip(*points, strict=True))
+    return (1 - height) / slope
 
 
 def vllm(args: argparse.Namespace) -> dict[str, Any]:

@@ -13,7 +13,7 @@ plugin = Plugin(
             factory="pegboard.plugins.spec_eagle.speculator:EagleSpeculator",
             config="pegboard.plugins.spec_eagle.options:EagleOptions",
             summary="an EAGLE-1, EAGLE-2 or EAGLE-3 head, which reads the model's states and drafts chains or trees",
-            provides=frozenset({"branches", "device"}),
+            provides=frozenset({"branches", "device", "judges"}),
         ),
     ),
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.toolkit.speculation.accepting import AcceptOptions
 
 MOST_WRITTEN = 64
 """Most drafted tokens of a request that attention tells apart by bits."""
 
 
-class EagleOptions(Options):
-    """Which head drafts, and how far and how wide."""
+class EagleOptions(AcceptOptions):
+    """Which head drafts, how far and how wide, and which drafts stand."""
 
     draft: str = ""
     """The directory of the head's checkpoint, with config.json and safetensors files."""
@@ -31,7 +31,8 @@ class EagleOptions(Options):
     the third layer, the one in the middle and the third last."""
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
-        return declared if self.topk > 1 else declared - {"branches"}
+        found = super().provides(declared)
+        return found if self.topk > 1 else found - {"branches"}
 
     @property
     def candidates(self) -> int:

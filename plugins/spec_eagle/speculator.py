@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.model_runner import ModelEnds
+    from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.speculator import Accepted
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +161,11 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         ):
             found[place] = one
         return tree.join(found)
+
+    def accept(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
+        if self.options.accept == "match":
+            return super().accept(trees, logits, sampling, rows)
+        return self.options.accepted(trees, logits, sampling)
 
     def _catch_up(self, memory: Memory, rows: Int64s, computed: Int64s, newest: Int64s) -> None:
         """Compute the newest tokens' entries where there was no slot for them when they were sampled."""

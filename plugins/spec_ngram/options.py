@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.toolkit.speculation.accepting import AcceptOptions
 
 LONGEST_MATCH = 16
 
 
-class NgramOptions(Options):
+class NgramOptions(AcceptOptions):
     """How long matches are, when it pauses, whether requests learn from each other, and which drafts stand."""
 
     min_match: int = Field(default=2, ge=1, le=LONGEST_MATCH)
@@ -33,24 +31,8 @@ class NgramOptions(Options):
     """Most places in others' outputs that are remembered, about 200 bytes each; `max_match` - `min_match` + 1 for each
     token."""
 
-    accept: Literal["match", "thresholds"] = "match"
-    """Which drafts stand. `match`: those that the model draws itself, so that answers stay what they are.
-    `thresholds`: those that it finds likely enough. A seed then gives other tokens than without drafts, and below 1
-    the answers of requests with a temperature are worse, too: they favour what has been said before."""
-
-    accept_threshold_single: float = Field(default=1.0, ge=0.0, le=1.0)
-    """With `thresholds`: a draft stands whose probability is this or more."""
-
-    accept_threshold_acc: float = Field(default=1.0, ge=0.0, le=1.0)
-    """With `thresholds`: drafts stand as often as if their probabilities were divided by this."""
-
-    def provides(self, declared: frozenset[str]) -> frozenset[str]:
-        return declared if self.accept == "thresholds" else declared - {"judges"}
-
     @model_validator(mode="after")
     def _check(self) -> NgramOptions:
         if self.min_match > self.max_match:
             raise ValueError(f"min_match {self.min_match} is larger than max_match {self.max_match}")
-        if self.accept == "match" and min(self.accept_threshold_single, self.accept_threshold_acc) < 1.0:
-            raise ValueError("accept_threshold_single and accept_threshold_acc below 1 need accept: thresholds")
         return self

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.core.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 from pegboard.core.toolkit.speculation.tree import chains
 from pegboard.plugins.spec_ngram.index import GramHash, NgramIndex
 from pegboard.plugins.spec_ngram.options import NgramOptions
@@ -71,12 +70,9 @@ class NgramSpeculator(Speculator[NgramOptions]):
                 self._pause(self._notes(row), row.tokens.shape[0] - tokens)
 
     def accept(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
-        options = self.options
-        if options.accept == "match":
+        if self.options.accept == "match":
             return super().accept(trees, logits, sampling, rows)
-        probs, coins = probabilities(logits, sampling), toss(trees, sampling.seeds, sampling.steps)
-        single, acc = options.accept_threshold_single, options.accept_threshold_acc
-        return accept_by_thresholds(trees, probs, *coins, single, acc)
+        return self.options.accepted(trees, logits, sampling)
 
     def _draft(self, row: DraftRow) -> list[int]:
         most = min(row.most, self.max_nodes) - 1

@@ -44,8 +44,10 @@ THRESHOLDS: dict[str, Any] = {"use": "ngram", "accept": "thresholds", "min_match
 LOW = {**THRESHOLDS, "accept_threshold_single": 0.3, "accept_threshold_acc": 0.3}
 
 
-def answers(checkpoints: Path, runner: str = "layered", **speculation: Any) -> tuple[list[GenerateOutput], Any]:
-    """What is answered, and the engine's counters."""
+def answers(
+    checkpoints: Path, runner: str = "layered", count: int = len(REQUESTS), **speculation: Any
+) -> tuple[list[GenerateOutput], Any]:
+    """What the first `count` requests are answered, and the engine's counters."""
     native = runner == "cpu_native"
     config = {
         "model": {
@@ -59,11 +61,11 @@ def answers(checkpoints: Path, runner: str = "layered", **speculation: Any) -> t
         "speculation": {"adaptive": False, "max_nodes": 4, **speculation},
     }
     with Engine.from_config(config) as engine:
-        outputs = engine.run(REQUESTS)
+        outputs = engine.run(REQUESTS[:count])
         stats = engine.stats()
         assert stats["book_errors"] == 0
-        assert [len(output.token_ids) for output in outputs] == [40] * len(REQUESTS)
-        assert re.fullmatch(REGEX, outputs[-1].text)
+        assert [len(output.token_ids) for output in outputs] == [40] * count
+        assert count < len(REQUESTS) or re.fullmatch(REGEX, outputs[-1].text)
         return outputs, stats
 
 
@@ -110,8 +112,13 @@ def test_a_judge_that_fails_changes_nothing(checkpoints: Path, monkeypatch: pyte
 
 @pytest.mark.full
 def test_a_failed_pass_is_judged_in_parts(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A judgement is the same whatever other requests are there."""
-    expected, _ = answers(checkpoints, **LOW)
+    """A judgement is the same whatever other requests are there. Which drafts there are must not depend on how busy the
+    machine is: so they are never late, and the last request, which would join once its grammar is compiled, is away.
+    """
+    for bound in ("LATE_SECONDS", "LATE_BY_CLOCK"):
+        monkeypatch.setattr(f"pegboard.core.pipeline.speculation.drafter.{bound}", float("inf"))
+    count = len(REQUESTS) - 1
+    expected, _ = answers(checkpoints, count=count, **LOW)
     execute, passes = LayeredRunner.execute, itertools.count()
 
     def fails(self: Any, batch: Any, sampling: Any, **more: Any) -> Any:
@@ -120,6 +127,6 @@ def test_a_failed_pass_is_judged_in_parts(checkpoints: Path, monkeypatch: pytest
         return execute(self, batch, sampling, **more)
 
     monkeypatch.setattr(LayeredRunner, "execute", fails)
-    found, stats = answers(checkpoints, **LOW)
+    found, stats = answers(checkpoints, count=count, **LOW)
     assert stats["failed_batches"] > 3
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]

@@ -157,9 +157,10 @@ def test_damaged_files(model: Path, tmp_path: Path) -> None:
 
 
 def test_chains_need_no_tree_mask() -> None:
-    declared = frozenset({"branches", "device"})
+    declared = frozenset({"branches", "device", "judges"})
     assert EagleOptions(topk=1).provides(declared) == {"device"}
-    assert EagleOptions(topk=2).provides(declared) == declared
+    assert EagleOptions(accept="thresholds").provides(declared) == {"device", "judges"}
+    assert EagleOptions(topk=2).provides(declared) == declared - {"judges"}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,9 @@ def watched_engine(
     watch = Watch(PlainHead(directory, head, transformers_model(model)), future)
     WATCHES.append(watch)
     registry = Registry.discover().with_plugins(PLUGIN, distribution="pegboard", version="0")
-    sections = {name: settings.pop(name) for name in ("scheduler", "memory", "prefix_cache") if name in settings}
+    sections: dict[str, Any] = {
+        name: settings.pop(name) for name in ("scheduler", "memory", "prefix_cache") if name in settings
+    }
     config: dict[str, Any] = {
         "model": {"path": str(model), "dtype": "float32"},
         "runner": {"use": "layered"},

@@ -109,7 +109,7 @@ class Bench:
         for buffer in self.own_buffers():
             buffer.zero_()
         self.attention = PlainAttention(None, AttentionContext(layers, 1, torch.float32, cpu, rows, self._width))
-        # The last slot is no row's: what the table says where a row has nothing leads there.
+        # The last slot belongs to none of the rows: what the table says where a row has nothing leads there.
         self._slots = (np.random.default_rng(3).permutation(count) + 1).reshape(rows, self._width).astype(np.int32)
         self._slots = np.concatenate([np.zeros((1, self._width), np.int32), self._slots])
         self._own_slots = self._slots.copy()
@@ -211,9 +211,7 @@ class Bench:
         ends, firsts = starts + lens, tree.starts(lens)
         at = np.repeat(starts, lens) + tree.places(lens)
         slots = self.table[np.repeat(rows, lens), at].astype(np.int64)
-        slots[firsts[[share.start < part.request.computed for part, share in zip(parts, shares, strict=True)]]] = (
-            PADDING
-        )
+        slots[firsts[starts < [part.request.computed for part in parts]]] = PADDING  # what is looked back at
         mode = _mode(parts, shares)
         batch = ForwardBatch(
             forward_mode=mode,

@@ -34,7 +34,7 @@ def check(trees: DraftTrees, rows: Sequence[DraftRow]) -> None:
 def check_trees(trees: DraftTrees, newest: Sequence[int], most: Sequence[int]) -> None:
     """Fail where the trees of requests with these `newest` tokens, and `most` nodes each, are ill-formed."""
     __tracebackhide__ = True
-    assert isinstance(trees, DraftTrees), f"the answer is no DraftTrees, but {type(trees).__name__}"
+    assert isinstance(trees, DraftTrees), f"the answer must be DraftTrees, found {type(trees).__name__}"
     fault = tree.fault(trees, np.array(newest, np.int64), np.array(most, np.int64), VOCAB)
     assert fault is None, f"the trees are ill-formed: {fault}"
 

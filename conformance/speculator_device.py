@@ -18,8 +18,9 @@ from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftRow
 
 ROWS = 6
 
-SHORT, LONG = 256, 2048
+SHORT, LONG = 128, 1024
 """Lengths of texts, over which the work of a call must not grow."""
+_CALLS = 9
 
 
 class DeviceTests(ContractSuite):
@@ -43,7 +44,7 @@ class DeviceTests(ContractSuite):
     def made(self, max_nodes: int = MOST, rows: int = ROWS) -> DeviceSpeculator[Any]:
         """Return a new speculator for the suite's model."""
         found: DeviceSpeculator[Any] = self.build(toy_context(max_nodes, rows))
-        assert isinstance(found, DeviceSpeculator), "it declares `device`, and is no DeviceSpeculator"
+        assert isinstance(found, DeviceSpeculator), "it declares `device`, but does not derive from DeviceSpeculator"
         return found
 
     def bench(self, max_nodes: int = MOST, *, length: int = 0, rows: int = 0, **settings: Any) -> Bench:
@@ -89,10 +90,9 @@ class DeviceTests(ContractSuite):
         check_trees(found, [int(request.text[request.computed]) for request in requests], most)
         return plain(found)
 
-    def check_grown(self, bench: Bench, request: Request, prompt: int, why: str) -> None:
+    def check_grown(self, bench: Bench, request: Request, expected: Mapping[int, PlainTree], why: str) -> None:
         """Fail where the trees of a request, now and later, are not those of its text."""
         __tracebackhide__ = True
-        expected = self.expected(request.text, prompt)
         for computed, found in self.grown(bench, request, len(request.text) - 1).items():
             assert found == expected[computed], f"behind {computed} tokens: {why}"
 
@@ -103,16 +103,16 @@ class DeviceTests(ContractSuite):
         """
         (text, prompt), half = self.text(), self.text()[1] // 2
         whole, second, third, chunked = (bench.admit(self.text(shift)[0]) for shift in range(4))
-        bench.run([Part(second, prompt - 1), Part(whole, prompt), Part(third, prompt - 2, room=False)])
+        bench.run([Part(second, prompt - 1), Part(whole, prompt), Part(third, prompt - 1, room=False)])
         found = self.noted(bench, [whole, third])
         other = bench.admit(np.concatenate([text[:half], (text[half:] + 1) % VOCAB]), prefix=(whole, half))
         bench.run(
             [
                 Part(chunked, half, sampled=False),
-                Part(other, prompt),
+                Part(third, prompt, room=False),
                 Part(second, second.computed + 3, tree=True),
-                Part(whole, whole.computed + 1),
-                Part(third, third.computed + 1, room=False),
+                Part(other, prompt),
+                Part(whole, prompt + 1),
             ]
         )
         found += self.noted(bench, [whole, third, other, second])
@@ -190,30 +190,34 @@ class DeviceTests(ContractSuite):
     @capability("device")
     def test_prompts_in_chunks(self) -> None:
         text, prompt = self.text()
+        expected = self.expected(text, prompt)
         for stops in ([1, 2, prompt], [prompt // 2, prompt - 1, prompt], [prompt - 3, prompt]):
             bench = self.bench()
             request = bench.admit(text)
             for stop in stops:
                 bench.run([Part(request, stop, sampled=stop == prompt)])
-            self.check_grown(bench, request, prompt, f"the prompt was computed in chunks up to {stops}. {_BETWEEN}")
+            self.check_grown(bench, request, expected, f"the prompt was computed in chunks up to {stops}. {_BETWEEN}")
 
     @capability("device")
     def test_cached_prefixes(self) -> None:
         """Another request has computed a prefix, in another row; both go on."""
         text, prompt = self.text()
+        expected = self.expected(text, prompt)
         for cached in (1, prompt // 2, prompt - 1):
             bench = self.bench()
             first = bench.admit(text)
             bench.run([Part(first, prompt)])
             other = bench.admit(np.concatenate([text[:cached], (text[cached:] + 1) % VOCAB]), prefix=(first, cached))
             bench.run([Part(other, prompt), Part(first, prompt + 1)])
-            for request in (other, first):
-                self.check_grown(bench, request, prompt, f"a prefix of {cached} tokens is shared. {_PREFIX}")
+            why = f"a prefix of {cached} tokens is shared. {_PREFIX}"
+            self.check_grown(bench, other, self.expected(other.text, prompt), why)
+            self.check_grown(bench, first, expected, why)
 
     @capability("device")
     def test_accepted_drafts(self) -> None:
         """So many tokens a pass, among drafts that do not stand."""
         text, prompt = self.text()
+        expected = self.expected(text, prompt)
         for count in (1, 2, 5):
             bench = self.bench()
             request = bench.admit(text)
@@ -222,7 +226,7 @@ class DeviceTests(ContractSuite):
             while request.computed + count < len(text) - 4:
                 bench.run([Part(request, request.computed + count, tree=True)])
                 bench.draft([request], [MOST])
-            self.check_grown(bench, request, prompt, f"each pass has gained {count} tokens. {_ACCEPTED}")
+            self.check_grown(bench, request, expected, f"each pass has gained {count} tokens. {_ACCEPTED}")
 
     @capability("device")
     def test_newest_tokens_without_room(self) -> None:
@@ -238,20 +242,22 @@ class DeviceTests(ContractSuite):
                     assert self.trees(bench, [request])[0] == expected[request.computed], _ROOM
 
     @capability("device")
-    @pytest.mark.parametrize("same", [0, 1], ids=["text", "prefix"])
-    def test_rows_are_used_again(self, same: int) -> None:
-        """By a request that has computed nothing yet, or a prefix just as long as what the last one had computed."""
+    @pytest.mark.parametrize("last", ["text", "prefix", "newest"])
+    def test_rows_are_used_again(self, last: str) -> None:
+        """By a request that has computed nothing yet; by one with a cached prefix as long as what the last one had
+        computed there; by one that comes as far as the last one, and has no room.
+        """
         text, prompt = self.text()
-        bench = self.bench(rows=2)
-        owner, last = bench.admit(text), bench.admit(self.text(1)[0])
-        bench.run([Part(last, prompt - 4), Part(owner, prompt - 1)])
-        row, cached = last.row, prompt - 4 + bench.speculator.lookback
-        bench.draft([last], [MOST])
-        bench.leave(last)
-        request = bench.admit(text, prefix=(owner, cached) if same else None)
+        expected, bench = self.expected(text, prompt), self.bench(rows=2)
+        owner, before = bench.admit(text), bench.admit(self.text(1)[0])
+        bench.run([Part(before, prompt if last == "newest" else prompt - 4), Part(owner, prompt - 1)])
+        bench.draft([before], [MOST])
+        row, cached = before.row, before.computed + bench.speculator.lookback
+        bench.leave(before)
+        request = bench.admit(text, prefix=(owner, cached) if last == "prefix" else None)
         assert request.row == row
-        bench.run([Part(request, prompt)])
-        self.check_grown(bench, request, prompt, _ROW)
+        bench.run([Part(request, prompt, room=last != "newest")])
+        self.check_grown(bench, request, expected, _ROW)
 
     # ---- what was not seen ----------------------------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ class DeviceTests(ContractSuite):
         bench.leave(request)
         following = bench.admit(text)
         bench.run([Part(following, prompt)])
-        self.check_grown(bench, following, prompt, _RECOVERS)
+        self.check_grown(bench, following, self.expected(text, prompt), _RECOVERS)
 
     # ---- cost -----------------------------------------------------------------------------------------------------
 
@@ -294,11 +300,11 @@ class DeviceTests(ContractSuite):
         """How many steps of Python a call takes that shows one token and drafts."""
         costs = []
         for length in (SHORT, LONG):
-            rig = DeviceRig(self.bench(length=length + 64, rows=2))
-            text = np.random.default_rng(length).integers(0, VOCAB, length + 64)
+            rig = DeviceRig(self.bench(length=length + _CALLS, rows=2))
+            text = np.random.default_rng(length).integers(0, VOCAB, length + _CALLS)
             memo: dict[object, Any] = {}
             found = []
-            for known in range(length, length + 24):
+            for known in range(length, length + _CALLS):
                 row = DraftRow(text[:known], length, "", MOST, memo)
                 found.append(count_steps(rig.propose, [row]))
             check(rig.propose([row]), [row])

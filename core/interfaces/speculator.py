@@ -207,7 +207,8 @@ class DeviceSpeculator(Speculator[OptionsT]):
     is built, from configs alone, and do not change.
 
     `observe`, `draft` and `load` run where the model runs, in launch order and under inference mode. What `observe`
-    and `draft` raise costs drafts, as anywhere; what `load` raises stops the start.
+    and `draft` raise costs drafts, as anywhere; what `load` raises stops the start. What they are given is not kept:
+    its memory is used again.
     """
 
     layers: tuple[LayerSpec, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,6 +136,15 @@ class TrustsTheRowBlindly(SumSpeculator):
         return self.edge[row, None].clone(), int(fresh and start > 0)
 
 
+class TrustsWhatIsWritten(SumSpeculator):
+    """Entries that were there for the row are still there."""
+
+    def observe(self, batch, taps, stands):
+        before = self.written.copy()
+        super().observe(batch, taps, stands)
+        self.written = np.maximum(self.written, before)
+
+
 class CountsAllNodes(SumSpeculator):
     """All tokens of a pass are standing."""
 
@@ -258,6 +268,7 @@ MUTANTS = [
             (WritesThePrefix, "test_cached_prefixes", "its states alone"),
             (TrustsTheRow, "test_rows_are_used_again", "an earlier request"),
             (TrustsTheRowBlindly, "test_rows_are_used_again", "an earlier request"),
+            (TrustsWhatIsWritten, "test_rows_are_used_again", "an earlier request"),
             (CountsAllNodes, "test_accepted_drafts", "and nothing else"),
             (TakesTheFirstNodes, "test_accepted_drafts", "and nothing else"),
             (LeavesOutTheNewest, "test_newest_tokens_without_room", "known by its id alone"),

@@ -1,0 +1,46 @@
+"""EAGLE heads against the contract's suite: chains and trees, for the suite's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from pegboard.conformance.device_model import HIDDEN
+from pegboard.conformance.draft_checks import VOCAB
+from pegboard.conformance.speculator import SpeculatorContract
+from tests.plugins.spec_eagle.heads import Head
+
+SIZES: Mapping[str, Any] = {"hidden": HIDDEN, "target": HIDDEN, "vocab": VOCAB}
+EAGLE = Head("LlamaForCausalLMEagle", layer="layers.0", more={"fc.bias": (HIDDEN,)}, **SIZES)
+EAGLE3 = Head(draft_vocab=64, **SIZES)
+
+
+class WithHead:
+    """The provider reads `head`, with random weights."""
+
+    provider = "eagle"
+    head: ClassVar[Head]
+    options: ClassVar[Mapping[str, Any]]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.options = {**cls.options, "draft": str(cls.head.write(tmp_path_factory.mktemp("head")))}
+
+
+class TestEagleChains(WithHead, SpeculatorContract):
+    head = EAGLE
+    options = {"steps": 3}
+
+
+@pytest.mark.full
+class TestEagle3Chains(WithHead, SpeculatorContract):
+    head = EAGLE3
+    options = {"steps": 3}
+
+
+class TestEagle3Trees(WithHead, SpeculatorContract):
+    head = EAGLE3
+    options = {"steps": 3, "topk": 3}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def compared(runs: dict[str, list[Run]], name: str = "ngram") -> dict[str, Any]:
         "ratio": spread([b.rate / a.rate for a, b in zip(plain, drafted, strict=True)]),
         "plain": statistics.median(one.rate for one in plain),
         "drafted": statistics.median(one.rate for one in drafted),
-        "accept_length": 1 + counted["accepted_tokens"] / max(1, counted["drafted_requests"]),
+        "accept_length": accept_length(counted),
         "accept_rate": counted["accepted_tokens"] / max(1, counted["drafted_tokens"]),
         "same_answers": statistics.mean(same),
     }
@@ -140,8 +140,14 @@ def eagle(args: argparse.Namespace) -> dict[str, Any]:
                 if not InformedEagle.answers:
                     pairs = zip(prompts, runs[name][0].outputs, strict=True)
                     InformedEagle.answers[:] = [(*prompt, *output.token_ids) for prompt, output in pairs]
+        visits = [run(made["chain of 3"], prompts, 1, sampling, keep=bool(again)) for again in (0, 1)]
     found = {name: compared(runs, name) for name in configs if name != "none"}
-    return {**found, "break_even": break_even(found)}
+    return {**found, "break_even": break_even(found), "visits": [accept_length(one.stats) for one in visits]}
+
+
+def accept_length(stats: Mapping[str, float]) -> float:
+    """Return the tokens that a pass with drafts gains, the last one included."""
+    return 1 + stats["accepted_tokens"] / max(1, stats["drafted_requests"])
 
 
 def break_even(found: dict[str, Any]) -> float:
@@ -185,6 +191,8 @@ def table(name: str, found: dict[str, Any]) -> str:
     ]
     if "break_even" in found:
         lines += ["", f"A chain of 3 would break even at an accept length of {found['break_even']:.2f}"]
+        first, again = found["visits"]
+        lines += [f"Accept length of prompts seen for the first time {first:.3f}, and again {again:.3f}"]
     return "\n".join(lines)
 
 

@@ -117,9 +117,12 @@ def chat(engine: Engine, text: str) -> list[int]:
     return engine.tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def run(engine: Engine, prompts: Sequence[list[int]], streams: int, sampling: SamplingParams) -> Run:
-    """Answer prompts, `streams` at a time."""
-    engine.flush_cache()
+def run(
+    engine: Engine, prompts: Sequence[list[int]], streams: int, sampling: SamplingParams, *, keep: bool = False
+) -> Run:
+    """Answer prompts, `streams` at a time. `keep`: what is cached stays."""
+    if not keep:
+        engine.flush_cache()
     before, outputs = engine.stats(), []
     start = time.perf_counter()
     for first in range(0, len(prompts), streams):

@@ -111,7 +111,8 @@ def compare(texts: Mapping[str, Sequence[str]], draft: str | None, runs: int, to
                     rates[f"ours {how}"].append(one.rate)
                     rates[f"vllm {how}"].append(sum(map(len, other["answers"])) / other["seconds"])
                     if how == "drafts":
-                        lengths["ours"].append(1 + one.stats["accepted_tokens"] / max(1, one.stats["drafted_requests"]))
+                        drafted = max(1, one.stats["drafted_requests"])
+                        lengths["ours"].append(1 + one.stats["accepted_tokens"] / drafted)
                         lengths["vllm"].append(1 + other.get("accepted", 0) / max(1, other.get("drafts", 0)))
             found[kind] = summary(rates, lengths)
     return found

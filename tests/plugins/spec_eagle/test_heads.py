@@ -96,3 +96,21 @@ def test_whatever_happens(name: str, model: Path, tmp_path: Path) -> None:
     assert stats["drafted_tokens"] > stats["accepted_tokens"]
     assert bool(stats["retractions"]) == name.startswith("tight")
     assert stats["plugin_failures"] == stats["failed_batches"] == stats["book_errors"] == 0
+
+
+def test_thresholds_of_nothing_accept_everything(model: Path, tmp_path: Path) -> None:
+    """Judged by the head's own options. Greedy requests keep their answers."""
+    prompts, head = some_prompts(4), Head()
+    expected = plain_answers(model, prompts, 12)
+    drawn = SamplingParams(temperature=1.0, seed=3, max_new_tokens=12, ignore_eos=True)
+    options = {"accept": "thresholds", "accept_threshold_single": 0.0, "accept_threshold_acc": 0.0}
+    with watched_engine(model, head.write(tmp_path), head, None, steps=3, **options) as (engine, watch):
+        greedy = engine.generate(prompts, endless(12))
+        before = engine.stats()
+        engine.generate(prompts, drawn)
+        stats = engine.stats()
+    assert not watch.errors, watch.errors[:3]
+    assert [list(one.token_ids) for one in greedy] == list(expected.values())
+    assert stats["accepted_tokens"] - before["accepted_tokens"] > 20
+    assert stats["accepted_tokens"] - before["accepted_tokens"] == stats["drafted_tokens"] - before["drafted_tokens"]
+    assert stats["plugin_failures"] == stats["failed_batches"] == stats["book_errors"] == 0

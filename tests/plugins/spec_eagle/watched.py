@@ -115,7 +115,7 @@ PLUGIN = Plugin(
             factory=f"{__name__}:WatchedEagle",
             config="pegboard.plugins.spec_eagle.options:EagleOptions",
             summary="an EAGLE head that is watched",
-            provides=frozenset({"branches", "device"}),
+            provides=frozenset({"branches", "device", "judges"}),
             rank=-1,
         ),
     ),

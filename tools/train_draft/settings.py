@@ -32,9 +32,9 @@ class TrainSettings:
     tokens: int = 0
     draft_vocab: int = 8192
     ttt: int = 4
-    epochs: int = 8
-    batch_tokens: int = 1024
-    learning_rate: float = 5e-4
+    epochs: int = 5
+    batch_tokens: int = 512
+    learning_rate: float = 2e-3
     seed: int = 0
 
 

@@ -20,7 +20,6 @@ EAGLE3 = Head(draft_vocab=64, **SIZES)
 class WithHead:
     """The provider reads `head`, with random weights."""
 
-    provider = "eagle"
     head: ClassVar[Head]
     options: ClassVar[Mapping[str, Any]]
 
@@ -31,16 +30,19 @@ class WithHead:
 
 
 class TestEagleChains(WithHead, SpeculatorContract):
+    provider = "eagle"
     head = EAGLE
     options = {"steps": 3}
 
 
 @pytest.mark.full
 class TestEagle3Chains(WithHead, SpeculatorContract):
+    provider = "eagle"
     head = EAGLE3
     options = {"steps": 3}
 
 
 class TestEagle3Trees(WithHead, SpeculatorContract):
+    provider = "eagle"
     head = EAGLE3
     options = {"steps": 3, "topk": 3}

@@ -253,6 +253,7 @@ class Bench:
         firsts = tree.starts(lens)
         sampled = np.array([index for index, part in enumerate(parts) if part.sampled], np.int64)
         stands = Stands(
+            rows=np.array([part.request.row for part in parts], np.int64),
             starts=np.array([share.start for share in shares]),
             counts=np.array([len(share.stays) for share in shares]),
             tokens=_tensor(np.concatenate([first + share.stays for first, share in zip(firsts, shares, strict=True)])),
@@ -272,7 +273,7 @@ class Bench:
             given = (taps, stands.newest, stands.tokens, batch.input_ids, batch.positions, batch.seq_lens)
             for tensor in given:
                 tensor.fill_(math.nan if tensor.is_floating_point() else 1)
-            for array in (stands.starts, stands.counts, stands.sampled, batch.seq_lens_cpu):
+            for array in (stands.rows, stands.starts, stands.counts, stands.sampled, batch.seq_lens_cpu):
                 array.fill(1)
 
     # ---- drafts ---------------------------------------------------------------------------------------------------

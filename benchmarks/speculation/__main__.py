@@ -8,7 +8,8 @@
 ngram: output tokens per second with n-grams beside none, on prompts that quote and on free text; `adaptive` decides.
 verify: seconds of a pass that verifies so many nodes of one request, beside a decode step, at 200 tokens of context.
 eagle: output tokens per second of one request with a head, as a chain of 3 and as a tree of 8 nodes, beside none; and
-    those with the same head where its drafts are replaced by right and wrong tokens, at several rates.
+    those with the same head where its drafts are replaced by right and wrong tokens, at several rates; and those of
+    many requests, for none of which the head drafts, though it has to keep up.
 vllm: the same of one request at a time in vLLM and here, with n-grams, or with a head that both load.
 
 What is compared takes turns within one run. Ratios are medians over the runs' own, with the smallest and the largest.
@@ -121,7 +122,9 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def eagle(args: argparse.Namespace) -> dict[str, Any]:
-    """Answer one request at a time without drafts, with a head, and with one that is told what to draft."""
+    """Answer one request at a time without drafts, with a head, and with one that is told what to draft; then many at
+    once, none of which gets drafts.
+    """
     sampling = SamplingParams(temperature=0.0, max_new_tokens=args.tokens)
     head = {"use": "eagle", "draft": args.draft, "adaptive": False}
     configs: dict[str, Any] = {
@@ -132,17 +135,27 @@ def eagle(args: argparse.Namespace) -> dict[str, Any]:
     for rate in (0.0, 0.5, 1.0) if args.quick else (0.0, 0.25, 0.5, 0.75, 0.9, 1.0):
         configs[f"told, {rate:g}"] = {**head, "use": "informed", "steps": 3, "hit_rate": rate}
     runs: dict[str, list[Run]] = {name: [] for name in configs}
-    with engines(configs, memory={"max_total_tokens": 4096}) as made:
+    with engines({**configs, "watching": {**head, "max_batch": 1}}, memory={"max_total_tokens": 8192}) as made:
         prompts = [chat(made["none"], text) for text in (FREE[:2] if args.quick else FREE)]
         for number in range(args.runs + 1):
-            for name in sorted(made, reverse=bool(number % 2)) if number else made:
+            for name in sorted(configs, reverse=bool(number % 2)) if number else configs:
                 runs[name].append(run(made[name], prompts, 1, sampling))
                 if not InformedEagle.answers:
                     pairs = zip(prompts, runs[name][0].outputs, strict=True)
                     InformedEagle.answers[:] = [(*prompt, *output.token_ids) for prompt, output in pairs]
+        many = [prompt for prompt in prompts for _ in range(4)]
+        watched: dict[str, list[Run]] = {"none": [], "watching": []}
+        for number in range(args.runs + 1):
+            for name in sorted(watched, reverse=bool(number % 2)):
+                watched[name].append(run(made[name], many, len(many), sampling))
         visits = [run(made["chain of 3"], prompts, 1, sampling, keep=bool(again)) for again in (0, 1)]
     found = {name: compared(runs, name) for name in configs if name != "none"}
-    return {**found, "break_even": break_even(found), "visits": [accept_length(one.stats) for one in visits]}
+    return {
+        **found,
+        f"none, beside {len(many)}": compared(watched, "watching"),
+        "break_even": break_even(found),
+        "visits": [accept_length(one.stats) for one in visits],
+    }
 
 
 def accept_length(stats: Mapping[str, float]) -> float:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from pegboard.core.interfaces.contracts import SPECULATOR
+from pegboard.core.interfaces.errors import ConfigError, Unsupported
 from pegboard.core.interfaces.speculator import DeviceSpeculator, SpeculatorContext
 from pegboard.core.pipeline.speculation.device import DeviceDrafts
 from pegboard.core.pipeline.speculation.judging import Judge
@@ -44,9 +47,17 @@ class ChosenSpeculator:
         return None if self.device is None else self.device.lookback
 
     def load(self, runner: ModelRunner, attention: AttentionBackend) -> None:
-        """Read the weights, if there are any. Raises ModelError."""
-        if self.device is not None:
-            self.device.load(runner.ends(), attention)
+        """Read the weights, if there are any. Raises ModelError, and ConfigError for a model that cannot show what is
+        needed of it.
+        """
+        if self.device is None:
+            return
+        ends = runner.ends()
+        try:
+            ends.embed(torch.zeros(1, dtype=torch.int64, device=runner.ctx.device))
+        except Unsupported as error:
+            raise ConfigError(f"speculation.use: {self.choice.name!r} cannot draft for this model: {error}") from error
+        self.device.load(ends, attention)
 
     def watch(self) -> DeviceDrafts | None:
         """Return what shows it the model's states; None where it does not want to see them."""

@@ -94,18 +94,20 @@ class Stands:
     """What stands of a pass once its drafts are verified, for the requests of its batch. Arrays are on the host,
     tensors on the device.
 
-    Of request r the positions from `starts[r]` on, `counts[r]` of them, are computed and stay (int64 [batch]); `tokens`
-    int64 [sum of counts] are their places in the batch, request after request. Their KV is in the slots that the row
-    table has for these positions. `fresh` bool [batch] says that this is the first pass in which the request has its
-    row: what an earlier one left there is another request's. With `Speculator.lookback` the first token of a fresh
-    request that stands behind a cached prefix is that prefix's last one, computed once more; its KV, that of further
-    layers included, is in its slot and need not be written.
+    Request r has the row `rows[r]`, as in `DraftBatch`. Of it the positions from `starts[r]` on, `counts[r]` of them,
+    are computed and stay (all int64 [batch]); `tokens` int64 [sum of counts] are their places in the batch, request
+    after request. Their KV is in the slots that the row table has for these positions. `fresh` bool [batch] says that
+    this is the first pass in which the request has its row: what an earlier one left there is another request's. With
+    `Speculator.lookback` the first token of a fresh request that stands behind a cached prefix is that prefix's last
+    one, computed once more; its KV, that of further layers included, is in its slot and need not be written. Behind a
+    prefix that ends in media there is none, and nothing tells the two apart.
 
     `sampled` int64 [n] are the requests that a token was sampled for, `newest` int64 [n] these tokens. `room` bool [n]
     says which of them have a slot already, in the row table behind what stands; its KV is written again when the
     token itself is computed.
     """
 
+    rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
     tokens: torch.Tensor

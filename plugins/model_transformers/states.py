@@ -73,12 +73,15 @@ class States:
 
     def _note(self, taps: Taps, place: int, states: torch.Tensor) -> None:
         if states.shape[1] != self._width:
-            raise Unsupported(PROVIDER, "taps", f"states of {states.shape[1]} and {self._width} numbers in one model")
+            raise Unsupported(PROVIDER, "taps", self._widths(states))
         taps.note(place, states.clone())  # a model may go on in the same memory
+
+    def _widths(self, states: torch.Tensor) -> str:
+        return f"states of {states.shape[1]} and {self._width} numbers in one model"
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return embeddings [n, hidden] of ids int64 [n], as they enter the first layer. Raise Unsupported where they
-        depend on positions.
+        depend on positions, and where states cannot be shown either.
         """
         if not self._layers:
             raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
@@ -87,7 +90,10 @@ class States:
             self._placed = not torch.equal(twice[0], twice[1])
         if self._placed:
             raise Unsupported(PROVIDER, "taps", "the embeddings of this model depend on positions")
-        return self._entered(ids, torch.zeros_like(ids))
+        found = self._entered(ids, torch.zeros_like(ids))
+        if found.shape[1] != self._width:
+            raise Unsupported(PROVIDER, "taps", self._widths(found))
+        return found
 
     def _entered(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what enters the first layer."""

@@ -35,7 +35,7 @@ def load_draft(
     """Return a head with its weights, and which ids its logits stand for, int64 [draft vocabulary] (None: all of the
     vocabulary, in order). Raises ModelError naming file, tensor and shapes where the checkpoint does not fit.
     """
-    stored = {name: one for file in checkpoint_files(directory) for name, one in read_header(file).items()}
+    stored = _stored(directory)
     parts = _parts(directory, spec, {_plain(name): one for name, one in stored.items()}, target_hidden)
 
     def network_on(where: torch.device) -> DraftNetwork:
@@ -67,6 +67,17 @@ def load_draft(
     if why_not_packed(dtype, device) is None:
         network.pack()
     return network.eval(), ids
+
+
+def _stored(directory: Path) -> dict[str, StoredTensor]:
+    """Return the tensors that the files have, by their names there."""
+    if not any(directory.glob("*.safetensors")) and any(directory.glob("*.bin")):
+        raise ModelError(
+            f"{directory} has pickled weights only, and unpickling runs whatever code they hold. Where you trust them, "
+            "save them as safetensors: safetensors.torch.save_file(torch.load('pytorch_model.bin', weights_only=True), "
+            "'model.safetensors')"
+        )
+    return {name: one for file in checkpoint_files(directory) for name, one in read_header(file).items()}
 
 
 def _plain(name: str) -> str:

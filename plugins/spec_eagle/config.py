@@ -76,14 +76,22 @@ def _draft(config: Mapping[str, object], model: ModelSpec, taps: tuple[int, ...]
     known = [name for name in names if name in ARCHITECTURES] if isinstance(names, list) else []
     if not known:
         stated = ", ".join(map(str, names)) if isinstance(names, list) else "none"
-        raise ModelError(f"architecture {stated} is none of {', '.join(ARCHITECTURES)}")
+        raise ModelError(
+            f"architecture {stated} is none of {', '.join(ARCHITECTURES)}; where it is an EAGLE head all the same, "
+            f"write {EAGLE} or {EAGLE3} there"
+        )
     eagle3 = known[0] != EAGLE
     decoder = _decoder(config.get("transformer_layer_config") if known[0] in SPECULATORS else config)
     _check(config, decoder, model, eagle3=eagle3)
     last = len(model.layers) + 1
-    places = taps or _places(config, len(model.layers)) if eagle3 else (last,)
+    places: tuple[int, ...] = (last,)
+    if eagle3:
+        places = _places(config, len(model.layers)) if taps is None else taps
+    if taps is not None and not eagle3:
+        raise ModelError("speculation.taps is for EAGLE-3; heads like this one read the last state alone")
     if any(not 0 <= place <= last for place in places):
-        raise ModelError(f"{_IDS}: the states {list(places)} are not all of a model of {len(model.layers)} layers")
+        stated = _IDS if taps is None else "speculation.taps"
+        raise ModelError(f"{stated}: the states {list(places)} are not all of a model of {len(model.layers)} layers")
     draft_vocab = _size(config, "draft_vocab_size")
     if draft_vocab is not None and draft_vocab > model.vocab_size:
         raise ModelError(f"draft_vocab_size {draft_vocab} is larger than the model's vocabulary, {model.vocab_size}")

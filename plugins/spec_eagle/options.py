@@ -26,7 +26,7 @@ class EagleOptions(AcceptOptions):
     """Nodes of a tree, the newest token included: the most probable of all that were drafted. Unset: `steps` + 1 for a
     chain, else up to 8. `speculation.max_nodes` caps it."""
 
-    taps: tuple[int, ...] | None = None
+    taps: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Which layers' inputs an EAGLE-3 head reads, where its config tells it wrongly. Unset: as the config says, or else
     the third layer, the one in the middle and the third last."""
 

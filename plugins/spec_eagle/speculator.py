@@ -57,9 +57,11 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         if ctx.model is None:
             return "it drafts where the model runs, and there is none"
         try:
-            read_draft(Path(options.draft), ctx.spec, options.taps)
+            draft = read_draft(Path(options.draft), ctx.spec, options.taps)
         except ModelError as error:
             return str(error)
+        if options.topk > (vocab := draft.vocab_size or ctx.spec.vocab_size):
+            return f"speculation.topk {options.topk}: the head can draft {vocab} tokens"
         return None
 
     def load(self, ends: ModelEnds, attention: AttentionBackend) -> None:
@@ -87,22 +89,24 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         self._output_at = np.full(count, _NOWHERE, np.int64)
 
     def observe(self, batch: ForwardBatch, taps: torch.Tensor, stands: Stands) -> None:
-        rows = batch.req_pool_indices.cpu().numpy()
+        rows = stands.rows
         ends = stands.starts + stands.counts
         offsets = tree.starts(stands.counts)
+        # A request whose last state was not seen has a gap among its entries, and no drafts any more.
+        known = stands.fresh | (self._edge_at[rows] == stands.starts)
+        # Should anything below fail, nothing is known of these rows: what is kept may be an earlier request's.
+        self._edge_at[rows] = self._output_at[rows] = _NOWHERE
         states = self._network.mixed(taps.index_select(0, stands.tokens))
-        # A row whose last state was not seen begins anew, without the entry that would have needed it.
-        follows = ~stands.fresh & (self._edge_at[rows] == stands.starts)
-        firsts = stands.starts + np.where(follows, 0, 1)
-        lasts = ends.copy()
+        # The first token of a fresh request has no state before it, or is a cached prefix's last one.
+        firsts, lasts = stands.starts + stands.fresh, ends.copy()
         lasts[stands.sampled[stands.room]] += 1
+        lasts[~known] = 0
         due = Due.of(firsts, lasts)
         if len(due.tokens):
             outputs = self._compute(batch, stands, states, rows, due)
         last_states = self._tensor(offsets + stands.counts - 1)
         self._edge.index_copy_(0, batch.req_pool_indices, states.index_select(0, last_states))
-        self._edge_at[rows] = ends
-        self._output_at[rows] = _NOWHERE
+        self._edge_at[rows[known]] = ends[known]
         newest = np.flatnonzero(due.lasts > ends[due.requests])
         if len(newest):
             kept = rows[due.requests[newest]]

@@ -177,6 +177,11 @@ class Trainer:
             group["lr"] = self._settings.learning_rate * learning_rate_at(self.step, self.steps)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             loss, hits = batch_loss(self.draft, batch, self._settings.ttt)
+        if not math.isfinite(loss.item()):
+            raise PegboardError(
+                f"the loss of batch {self.step} is {loss.item()}: the training has diverged; begin anew with a lower "
+                "--learning-rate and --overwrite"
+            )
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)

@@ -78,10 +78,17 @@ class DeviceDrafts:
     def _failed(self) -> None:
         self.failures += 1
         self._in_a_row += 1
-        if self._in_a_row == 1:
+        if self._in_a_row == 1 and worth_telling(self.failures):
             logger.exception("the speculator %r failed (observe): its drafts may be worse for it", self.name)
         if not self.on:
             logger.error("the speculator %r failed %d times in a row: it is off now", self.name, MAX_FAILURES)
+
+
+def worth_telling(failures: int) -> bool:
+    """Return whether the log should have this failure, of so many since the start: the 1st, 10th, 100th and so on. One
+    that comes and goes would fill the log.
+    """
+    return str(failures).rstrip("0") == "1"
 
 
 def stands_of(work: ModelWorkerBatch, newest: torch.Tensor, accepted: Accepted | None, tensor: ToDevice) -> Stands:
@@ -103,6 +110,7 @@ def stands_of(work: ModelWorkerBatch, newest: torch.Tensor, accepted: Accepted |
         stays[work.sample_rows[accepted.nodes]] = True
         tokens = np.flatnonzero(stays)
     return Stands(
+        rows=work.rows,
         starts=work.prefix_lens,
         counts=counts,
         tokens=tensor(tokens),

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import let_through, state_of
-from pegboard.core.pipeline.speculation.device import MAX_FAILURES
+from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
 from pegboard.core.toolkit.speculation import tree
@@ -179,11 +179,10 @@ class Drafter:
             self._tell(step, drafts.trees, gained)
 
     def _tell(self, step: Step, trees: DraftTrees, gained: NDArray[np.int64]) -> None:
-        depths = np.maximum.reduceat(tree.depths(trees), tree.starts(trees.counts))
         told = [index for index in np.flatnonzero(trees.counts > 1).tolist() if gained[index]]
         for index in told:
             if (acceptance := _DRAFTED.of(step.sampled[index]).acceptance) is not None:
-                acceptance.note(int(depths[index]), int(gained[index]) - 1)
+                acceptance.note(int(trees.counts[index]) - 1, int(gained[index]) - 1)
         rows = [_row(step.sampled[index], 1) for index in told]
         try:
             self._speculator.learn(rows, trees.counts[told], gained[told])
@@ -274,10 +273,10 @@ class Drafter:
         return found
 
     def _failed(self, call: str, what: str) -> None:
-        """Note a failure; the log has the first of several in a row, and the last."""
+        """Note a failure; the log has the first of several in a row, but not each time, and the last."""
         self._failures += 1
         self._in_a_row[call] += 1
-        if self._in_a_row[call] == 1:
+        if self._in_a_row[call] == 1 and worth_telling(self._failures):
             text = "the speculator %r failed (%s): %s; the step goes on without drafts"
             logger.error(text, self.name, call, what, exc_info=what == "raised")
         if self._in_a_row[call] == MAX_FAILURES:
@@ -288,7 +287,10 @@ class Drafter:
         for index in np.flatnonzero(most > 1).tolist():
             place = int(places[index])
             wanted = int(running.seq_lens[place]) + reserve
-            if wanted > running.allocated[place] and self._memory.wish(running, place, wanted) < wanted:
+            if wanted <= running.allocated[place]:
+                continue
+            # Near the end of the context there is no place for them in the table.
+            if wanted > self._memory.rows.width or self._memory.wish(running, place, wanted) < wanted:
                 most[index] = 1
 
     # ---- what of it can be verified -------------------------------------------------------------------------------

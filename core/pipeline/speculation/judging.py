@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.speculator import Accepted
-from pegboard.core.pipeline.speculation.device import MAX_FAILURES
+from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Judge:
     def _failed(self, what: str) -> None:
         self.failures += 1
         self._in_a_row += 1
-        if self._in_a_row == 1:
+        if self._in_a_row == 1 and worth_telling(self.failures):
             text = "the speculator %r failed (accept): %s; the step's tokens are those that were drawn"
             logger.error(text, self.name, what, exc_info=what == "raised")
         if not self.on:

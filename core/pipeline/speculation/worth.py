@@ -60,7 +60,9 @@ class Acceptance:
         return found
 
     def note(self, offered: int, accepted: int) -> None:
-        """Of drafts down to the depth `offered` so many were accepted."""
+        """Take note that of so many drafts, `offered`, so many were accepted. A tree with branches is not as deep as it
+        has drafts: what it cannot reach counts as missed, so that no more is expected of as many drafts again.
+        """
         for depth in range(min(accepted + 1, offered)):
             self._tried[depth] += 1
             self._hits[depth] += depth < accepted

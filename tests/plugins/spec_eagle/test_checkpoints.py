@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.checkpoints import tiny_checkpoint, write_tiny_tokenizer
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, ModelError, PluginError
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
@@ -137,6 +137,44 @@ def test_bad_vocabularies(change: Any, message: str, model: Path, tmp_path: Path
     with pytest.raises(ModelError) as caught:
         start(model, tmp_path)
     assert message in str(caught.value)
+
+
+def test_more_children_than_the_head_has_words(model: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, PluginError), match="topk 9: the head can draft 8 tokens"):
+        start(model, Head(draft_vocab=8).write(tmp_path), speculation={"topk": 9})
+
+
+@pytest.mark.parametrize(
+    ("head", "taps", "message"),
+    [
+        ("eagle3", [1, 9], "speculation.taps: the states [1, 9] are not all of a model of 3 layers"),
+        ("eagle", [1], "speculation.taps is for EAGLE-3"),
+        ("eagle3", [], "taps"),
+    ],
+)
+def test_bad_taps(head: str, taps: list[int], message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        start(model, HEADS_BY_NAME[head].write(tmp_path), speculation={"taps": taps})
+    assert message in str(caught.value)
+
+
+def test_a_model_that_cannot_show_its_states(tmp_path: Path) -> None:
+    """GPT-2's embeddings depend on positions: refused at the start, and not by the first request."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=HIDDEN, n_layer=3, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=2
+    )
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    write_tiny_tokenizer(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"cannot draft for this model: .*depend on positions"):
+        start(tmp_path / "model", Head().write(tmp_path / "head"))
+
+
+def test_pickled_heads(model: Path, tmp_path: Path) -> None:
+    (Head().write(tmp_path) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has pickled weights only.*weights_only=True"):
+        start(model, tmp_path)
 
 
 def test_no_directory(model: Path, tmp_path: Path) -> None:

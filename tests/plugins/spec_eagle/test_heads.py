@@ -114,3 +114,20 @@ def test_thresholds_of_nothing_accept_everything(model: Path, tmp_path: Path) ->
     assert stats["accepted_tokens"] - before["accepted_tokens"] > 20
     assert stats["accepted_tokens"] - before["accepted_tokens"] == stats["drafted_tokens"] - before["drafted_tokens"]
     assert stats["plugin_failures"] == stats["failed_batches"] == stats["book_errors"] == 0
+
+
+def test_a_failed_pass_leaves_nothing_of_an_earlier_request(model: Path, tmp_path: Path) -> None:
+    """A row is used again by a request as long, whose first pass could not be observed: it gets no drafts."""
+    first, second = some_prompts(2, seed=5)
+    second = second[:1] + first[1:]
+    head = Head()
+    with watched_engine(model, head.write(tmp_path), head, steps=3) as (engine, watch):
+        engine.generate([first], endless(1))
+        before = engine.stats()["drafted_tokens"]
+        watch.fail = 1
+        engine.generate([second], endless(6))
+        stats = engine.stats()
+    assert watch.fail == 0
+    assert not watch.errors, watch.errors[:3]
+    assert stats["plugin_failures"] == 1
+    assert stats["drafted_tokens"] == before

@@ -35,6 +35,8 @@ class Watch:
         self.plain = plain
         self.future = future or {}
         self.errors: list[str] = []
+        self.fail = 0
+        """So many passes cannot be observed."""
         self.entries = self.trees = self.looked_back = self.deepest = 0
 
     def foreseen(self, context: tuple[int, ...], most: int) -> DraftTrees | None:
@@ -59,6 +61,9 @@ class WatchedEagle(EagleSpeculator):
         self.turn = 0
 
     def observe(self, batch: ForwardBatch, taps: torch.Tensor, stands: Stands) -> None:
+        if self.watch.fail:
+            self.watch.fail -= 1
+            taps = taps[:0]  # there is nothing to read the states from
         super().observe(batch, taps, stands)
         table, ids = batch.kv_groups[0].row_table.numpy(), batch.input_ids[stands.tokens].numpy()
         places = tree.starts(stands.counts)
@@ -71,7 +76,7 @@ class WatchedEagle(EagleSpeculator):
 
     def compare(self, batch: ForwardBatch, slots: np.ndarray[Any, Any]) -> None:
         context = tuple(self.tokens[slots].tolist())
-        if len(context) < 2:
+        if len(context) < 2 or -1 in context:
             return
         layer = self.layers[0].layer_id
         where = torch.from_numpy(slots[1:]).long()
@@ -93,6 +98,11 @@ class WatchedEagle(EagleSpeculator):
         for index, (row, length, newest, most) in enumerate(rows):
             context = (*self.tokens[table[row, : length - 1]].tolist(), newest)
             own = tree.take_part(found, np.array([index]))
+            if -1 in context:  # of tokens that were not observed nothing is known
+                if own.counts[0] > 1:
+                    self.watch.errors.append(f"a draft behind tokens that were not observed: {own}")
+                answer.append(own)
+                continue
             nodes = min(most, self.max_nodes)
             with torch.inference_mode():
                 expected = self.watch.plain.tree(context, self.options.topk, min(self.options.steps, nodes - 1), nodes)

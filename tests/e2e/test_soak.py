@@ -20,6 +20,7 @@ from pegboard.core.engine.engine import Engine
 from tests.core.pipeline.harness import Seer
 from tests.e2e.soak import Soak
 from tests.e2e.test_abort_storm import Case, Storm, check, make_cases, until_idle
+from tests.plugins.spec_eagle.heads import Head
 
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "normal": {"policy": "fcfs", "chunk": 16},
@@ -104,26 +105,32 @@ WAVE = 60
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("loop", "policy", "cache", "page_size"),
+    ("loop", "policy", "cache", "page_size", "speculation"),
     [
-        ("normal", "priority", "radix", 1),
-        ("overlap", "lpm", "radix", 1),
-        ("overlap", "priority", "block", 16),
+        ("normal", "priority", "radix", 1, {"use": "none"}),
+        ("overlap", "lpm", "radix", 1, {"use": "ngram", "min_match": 1}),
+        ("overlap", "priority", "block", 16, {"use": "eagle", "topk": 3}),
     ],
+    ids=["none", "ngram", "eagle"],
 )
 def test_real_requests(
     loop: str,
     policy: str,
     cache: str,
     page_size: int,
+    speculation: dict[str, Any],
     checkpoints: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A third of them aborted, or cut off midway, over HTTP; in waves, and after each the server is idle. What runs
     with the normal tests is `test_abort_storm`.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if speculation["use"] == "eagle":
+        speculation = {**speculation, "draft": str(Head().write(tmp_path))}
     config: dict[str, Any] = {
+        "speculation": {"adaptive": False, "max_batch": 64, **speculation},
         "model": {
             "path": str(tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)),
             "dtype": "float32",
@@ -153,6 +160,7 @@ def test_real_requests(
         assert state["free_tokens"] + state["cached_tokens_now"] == state["total_tokens"]
         assert state["accepted"] == state["finished"]
     assert states[-1]["accepted"] <= REQUESTS + storm.repeated, "a request that was cut off early may never have come"
+    assert bool(states[-1]["drafted_tokens"]) == (speculation["use"] != "none")
     assert states[-1]["retractions"] >= 5, f"the pool was meant to be small: {states[-1]['retractions']}"
     assert "Traceback" not in log, log
 

@@ -152,6 +152,14 @@ class ServerSection(Section):
         return self
 
 
+class HostSection(UseSection):
+    """KV memory on the host, below the device's; there only where the prefix cache has tiers."""
+
+    max_total_tokens: PositiveInt | None = None
+    """Tokens that it holds; unset: twice what the device's pool holds, but at most a quarter of the memory that is
+    available then."""
+
+
 class MemorySection(Section):
     """KV memory."""
 
@@ -166,6 +174,13 @@ class MemorySection(Section):
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
     """Allocator of the pool's free pages."""
+    host: HostSection = HostSection()
+    """KV memory on the host, for a prefix cache with tiers."""
+    storage: tuple[UseSection, ...] = ()
+    """Where KV is kept beyond memory, nearest first, for a prefix cache with tiers: names, or `{use: name, option:
+    value}`."""
+    storage_block: PositiveInt = 64
+    """Tokens that are kept together in storages; a multiple of the page size."""
 
 
 class SchedulerSection(Section):
@@ -190,6 +205,9 @@ class SchedulerSection(Section):
     """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
     max_prefill_tokens: PositiveInt = 16384
     """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
+    max_load_tokens: PositiveInt = 8192
+    """Most tokens of cached prefixes that are loaded from the host for one prefill; a single longer prefix is still
+    loaded, as the only one."""
     prefill_first: bool = False
     """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
     split_prefill_layers: Annotated[int, Field(ge=0)] = 0

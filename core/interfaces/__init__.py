@@ -55,12 +55,17 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
+    from pegboard.core.interfaces.host_pool import HostPool as HostPool
+    from pegboard.core.interfaces.host_pool import HostPoolContext as HostPoolContext
     from pegboard.core.interfaces.json_value import JsonObject as JsonObject
     from pegboard.core.interfaces.json_value import JsonValue as JsonValue
     from pegboard.core.interfaces.keys import PrefixKey as PrefixKey
     from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
+    from pegboard.core.interfaces.kv_storage import KVStorage as KVStorage
+    from pegboard.core.interfaces.kv_storage import KVStorageContext as KVStorageContext
+    from pegboard.core.interfaces.kv_storage import StorageError as StorageError
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec
@@ -100,6 +105,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.output_parser import ToolCallArguments as ToolCallArguments
     from pegboard.core.interfaces.output_parser import ToolCallStart as ToolCallStart
     from pegboard.core.interfaces.output_parser import ToolFunction as ToolFunction
+    from pegboard.core.interfaces.page_mover import Job as Job
+    from pegboard.core.interfaces.page_mover import PageMover as PageMover
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import Plugin as Plugin
@@ -110,6 +117,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.pooler import PoolSpan as PoolSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
+    from pegboard.core.interfaces.prefix_cache import PageLoad as PageLoad
+    from pegboard.core.interfaces.prefix_cache import Prefetch as Prefetch
     from pegboard.core.interfaces.prefix_cache import PrefixCache as PrefixCache
     from pegboard.core.interfaces.prefix_cache import PrefixCacheContext as PrefixCacheContext
     from pegboard.core.interfaces.prefix_cache import PrefixMatch as PrefixMatch
@@ -170,12 +179,23 @@ _EXPORTS = {
         "PluginError",
         "Unsupported",
     ),
-    "forward": ("EmbedOverlay", "ForwardBatch", "ForwardMode", "ForwardOutput", "KVGroupView", "LogprobOutput"),
+    "forward": (
+        "EmbedOverlay",
+        "ForwardBatch",
+        "ForwardMode",
+        "ForwardOutput",
+        "KVGroupView",
+        "LayerWatch",
+        "LoadFailed",
+        "LogprobOutput",
+    ),
     "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
     "hooks": ("HookSpecs", "hookimpl", "hookspec"),
+    "host_pool": ("HostPool", "HostPoolContext"),
     "json_value": ("JsonObject", "JsonValue"),
     "keys": ("PrefixKey", "PrefixMemo"),
     "kv_pool": ("KVPool", "KVPoolContext"),
+    "kv_storage": ("KVStorage", "KVStorageContext", "StorageError"),
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
     "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
     "media": (
@@ -209,9 +229,18 @@ _EXPORTS = {
         "ToolCallStart",
         "ToolFunction",
     ),
+    "page_mover": ("Job", "PageMover"),
     "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
     "pooler": ("Pooler", "PoolerContext", "PoolSpan"),
-    "prefix_cache": ("CacheHandle", "InsertResult", "PrefixCache", "PrefixCacheContext", "PrefixMatch"),
+    "prefix_cache": (
+        "CacheHandle",
+        "InsertResult",
+        "PageLoad",
+        "Prefetch",
+        "PrefixCache",
+        "PrefixCacheContext",
+        "PrefixMatch",
+    ),
     "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),
     "sampler": ("Sampler", "SamplerContext"),
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
@@ -264,9 +293,12 @@ __all__ = [
     "GrammarContext",
     "GrammarMatcher",
     "HookSpecs",
+    "HostPool",
+    "HostPoolContext",
     "IllegalTransition",
     "InsertResult",
     "InvalidRequest",
+    "Job",
     "JsonObject",
     "JsonValue",
     "KVGroupSpec",
@@ -274,7 +306,11 @@ __all__ = [
     "KVKind",
     "KVPool",
     "KVPoolContext",
+    "KVStorage",
+    "KVStorageContext",
     "LayerSpec",
+    "LayerWatch",
+    "LoadFailed",
     "LogitsProcessor",
     "LogitsProcessorContext",
     "LogprobOutput",
@@ -311,6 +347,8 @@ __all__ = [
     "OutputParser",
     "OutputParserContext",
     "OutputStream",
+    "PageLoad",
+    "PageMover",
     "ParserStream",
     "PegboardError",
     "Plugin",
@@ -318,6 +356,7 @@ __all__ = [
     "PoolSpan",
     "Pooler",
     "PoolerContext",
+    "Prefetch",
     "PrefixCache",
     "PrefixCacheContext",
     "PrefixKey",
@@ -348,6 +387,7 @@ __all__ = [
     "SessionStoreContext",
     "Speculator",
     "SpeculatorContext",
+    "StorageError",
     "TokenAllocator",
     "TokenAllocatorContext",
     "TokenBuffer",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import enum
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
@@ -18,6 +18,7 @@ from pegboard.core.interfaces.options import Options, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
 
 
@@ -30,9 +31,13 @@ class GateOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionGateContext:
-    """The clock that everything in the scheduler is timed by."""
+    """The clock that everything in the scheduler is timed by; the prefix cache, None where a gate is of no scheduler;
+    and the tokens of prompts that steps have computed per second of late, 0.0 while that is not known.
+    """
 
     clock: Clock = time.monotonic
+    cache: PrefixCache | None = None
+    prefill_speed: Callable[[], float] = float
 
 
 class GateState(enum.Enum):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardMode
     from pegboard.core.interfaces.media import MediaItem, PieceKey
     from pegboard.core.interfaces.pooler import PoolSpan
+    from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
     from pegboard.core.interfaces.speculator import DraftTrees
@@ -216,6 +217,8 @@ class ModelWorkerBatch:
     In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
+
+    `loads` fill device pages from the host before this batch reads them.
     """
 
     bid: int
@@ -239,4 +242,5 @@ class ModelWorkerBatch:
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
     observed: Observed | None = None
+    loads: tuple[PageLoad, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
+    from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+    from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
     from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
@@ -113,6 +115,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "graph": "replays captured graphs for decode steps",
         "hidden_states": "returns the last hidden states of the sampled rows, or of any others, when asked",
         "input_logprobs": "returns the logprobs of prompts' tokens when asked",
+        "layer_watch": "honours ForwardBatch.watch: for runners that compute attention themselves",
         "overlay": "honours ForwardBatch.overlay, and positions of three axes where the model has them",
         "own_attention": "computes attention itself: nothing of the attention backend is used, and its own `tree_mask` "
         "counts instead of the backend's",
@@ -150,6 +153,28 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     suite=f"{_S}.kv_pool:KVPoolContract",
 )
 
+HOST_POOL: Contract[HostPool, HostPoolContext] = Contract(
+    "host_pool",
+    "memory.host",
+    Cardinality.ONE,
+    f"{_I}.host_pool:HostPool",
+    "the host buffers below the device's, for a prefix cache with tiers",
+    suite=f"{_S}.host_pool:HostPoolContract",
+)
+
+KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
+    "kv_storage",
+    "memory.storage",
+    Cardinality.MANY,
+    f"{_I}.kv_storage:KVStorage",
+    "blocks of KV on a disk or behind a network, for a prefix cache with tiers",
+    suite=f"{_S}.kv_storage:KVStorageContract",
+    capabilities={
+        "persistent": "what was written is there after a restart",
+        "shared": "several servers may use one place at once",
+    },
+)
+
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
     "token_allocator",
     "memory.allocator",
@@ -168,7 +193,8 @@ PREFIX_CACHE: Contract[PrefixCache, PrefixCacheContext] = Contract(
     suite=f"{_S}.prefix_cache:PrefixCacheContract",
     capabilities={
         "reuse": "a prefix inserted once is found again (all but the null cache)",
-        "host_tier": "keeps evicted pages in host memory and loads them back",
+        "host_tier": "keeps copies of pages on the host, and has them loaded back",
+        "prefetch": "brings what storages have to the host before it is wanted",
     },
 )
 

@@ -119,6 +119,34 @@ class Taps:
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
+class LoadFailed(RuntimeError):
+    """KV that a batch was to read has not come. The step fails, and its requests are computed again."""
+
+
+class LayerWatch(Protocol):
+    """Learns how far a pass is, and holds it back until a layer's older KV is there. One thread calls it, layer after
+    layer. The worker puts one into a batch some of whose KV is still being loaded, or is sent elsewhere.
+
+    `flags` int32 [layers, by their order in the KV pool] is for a runner that computes all layers in one call: 0 while
+    the layer's KV is not there, 1 once it is, -1 where it is lost.
+    """
+
+    @property
+    def flags(self) -> NDArray[np.int32]: ...
+
+    def before(self, layer_id: int) -> None:
+        """Return once what is launched next may read the layer's older KV. Raises LoadFailed where it is lost."""
+
+    def after(self, layer_id: int) -> None:
+        """Learn that what writes the layer's new KV has been launched."""
+
+    def before_all(self) -> None:
+        """Return once the older KV of all layers may be read. Raises LoadFailed."""
+
+    def after_all(self) -> None:
+        """Learn that what writes the new KV of all layers has been launched."""
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
@@ -145,6 +173,9 @@ class ForwardBatch:
     older than this batch.
 
     `taps` takes states on their way through the model (capability `taps`).
+
+    `watch` is set in a batch whose older KV is still coming: a runner with the capability `layer_watch` calls it before
+    and after each layer's attention, or reads its flags. Others never see one.
     """
 
     forward_mode: ForwardMode
@@ -172,6 +203,7 @@ class ForwardBatch:
     tail_bits: torch.Tensor | None = None
     tail_lens_cpu: NDArray[np.int64] | None = None
     taps: Taps | None = None
+    watch: LayerWatch | None = None
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
     """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""

@@ -99,6 +99,12 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""
         raise Unsupported(f"the runner {type(self).__name__}", "ends")
 
+    def numerics(self) -> str:
+        """Name what of its options changes the KV that it computes, "" for nothing: KV that is kept on a disk is not
+        found by a runner that would have computed another.
+        """
+        return ""
+
     def stage_times(self) -> dict[str, float]:
         """Return seconds spent in each stage of the forward passes since the last call, by the stages' names in their
         order.

@@ -234,6 +234,12 @@ class DeviceSpeculator(Speculator[OptionsT]):
         what attends over further layers. Raises ModelError naming file, tensor and shapes for those that do not fit.
         """
 
+    def numerics(self) -> str:
+        """Name what the KV of its further layers depends on beside the model, once it is loaded; see
+        `ModelRunner.numerics`.
+        """
+        return ""
+
     @abc.abstractmethod
     def observe(self, batch: ForwardBatch, taps: torch.Tensor, stands: Stands) -> None:
         """Take note of a pass of the model, `taps` [tokens, states x hidden] being those asked for, side by side.

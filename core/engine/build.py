@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core import __version__
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.media import MediaParts, media_parts
+from pegboard.core.engine.model_info import model_info
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
+from pegboard.core.engine.tiers import Tiers, build_tiers, watches
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -102,8 +103,12 @@ class BuiltScheduler:
 
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
-        self.scheduler.stages.executor.close()
-        self.scheduler.stages.results.grammars.work.close()
+        stages = self.scheduler.stages
+        stages.executor.close()
+        stages.results.grammars.work.close()
+        if stages.tiers is not None:
+            stages.memory.cache.close()
+            stages.tiers.close()
         if self.grammar_gate is not None:
             self.grammar_gate.close()
 
@@ -203,18 +208,19 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
     config, spec = chosen.resolved.engine, chosen.spec
     settings = _scheduler_settings(chosen)
-    allocator, cache = _cache(chosen, loaded)
+    allocator, cache, tiers = _cache(chosen, loaded)
     policy = _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed))
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
-    gate_ctx = AdmissionGateContext()
+    report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed)
     grammars = _grammars(chosen, gate_ctx)
     gates = _gates(chosen, grammars, gate_ctx)
     pooler = _pooler(chosen)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, pooler, media)
+    worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
     executor = _executor(settings.loop, worker)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
@@ -227,10 +233,11 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         gates=GateKeeper(gates, time.monotonic) if gates else None,
         pooler=pooler,
         media=None if media is None else media.stage,
-        report=StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens),
+        report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks, request_log),
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
+        tiers=tiers,
     )
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
@@ -250,7 +257,7 @@ def _built(
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=_info(chosen, scheduler, grammars, 0 if media is None else media.width),
+        info=model_info(chosen, scheduler, grammars.kinds, 0 if media is None else media.width),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -269,15 +276,25 @@ def _made(chosen: Chosen, contract: Contract[T, Ctx], ctx: Ctx) -> T:
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 
-def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache]:
+def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache, Tiers | None]:
     page_size = chosen.resolved.engine.memory.page_size
     allocator_ctx = TokenAllocatorContext(loaded.memory.num_pages, page_size)
     allocator = chosen.selection.choose(TOKEN_ALLOCATOR, allocator_ctx).build(allocator_ctx)
-    return allocator, _made(chosen, PREFIX_CACHE, PrefixCacheContext(allocator, page_size))
+    ctx = PrefixCacheContext(allocator, page_size)
+    tiers = build_tiers(chosen, loaded, chosen.selection.choose(PREFIX_CACHE, ctx))
+    if tiers is not None:
+        ctx = replace(ctx, mover=tiers.mover, identity=tiers.identity)
+    return allocator, _made(chosen, PREFIX_CACHE, ctx), tiers
 
 
 def _worker(
-    chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, pooler: Pooler | None, media: MediaParts | None
+    chosen: Chosen,
+    loaded: Loaded,
+    rows: ReqToTokenPool,
+    hooks: Hooks,
+    pooler: Pooler | None,
+    media: MediaParts | None,
+    tiers: Tiers | None,
 ) -> Worker:
     return Worker(
         loaded.runner,
@@ -291,6 +308,8 @@ def _worker(
         media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
+        loads=None if tiers is None else tiers.loads,
+        watches=watches(chosen),
     )
 
 
@@ -354,46 +373,3 @@ def _scheduler_settings(chosen: Chosen) -> SchedulerSection:
         return settings
     logger.info("scheduler.mixed_chunk: on, automatic: the runner prefers it")
     return settings.model_copy(update={"mixed_chunk": True})
-
-
-def _features(chosen: Chosen, grammars: _Grammars) -> tuple[str, ...]:
-    """Return what requests may ask of this engine; see ModelInfo."""
-    provides = chosen.runner.provides
-    found = ["input_logprobs"] if "input_logprobs" in provides else []
-    if "hidden_states" in provides and chosen.resolved.engine.model.hidden_states:
-        found.append("hidden_states")
-    if "hidden_states" in provides:
-        found.append("embeddings")
-    found += [f"grammar.{kind}" for kind in grammars.kinds]
-    found += () if chosen.media is None else chosen.media.features
-    for contract in ("logits_processor", "sampler"):
-        providers = chosen.selection.choices.get(contract, ())
-        found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]
-    return tuple(found)
-
-
-def _info(chosen: Chosen, scheduler: Scheduler, grammars: _Grammars, media_width: int) -> ModelInfo:
-    """Return what the API process may tell of the model."""
-    config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
-    model = config.model
-    served_name, *other_names = dict.fromkeys(model.served_name or [model.path.rstrip("/").rsplit("/", 1)[-1]])
-    return ModelInfo(
-        served_name=served_name,
-        other_names=tuple(other_names),
-        path=model.path,
-        architecture=spec.architecture,
-        architectures=tuple(hf_config.get("architectures") or ()),
-        model_type=str(hf_config.get("model_type") or ""),
-        max_context_len=scheduler.max_context_len,
-        vocab_size=spec.vocab_size,
-        max_total_tokens=scheduler.stages.memory.total_tokens,
-        dtype=str(chosen.model.dtype).removeprefix("torch."),
-        version=__version__,
-        created=int(time.time()),
-        providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
-        features=_features(chosen, grammars),
-        hidden_size=spec.hidden_size,
-        max_grammar_bytes=config.grammar.max_source_bytes,
-        media_width=media_width,
-        max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
-    )

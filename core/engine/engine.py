@@ -66,6 +66,8 @@ class GenerateOutput:
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
@@ -76,6 +78,7 @@ class GenerateOutput:
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
+        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:

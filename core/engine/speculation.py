@@ -46,6 +46,10 @@ class ChosenSpeculator:
         """How many tokens are computed again behind a cached prefix; None where no states are read."""
         return None if self.device is None else self.device.lookback
 
+    def numerics(self) -> str:
+        """Name what the KV of its layers depends on beside the model."""
+        return "" if self.device is None else self.device.numerics()
+
     def load(self, runner: ModelRunner, attention: AttentionBackend) -> None:
         """Read the weights, if there are any. Raises ModelError, and ConfigError for a model that cannot show what is
         needed of it.

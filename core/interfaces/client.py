@@ -108,7 +108,8 @@ class OutputChunk:
     Text lags behind tokens where characters or stop strings are incomplete. `logprobs` has, per token of `token_ids`,
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
     the first chunk. `hidden_states` has one list of numbers per token of `token_ids`. Counters are totals so far; of
-    `drafted_tokens` that were proposed and verified, `accepted_tokens` are part of the output.
+    `drafted_tokens` that were proposed and verified, `accepted_tokens` are part of the output. Of the `cached_tokens`
+    the device did not have `cached_host` and `cached_storage`.
     """
 
     rid: str
@@ -124,6 +125,8 @@ class OutputChunk:
     hidden_states: list[list[float]] | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class KVStorage(abc.ABC, Generic[OptionsT]):
     Keys are any bytes, 32 to 64 of them; a key always stands for the same bytes, so what is there need not be written
     again. Calls come from several threads at once. What is returned counts from the first key on. No call goes on long
     beyond its `deadline`, seconds by the context's clock; it then returns what it has so far. A storage raises
-    StorageError where it cannot work (and anything else it raises counts the same); a miss, or a block that was dropped
-    for lack of space, is no error.
+    StorageError where it cannot work (and anything else it raises counts the same); a miss is not an error,
+    and neither is a block that was dropped for lack of space.
     """
 
     def __init__(self, options: OptionsT, ctx: KVStorageContext) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.media import MediaItem, MediaSpan, PieceKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle
+    from pegboard.core.interfaces.prefix_cache import CacheHandle, PageLoad
     from pegboard.core.interfaces.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -146,7 +146,8 @@ class ReqKV:
     valid slots, of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong
     to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
     `prefix_len` tokens were found in the cache when the request was last scheduled. While its prompt is prefilled,
-    `scheduled_len` is what `committed_len` will be once the steps under way are through.
+    `scheduled_len` is what `committed_len` will be once the steps under way are through. `load` brings those of the
+    prefix that are on the host only; they count as computed once the step that it goes along with is committed.
     """
 
     row: int = NO_ROW
@@ -156,11 +157,13 @@ class ReqKV:
     allocated_len: int = 0
     cache_len: int = 0
     handle: CacheHandle | None = None
+    load: PageLoad | None = None
 
 
 @dataclass(slots=True)
 class ReqOutput:
-    """What has been generated and what of it was already sent.
+    """What has been generated and what of it was already sent. Of the `cached_tokens` the host had `cached_host`, and a
+    storage `cached_storage`.
 
     `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
     counts tokens that were proposed for it and verified, `accepted` those of its output that were among them. `hidden`
@@ -170,6 +173,8 @@ class ReqOutput:
     sent_len: int = 0
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
     num_retractions: int = 0
     drafted: int = 0
     accepted: int = 0

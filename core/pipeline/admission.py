@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.pipeline.media.books import EncodeWishes
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pegboard.core.interfaces.media import PieceKey
+    from pegboard.core.interfaces.prefix_cache import PageLoad, PrefixMatch
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
@@ -35,6 +37,8 @@ class AddResult(enum.Enum):
     """This prefill is full (input or chunk budget, rows): stop for this step."""
     ENCODE = "encode"
     """Its media have to be encoded first: `PrefillAdder.wishes` knows which."""
+    LATER = "later"
+    """What it needs is being loaded for another request: pass it over in this step."""
 
 
 @dataclass(slots=True)
@@ -74,7 +78,8 @@ class NewTokenRatio:
 @dataclass(slots=True, frozen=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row.
+    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
+    `stored_len`.
     """
 
     req: Req
@@ -82,6 +87,8 @@ class PrefillItem:
     extend_len: int
     partial: bool
     fresh: bool = False
+    load: PageLoad | None = None
+    stored_len: int = 0
 
 
 class PrefillAdder:
@@ -89,8 +96,9 @@ class PrefillAdder:
     twice.
 
     `running` are requests that decode, `chunk_size` bounds the tokens of this prefill when chunking is on,
-    `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join. `apart` are
-    requests that hold memory and decode again soon: their growth counts as well.
+    `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join, and
+    `max_load_tokens` what is loaded from the host. `apart` are requests that hold memory and decode again soon: their
+    growth counts as well.
 
     `media` knows what is encoded. Where a request lacks something, it is wished for, and from then on nothing is
     admitted: others may only wish as well, so that one step encodes for several.
@@ -109,6 +117,7 @@ class PrefillAdder:
         chunk_size: int | None,
         decode_tokens: int,
         max_new_rows: int,
+        max_load_tokens: int,
         apart: Sequence[Req] = (),
         media: EncoderBooks | None = None,
     ) -> None:
@@ -124,6 +133,7 @@ class PrefillAdder:
         # However many decodes are mixed in, a chunk gets on by at least one page.
         self._rem_chunk = None if chunk_size is None else max(self._page, chunk_size - decode_tokens)
         self._max_new_rows = max_new_rows
+        self._rem_load, self._loads = max_load_tokens, False
         # A decode mixed in takes its page in this very step.
         self._reserved = decode_tokens * self._page
         self._clip = ratio.clip
@@ -158,22 +168,34 @@ class PrefillAdder:
         if self.wishing and req.media is None:
             return AddResult.ENCODE
         found = self._memory.match(req)
-        left = req.seq_len - len(found)
-        result = self._verdict(req, left, has_chunked)
+        start = len(found) + found.host_len
+        left = req.seq_len - start
+        result = AddResult.LATER if found.loading else self._verdict(req, left, found.host_len, has_chunked)
         take = self._chunk(left)
         if result is AddResult.CONTINUE and req.media is not None:
-            take = self._encoded(req, len(found), take)
+            take = self._encoded(req, start, take)
             if take <= 0 or self.wishing or (take < left and has_chunked):
                 result = AddResult.ENCODE
         if result is AddResult.CONTINUE:
-            self._memory.seat(req, found)
-            if self._memory.extend(req, len(found) + take):
-                self._accept(req, len(found), take, take < left, fresh=True)
-                return AddResult.CONTINUE
+            result = self._seat(req, found, start + take)
+        if result is AddResult.CONTINUE:
+            self._accept(req, start, take, take < left, fresh=True, stored=found.stored_len)
+        elif req.kv.row == NO_ROW:
+            self._memory.unmatch(req)
+        else:
             self._memory.release(req, keep=False)
-            return AddResult.NO_TOKEN
-        self._memory.unmatch(req)
         return result
+
+    def _seat(self, req: Req, found: PrefixMatch, length: int) -> AddResult:
+        """Give a request a row with `length` slots, those of its prefix among them."""
+        self._memory.seat(req, found)
+        if not self._memory.extend(req, length):
+            return AddResult.NO_TOKEN
+        if not self._memory.load(req, found):
+            return AddResult.LATER
+        if found.host_len:
+            self._rem_load, self._loads = self._rem_load - found.host_len, True
+        return AddResult.CONTINUE
 
     @property
     def rows_full(self) -> bool:
@@ -190,7 +212,8 @@ class PrefillAdder:
         """
         take = self._chunk(req.seq_len)
         if req.media is not None and self._media is not None:
-            start = len(self._memory.match(req))
+            found = self._memory.match(req)
+            start = len(found) + found.host_len
             self._memory.unmatch(req)
             take = self._encoded(req, start, self._chunk(req.seq_len - start))
         if take <= 0 or (take < req.seq_len and has_chunked):
@@ -219,11 +242,15 @@ class PrefillAdder:
         """Return whether a budget of this prefill is used up."""
         return self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0)
 
-    def _verdict(self, req: Req, left: int, has_chunked: bool) -> AddResult:
+    def _verdict(self, req: Req, left: int, loaded: int, has_chunked: bool) -> AddResult:
+        """Say whether `left` tokens may be computed behind a prefix of which the host has the last `loaded` ones."""
         # A request that is alone must always get in, or an estimate could lock everybody out for ever.
         alone = not self._running and not self.items and not has_chunked
-        if not (alone and left <= self._memory.available_tokens) and not self._affordable(req, left):
+        needed = left + loaded
+        if not (alone and needed <= self._memory.available_tokens) and not self._affordable(req, needed):
             return AddResult.NO_TOKEN
+        if loaded > self._rem_load and self._loads:
+            return AddResult.OTHER
         take = self._chunk(left)
         if take <= 0 or (take < left and has_chunked):
             return AddResult.OTHER
@@ -265,9 +292,12 @@ class PrefillAdder:
             if req.media.spans[index].start >= start:
                 self._media.read(req.media.pieces[index])
 
-    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool, *, fresh: bool = False) -> None:
+    def _accept(
+        self, req: Req, prefix_len: int, take: int, partial: bool, *, fresh: bool = False, stored: int = 0
+    ) -> None:
         self._read(req, prefix_len, prefix_len + take)
-        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh))
+        load = req.kv.load if fresh else None
+        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh, load, stored))
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take

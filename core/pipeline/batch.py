@@ -159,6 +159,7 @@ class BatchBuilder:
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
         work = self._work(batch, through + decoding, drafts, observed)
+        work.loads = tuple(item.load for item in items if item.load is not None)
         found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, observed)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
@@ -238,7 +239,7 @@ class BatchBuilder:
         """Return requests [start, stop) of a failed step as a step of their own; None where none of them is left.
 
         Those that have ended since, or went back to the queue, are left out. Whatever was under way before it must be
-        settled. Its KV goes to the same places.
+        settled. Its KV goes to the same places; what comes from the host is loaded once more.
         """
         whole = step.batch
         keep = [
@@ -248,7 +249,7 @@ class BatchBuilder:
         ]
         if not keep:
             return None
-        reqs = [whole.reqs[index] for index in keep]
+        reqs, kvs = [whole.reqs[index] for index in keep], [step.kvs[index] for index in keep]
         decoding = sum(index >= len(whole.reqs) - whole.decoding for index in keep)
         mode = whole.forward_mode
         if not mode.is_decode and decoding == 0:
@@ -266,12 +267,12 @@ class BatchBuilder:
             planned_at=whole.planned_at,
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
-        drafts = None if step.drafts is None else step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
         observed = None if step.work.observed is None else step.work.observed.part(keep)
         work = self._work(batch, sampled, drafts, observed)
+        work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        kvs = [req.kv for req in reqs]
         one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
         return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, observed))
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pegboard.core.pipeline.admission import PrefillItem
+
 
 @dataclass(slots=True)
 class Counters:
@@ -29,6 +31,10 @@ class Counters:
     encode_time: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0
+    """Of the cached ones, those that came from the host."""
+    cached_storage_tokens: int = 0
+    """Of the cached ones, those that a storage had and the host did not."""
     generated_tokens: int = 0
     forced_tokens: int = 0
     """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
@@ -47,6 +53,16 @@ class Counters:
     """Of the speculator, and of what is done with its drafts before the model gets them."""
     forward_time: float = 0.0
     results_time: float = 0.0
+
+    def note_cached(self, item: PrefillItem) -> None:
+        """Count what was found of a request's prompt when it was first scheduled, here and in the request."""
+        kv, out = item.req.kv, item.req.output
+        out.cached_tokens = kv.prefix_len
+        out.cached_storage = item.stored_len
+        out.cached_host = kv.prefix_len - kv.cache_len - item.stored_len
+        self.cached_tokens += out.cached_tokens
+        self.cached_host_tokens += out.cached_host
+        self.cached_storage_tokens += out.cached_storage
 
     def note_drafts(self, counts: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
         """Count a step that has verified trees of `counts` nodes for its requests, by which they have gained tokens."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 RUN = 16
 """Tokens that running requests get at once: as many as attention reads together on a CPU."""
+
+
+MAX_LOAD_FAILURES = 10
+"""After so many loads from the host that failed, no more are tried."""
 
 
 class MemoryCorrupted(RuntimeError):
@@ -84,11 +89,65 @@ class MemoryManager:
         except Exception:
             self._cache_failed("match", f" {req}; all of it is computed")
             found = PrefixMatch(np.empty(0, np.int64), None)
+        if found.host_len and self._failed_calls["load"] >= MAX_LOAD_FAILURES:
+            found = replace(found, host_len=0, stored_len=0, loading=False)
         n = len(found)
+        known = n + found.host_len
         req.kv = ReqKV(
-            prefix_len=n, committed_len=n, scheduled_len=n, allocated_len=n, cache_len=n, handle=found.handle
+            prefix_len=known, committed_len=n, scheduled_len=known, allocated_len=n, cache_len=n, handle=found.handle
         )
         return found
+
+    def load(self, req: Req, found: PrefixMatch) -> bool:
+        """Have what the host has of a seated request's prefix loaded into its own pages, with the step that reads them.
+        False where that cannot be: the request is to be matched again.
+        """
+        if not found.host_len:
+            return True
+        start = len(found)
+        slots = self.slots(req, start, start + found.host_len).astype(np.int64)
+        try:
+            req.kv.load = self.cache.load(req.kv.handle, slots)
+        except Exception:
+            self._cache_failed("load", f" what the host has of {req}; after {MAX_LOAD_FAILURES} times it is not asked")
+            return False
+        return True
+
+    def loaded(self, kv: ReqKV, ok: bool) -> None:
+        """Tell the cache that a request's load is through, or was for nothing."""
+        load, kv.load = kv.load, None
+        if load is None:
+            return
+        try:
+            self.cache.loaded(load, ok)
+        except Exception:
+            self._cache_failed("loaded")
+
+    def load_failed(self) -> None:
+        """Count a load that did not bring what it should."""
+        self._failed_calls["load"] += 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cache with tiers moves pages."""
+        return self.cache.busy
+
+    def cache_stats(self) -> dict[str, float]:
+        """Return what the cache tells of itself."""
+        try:
+            return dict(self.cache.stats())
+        except Exception:
+            self._cache_failed("stats")
+            return {}
+
+    def poll(self) -> None:
+        """Let a cache with tiers take the results of its moves."""
+        if not self.cache.busy:
+            return
+        try:
+            self.cache.poll()
+        except Exception:
+            self._cache_failed("poll")
 
     def unmatch(self, req: Req) -> None:
         """Let go of a locked prefix: of a request that was not admitted after all, or that ends."""
@@ -179,6 +238,7 @@ class MemoryManager:
         """Take everything back from a request: its KV goes to the cache (unless `keep` is False, where it may be
         wrong), its own pages to the allocator, its row to the pool."""
         kv = req.kv
+        self.loaded(kv, False)
         if kv.row == NO_ROW:
             self.unmatch(req)
             return

@@ -222,16 +222,16 @@ class Planner:
             return None
         if mixed and not self._make_room(flight):
             mixed = False
-        running = self.running
         adder = PrefillAdder(
             self.memory,
-            running,
+            self.running,
             ratio=self.ratio,
             max_prefill_tokens=self.settings.max_prefill_tokens,
             chunk_size=self.chunk_size,
-            decode_tokens=int((running.left > 0).sum()) if mixed else 0,
-            # Rows are short where gates hold finished requests; the chunked one has its row already.
+            decode_tokens=int((self.running.left > 0).sum()) if mixed else 0,
+            # The chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
+            max_load_tokens=self.settings.max_load_tokens,
             apart=[*self.ahead, *self.holding] if self.ahead or self.sitting else (),
             media=self.encoding.books,
         )
@@ -248,9 +248,9 @@ class Planner:
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         number = NEVER if flight is None else flight.number
-        split = bool(self.split.layers and running and not mixed)
+        split = bool(self.split.layers and self.running and not mixed)
         drafts = self._drafts() if mixed else None
-        step = self.builder.extend(adder.items, running, mixed=mixed, flight=number, split=split, drafts=drafts)
+        step = self.builder.extend(adder.items, self.running, mixed=mixed, flight=number, split=split, drafts=drafts)
         self.encoding.hold(step, adder)
         return self.split.begin(step) if split else step
 
@@ -272,7 +272,7 @@ class Planner:
             result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.NO_TOKEN and self.memory.trim(self.running):
                 result = adder.add(req, has_chunked=has_chunked)
-            if result is AddResult.ENCODE and adder.may_wish:
+            if result is AddResult.LATER or (result is AddResult.ENCODE and adder.may_wish):
                 continue
             if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
@@ -280,19 +280,18 @@ class Planner:
                 self._short = adder.rows_full or result is AddResult.NO_TOKEN
                 break
             admitted.add(id(req))
-            self._admitted(req, now)
+            self._admitted(adder.items[-1], now)
             has_chunked = has_chunked or adder.items[-1].partial
             if adder.full():
                 break
         if admitted:
             self.waiting = [req for req in self.waiting if id(req) not in admitted]
 
-    def _admitted(self, req: Req, now: float) -> None:
-        req.move_to(ReqStatus.RUNNING)
-        if not req.timing.first_scheduled:
-            req.timing.first_scheduled = now
-            req.output.cached_tokens = req.kv.prefix_len
-            self.counters.cached_tokens += req.kv.prefix_len
+    def _admitted(self, item: PrefillItem, now: float) -> None:
+        item.req.move_to(ReqStatus.RUNNING)
+        if not item.req.timing.first_scheduled:
+            item.req.timing.first_scheduled = now
+            self.counters.note_cached(item)
 
     def _pushed_out(
         self, adder: PrefillAdder, req: Req, result: AddResult, flight: Launched | None, has_chunked: bool

@@ -218,6 +218,8 @@ class ResultStage:
             prompt_tokens=req.input_len,
             completion_tokens=req.output_len,
             cached_tokens=out.cached_tokens,
+            cached_host=out.cached_host,
+            cached_storage=out.cached_storage,
             num_retractions=out.num_retractions,
             drafted_tokens=out.drafted,
             accepted_tokens=out.accepted,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.forward import LoadFailed
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
@@ -141,11 +142,17 @@ class Scheduler:
             return True
         return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split.step)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the cache moves pages, so that it wants to be asked again soon, even while the scheduler is idle."""
+        return self.stages.memory.busy
+
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
         """Get on by one batch, if there is one. Return everything that is to be sent."""
         requests, gates = self.requests, self.stages.gates
+        self.stages.memory.poll()
         if gates is not None and gates:
             requests.ask_gates(gates)
         if self.planner.sitting:
@@ -226,6 +233,9 @@ class Scheduler:
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
         batch, stages = step.batch, self.stages
+        if step.work.loads:
+            for kv in step.kvs:
+                stages.memory.loaded(kv, True)
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
 
         self.counters.generated_tokens += result.tokens.shape[0]
@@ -273,7 +283,11 @@ class Scheduler:
             # A part of a split prefill: all of it is computed again, in one go.
             step = step.whole
             self.planner.split.end(step)
-        self._try_in_parts(step, error)
+        lost = isinstance(error, LoadFailed)
+        if lost:
+            self.stages.memory.load_failed()
+        else:
+            self._try_in_parts(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
         if isinstance(behind, EncodeStep):
             if late is not None:
@@ -284,6 +298,9 @@ class Scheduler:
             elif any(req.rid in step.batch.partial for req in behind.batch.reqs):
                 # The first layers of a split prefill, which have read what the failed chunk was to write.
                 self.planner.abandon_split()
+        if lost:
+            # No request is to blame: what it admitted waits again, and is loaded or computed then.
+            self.planner.rewind(step)
         self.running.rewind()
 
     def _recover_encode(self, step: EncodeStep, error: Exception, behind: Launched | None) -> None:
@@ -343,6 +360,9 @@ class Scheduler:
         for part, result, why in self._recovery.parts(step, error):
             if result is not None:
                 self._commit(part, result)
+                continue
+            if isinstance(why, LoadFailed):
+                self.planner.rewind(part)
                 continue
             culprit = self.stages.culprits.of(why)
             text = f"the model failed: {text_of(why)}" if culprit is None else culprit.tell(why)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.pipeline.culprits import Culprits
 
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 Hook = Callable[..., object]
 
 
+class TierFigures(Protocol):
+    """What moves pages below the device, as far as the scheduler tells of it."""
+
+    def stats(self) -> Mapping[str, float]: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepHooks:
     """Frozen step hooks of the scheduler: empty tuples cost nothing."""
@@ -38,7 +46,7 @@ class StepHooks:
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
     `pooler` there are no embeddings, without `media` no pictures, without a `drafter` one token per
-    request and step, and without a `report` steps are not logged.
+    request and step, without `tiers` nothing is kept beyond the device, and without a `report` steps are not logged.
     """
 
     memory: MemoryManager
@@ -51,6 +59,7 @@ class Stages:
     report: StepReport | None = None
     media: MediaStage | None = None
     drafter: Drafter | None = None
+    tiers: TierFigures | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
 

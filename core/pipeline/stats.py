@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures
+from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures, TierTokens
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ScheduleBatch
@@ -62,7 +62,14 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             **self._media(),
+            **self._tiers(),
         }
+
+    def _tiers(self) -> dict[str, object]:
+        """Return what the cache says of its tiers, and what was moved between them; nothing without tiers."""
+        if self._stages.tiers is None:
+            return {}
+        return {"tiers": {**self._stages.memory.cache_stats(), **self._stages.tiers.stats()}}
 
     def _media(self) -> dict[str, object]:
         """Return the books of encoded media, if the model has any."""
@@ -80,6 +87,7 @@ class Stats:
         """Log a line for every prefill, and one now and then for decodes."""
         planner, counters = self._planner, self._counters
         if batch.decoding < len(batch.reqs):
+            report.computed(batch.prompt_tokens, batch.committed_at - batch.planned_at)
             if report.talks:
                 told, self._cached_told = self._cached_told, counters.cached_tokens
                 report.prefill(
@@ -90,6 +98,7 @@ class Stats:
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
                     media=self._media_figures,
+                    tiers=self._tier_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
             report.decode(
@@ -109,6 +118,12 @@ class Stats:
             return None
         books = self._stages.media.books
         return MediaFigures(books.encoded, books.hits)
+
+    @property
+    def _tier_tokens(self) -> TierTokens | None:
+        if self._stages.tiers is None:
+            return None
+        return TierTokens(self._counters.cached_host_tokens, self._counters.cached_storage_tokens)
 
     @property
     def _draft_figures(self) -> DraftFigures | None:

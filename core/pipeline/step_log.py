@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TELLING = 64
+"""Tokens of a prefill that says something about the speed of others."""
+_NEW = 0.2
+"""Weight of the newest step in that speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaFigures:
@@ -19,6 +24,19 @@ class MediaFigures:
 
     encoded: int
     hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierTokens:
+    """Of the tokens found in the cache, those that came from the host, and those that a storage had; totals, or since
+    the last line.
+    """
+
+    host: int
+    storage: int
+
+    def since(self, before: TierTokens) -> TierTokens:
+        return TierTokens(self.host - before.host, self.storage - before.storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,18 @@ class StepReport:
         self._generated = 0
         self._media = MediaFigures(0, 0)
         self._drafts = DraftFigures()
+        self._tiers = TierTokens(0, 0)
+        self._speed = 0.0
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Note that a step has computed so many tokens of prompts, beside what else it did."""
+        if tokens >= _TELLING and seconds > 0:
+            speed = tokens / seconds
+            self._speed += (speed - self._speed) * _NEW if self._speed else speed
+
+    def prefill_speed(self) -> float:
+        """Return tokens of prompts per second, as steps of late have computed them; 0.0 before the first one."""
+        return self._speed
 
     @property
     def talks(self) -> bool:
@@ -90,20 +120,24 @@ class StepReport:
         queued: int,
         used_tokens: int,
         media: MediaFigures | None = None,
+        tiers: TierTokens | None = None,
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` are
-        totals since the start, of a model that takes media.
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` and
+        `tiers` are totals since the start, of a model that takes media and of a cache with tiers.
         """
         if not self.talks:
             return
         usage = used_tokens / self._total
         hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
         since = None if media is None else self._since_last(media)
+        moved = None if tiers is None else tiers.since(self._tiers)
+        self._tiers = tiers or self._tiers
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
-            "#running-req: %d, #queue-req: %d%s",
+            "#running-req: %d, #queue-req: %d%s%s",
             requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
             "" if since is None else f", #encoded-piece: {since.encoded}, #encoder-hit: {since.hits}",
+            "" if moved is None else f", #host-token: {moved.host}, #storage-token: {moved.storage}",
             extra={
                 "event": "prefill",
                 "new_requests": requests,
@@ -114,6 +148,7 @@ class StepReport:
                 "running": running,
                 "queued": queued,
                 **({} if since is None else {"encoded_pieces": since.encoded, "encoder_hits": since.hits}),
+                **({} if moved is None else {"cached_host": moved.host, "cached_storage": moved.storage}),
             },
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
+from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
 from pegboard.core.toolkit.speculation import tree
 
 if TYPE_CHECKING:
@@ -40,8 +41,14 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.speculation.device import DeviceDrafts
     from pegboard.core.pipeline.speculation.judging import Judge
+    from pegboard.core.pipeline.tiers.loading import HostLoads, Loading
 
 logger = logging.getLogger(__name__)
+
+Watches = Literal["nothing", "batch", "attention"]
+"""Who waits for a layer's loads: the worker for all of them, the runner (capability `layer_watch`), or the attention
+that the network calls.
+"""
 
 _NO_TOKENS = np.empty(0, np.int64)
 
@@ -102,7 +109,11 @@ class Worker:
         media: EncodedMedia | None = None,
         drafts: DeviceDrafts | None = None,
         judge: Judge | None = None,
+        loads: HostLoads | None = None,
+        watches: Watches = "nothing",
     ) -> None:
+        self.loads = loads
+        self._watches = watches
         self.media = media
         self.drafts = drafts
         self.judge = judge
@@ -134,7 +145,15 @@ class Worker:
         self._change_table(work.table)
         if work.part is not None and not work.part.first:
             return self._go_on(work, work.part, hooks)
+        ahead = self._watches != "nothing" and work.part is None
+        with loading_for(work.loads, self.loads, ahead=ahead) as loading:
+            return self._begin(work, loading, hooks)
+
+    def _begin(self, work: ModelWorkerBatch, loading: Loading | None, hooks: bool) -> PendingResult:
+        """Run a step, or the first part of one, while some of what it reads may still be coming."""
         batch = self.forward_batch(work)
+        if loading is not None:
+            self._watch(batch, loading, in_parts=work.part is not None)
         sampling = None if work.sampling is None else self.sampling_batch(work.sampling)
         if hooks and self._before:
             self._before(batch)
@@ -145,7 +164,18 @@ class Worker:
             output = self._runner.execute(batch, sampling, return_logits=True)
         else:
             output = self._runner.execute(batch, sampling)
+        if loading is not None:
+            loading.before_all()  # what drafts reads further layers
         return self._finish(work, batch, output, hooks)
+
+    def _watch(self, batch: ForwardBatch, loading: Loading, *, in_parts: bool) -> None:
+        """Have a batch wait for its loads: layer by layer, or here for all of them."""
+        if self._watches == "nothing" or in_parts:
+            loading.before_all()
+        elif self._watches == "batch":
+            batch.watch = loading
+        else:
+            batch.attn_backend = WatchedAttention(batch.attn_backend, loading)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
         """Run the next layers of the split prefill. Return its result when they are the last."""

@@ -51,6 +51,9 @@ RESTING_MS = 2
 """How long the loop waits for messages while all requests are held back by gates, which are asked again then."""
 
 
+BUSY_MS = 10
+"""The same while there are no requests, and the prefix cache still moves pages."""
+
 MAX_QUEUED_REQUESTS = 2048
 MAX_QUEUED_FILLS = 16
 """What may wait in a server whose config does not say: requests, and tokens that fill KV memory so many times."""
@@ -75,6 +78,9 @@ class Steppable(Protocol):
 
     @property
     def resting(self) -> bool: ...
+
+    @property
+    def busy(self) -> bool: ...
 
     def receive(self, messages: list[ToScheduler]) -> list[FromScheduler]: ...
 
@@ -119,7 +125,10 @@ def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
             for rid in wire.send_outputs(outputs):
                 logger.error("the output of %r fits into no message; the request was aborted", rid)
                 scheduler.receive([AbortRequest(rid=rid)])
-        wait = None if scheduler.idle else RESTING_MS if scheduler.resting else 0
+        if scheduler.idle:
+            wait = BUSY_MS if scheduler.busy else None
+        else:
+            wait = RESTING_MS if scheduler.resting else 0
 
 
 def main() -> int:

@@ -45,9 +45,11 @@ class FinishReason(Described):
 
 
 class CachedTokens(Described):
-    """Where they lay."""
+    """Where they lay. `host` and `storage` are told where they had some of them."""
 
     device: int = 0
+    host: int | None = None
+    storage: int | None = None
 
 
 class MetaInfo(Described):
@@ -104,6 +106,13 @@ class GeneratedAnswer(RootModel[Generated | list[Generated]]):
     """One answer; a list of them for a batch, or for several answers to one prompt."""
 
 
+def _cached(answer: Answer) -> dict[str, int]:
+    """Return the cached tokens by where they lay."""
+    host, storage = answer.cached_host, answer.cached_storage
+    device = {"device": answer.cached_tokens - host - storage}
+    return {**device, "host": host, "storage": storage} if host or storage else device
+
+
 def _speculation(answer: Answer) -> dict[str, Any]:
     """Return what is told of drafts, by the names that clients know; nothing where there were none."""
     if not answer.drafted_tokens:
@@ -156,7 +165,7 @@ class Responder:
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "cached_tokens": answer.cached_tokens,
-            "cached_tokens_details": {"device": answer.cached_tokens},
+            "cached_tokens_details": _cached(answer),
             "num_retractions": answer.num_retractions,
             **{f"{kind}_tokens": count for kind, count in sorted(answer.media_tokens.items())},
             **_speculation(answer),

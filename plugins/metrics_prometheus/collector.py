@@ -45,6 +45,8 @@ _COUNTERS = (
     ("decode_steps", "decode_steps", "Steps that only decoded."),
     ("computed_prompt_tokens", "prompt_tokens", "Tokens computed in prefills, again after a retraction."),
     ("cached_tokens", "cached_tokens", "Prompt tokens that were found in the prefix cache."),
+    ("cached_host_tokens", "cached_host_tokens", "Those of them that came from the host."),
+    ("cached_storage_tokens", "cached_storage_tokens", "Those of them that a storage had and the host did not."),
     ("generation_tokens", "generated_tokens", "Tokens generated."),
     ("forced_tokens", "forced_tokens", "Of these, tokens that a grammar forced, for which the model was not asked."),
     ("verify_steps", "verify_steps", "Steps in which drafted tokens were verified."),
@@ -160,9 +162,19 @@ class SchedulerCollector(Collector):
             yield families.gauge(name, text, stats.get(key, 0))
         yield from self._shares(stats)
         yield from encoding(families, stats)
+        yield from self._tiers(stats.get("tiers", {}))
         policy = stats.get("policy", {})
         yield families.gauge("policy", "What the schedule policy says of itself.", policy, "figure")
         yield from self._histograms()
+
+    def _tiers(self, tiers: Mapping[str, float]) -> Iterator[Metric]:
+        """Yield what moves between device, host and storages; nothing where the prefix cache has no tiers."""
+        if not tiers:
+            return
+        totals = {name.removesuffix("_total"): value for name, value in tiers.items() if name.endswith("_total")}
+        now = {name: value for name, value in tiers.items() if not name.endswith("_total")}
+        yield self._families.counter("kv_tiers", "What was moved between tiers of KV, by figure.", totals, "figure")
+        yield self._families.gauge("kv_tiers_now", "What tiers of KV hold just now, by figure.", now, "figure")
 
     def _shares(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         families, total = self._families, max(1, stats.get("total_tokens", 0))

@@ -47,18 +47,19 @@ class OutputState:
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
-        self._counters = (0, 0, 0, 0, 0, 0)
+        self._counters = (0, 0, 0, 0, 0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """Return the chunk for these tokens. After the one with a finish reason there is none."""
-        prompt, completion, cached, retractions, drafted, accepted = self._counters
+        prompt, completion, cached, host, storage, retractions, drafted, accepted = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
+            host, storage = output.cached_host, output.cached_storage
             drafted, accepted = output.drafted_tokens, output.accepted_tokens
         else:
             completion += len(output.token_ids)
-        self._counters = (prompt, completion, cached, retractions, drafted, accepted)
+        self._counters = (prompt, completion, cached, host, storage, retractions, drafted, accepted)
         hidden = _rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None
         return OutputChunk(
             self.rid,
@@ -74,6 +75,8 @@ class OutputState:
             hidden,
             drafted,
             accepted,
+            host,
+            storage,
         )
 
     def _text(self, output: TokenOutput) -> str:
@@ -141,6 +144,8 @@ _COUNTERS = (
     "prompt_tokens",
     "completion_tokens",
     "cached_tokens",
+    "cached_host",
+    "cached_storage",
     "num_retractions",
     "drafted_tokens",
     "accepted_tokens",

@@ -1,6 +1,4 @@
-"""For API plugins: the fields of sampling that bodies share, and several requests that one HTTP request stands for
-(a batch, `n` answers), submitted and read together.
-"""
+"""For API plugins: fields of sampling that bodies share, and several requests of one HTTP request, read together."""
 
 from __future__ import annotations
 
@@ -188,6 +186,8 @@ class Answer:
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
     media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     """Of the prompt's tokens those of media, by kind."""
 
@@ -203,6 +203,7 @@ class Answer:
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
+        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
 
 
 LARGE_ANSWERS = 4096
@@ -394,7 +395,6 @@ async def _pump(
     try:
         async for chunk in stream:
             await queue.put((index, chunk))
+        await queue.put((index, None))
     except Exception as error:
         await queue.put((index, error))
-    else:
-        await queue.put((index, None))

@@ -19,6 +19,7 @@ from pegboard.core.config.sections import SchedulerSection, SpeculationSection
 from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
+from pegboard.core.interfaces.page_mover import PageMover
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
@@ -241,12 +242,13 @@ class Harness:
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
         judge: Judge | None = None,
+        mover: PageMover | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
         config = SchedulerSection(**{"max_running_requests": 16, **scheduler})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens // page_size, page_size))
-        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size))
+        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size, mover))
         chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
         max_context_len = min(max_context_len, tokens // page_size * page_size)
         overlap = config.loop == "overlap"

@@ -1,0 +1,58 @@
+"""What the API process may tell of a model, and what requests may ask of its engine."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pegboard.core import __version__
+from pegboard.core.interfaces.client import ModelInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pegboard.core.engine.choose import Chosen
+    from pegboard.core.pipeline.scheduler import Scheduler
+
+
+def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], media_width: int) -> ModelInfo:
+    """Return what the API process may tell of the model. `grammars` are the kinds that it takes."""
+    config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
+    model = config.model
+    served_name, *other_names = dict.fromkeys(model.served_name or [model.path.rstrip("/").rsplit("/", 1)[-1]])
+    return ModelInfo(
+        served_name=served_name,
+        other_names=tuple(other_names),
+        path=model.path,
+        architecture=spec.architecture,
+        architectures=tuple(hf_config.get("architectures") or ()),
+        model_type=str(hf_config.get("model_type") or ""),
+        max_context_len=scheduler.max_context_len,
+        vocab_size=spec.vocab_size,
+        max_total_tokens=scheduler.stages.memory.total_tokens,
+        dtype=str(chosen.model.dtype).removeprefix("torch."),
+        version=__version__,
+        created=int(time.time()),
+        providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
+        features=_features(chosen, grammars),
+        hidden_size=spec.hidden_size,
+        max_grammar_bytes=config.grammar.max_source_bytes,
+        media_width=media_width,
+        max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
+    )
+
+
+def _features(chosen: Chosen, grammars: Sequence[str]) -> tuple[str, ...]:
+    """Return what requests may ask of this engine; see ModelInfo."""
+    provides = chosen.runner.provides
+    found = ["input_logprobs"] if "input_logprobs" in provides else []
+    if "hidden_states" in provides and chosen.resolved.engine.model.hidden_states:
+        found.append("hidden_states")
+    if "hidden_states" in provides:
+        found.append("embeddings")
+    found += [f"grammar.{kind}" for kind in grammars]
+    found += () if chosen.media is None else chosen.media.features
+    for contract in ("logits_processor", "sampler"):
+        providers = chosen.selection.choices.get(contract, ())
+        found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]
+    return tuple(found)

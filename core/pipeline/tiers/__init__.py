@@ -1,0 +1,1 @@
+"""Moving KV between the device, the host and storages."""

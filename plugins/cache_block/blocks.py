@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.toolkit.cache.block_keys import DIGEST_SIZE, ChainDigests, chain, sha256
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DIGEST_SIZE = 32
 FIRST_LOOK = 16
 NO_PAGES = np.empty(0, dtype=np.int64)
-
-
-class ChainDigests:
-    """The digests of a sequence's first blocks as far as they are known, end to end: what a request's memo keeps."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def __len__(self) -> int:
-        return len(self._data) // DIGEST_SIZE
-
-    def __getitem__(self, block: int) -> bytes:
-        return bytes(self._data[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE])
-
-    def between(self, start: int, end: int) -> list[bytes]:
-        """Return those of the blocks [start, end) that are known."""
-        data = bytes(self._data[start * DIGEST_SIZE : end * DIGEST_SIZE])
-        return [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
-
-    def note(self, start: int, digests: bytes) -> None:
-        """Note these digests of the blocks from `start` on. What would leave a gap, or is known, is left out."""
-        if start * DIGEST_SIZE <= len(self._data):
-            self._data += digests[len(self._data) - start * DIGEST_SIZE :]
 
 
 class BlockTable:
@@ -70,13 +45,13 @@ class BlockTable:
 
     @staticmethod
     def digest(data: bytes) -> bytes:
-        return hashlib.sha256(data).digest()
+        return sha256(data)
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def root(namespace: str) -> bytes:
         """Return what stands for the predecessor of a namespace's first blocks."""
-        return hashlib.sha256(b"namespace:" + namespace.encode("utf-8", "surrogatepass")).digest()
+        return sha256(b"namespace:" + namespace.encode("utf-8", "surrogatepass"))
 
     def find(
         self,
@@ -174,14 +149,8 @@ class BlockTable:
         """Return the digests of blocks after one whose digest is `before`, the first being the sequence's
         `place`-th.
         """
-        digests = [] if memo is None else memo.between(place, place + blocks.shape[0])
-        digest = self.digest
-        before = digests[-1] if digests else before
-        rest = np.ascontiguousarray(blocks[len(digests) :])
-        for row in rest.view(f"V{rest.shape[1] * rest.itemsize}").reshape(-1).tolist():  # as bytes, all at once
-            before = digest(before + row)
-            digests.append(before)
-        return digests
+        known = [] if memo is None else memo.between(place, place + blocks.shape[0])
+        return known + chain(known[-1] if known else before, blocks[len(known) :], self.digest)
 
     def _enter(self, digests: list[bytes], pages: list[int]) -> int:
         """Put digests into the index, up to the first that is taken; how many are in."""

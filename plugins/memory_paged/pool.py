@@ -9,7 +9,7 @@ import torch
 
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.plugins.memory_paged.host import large_buffer
+from pegboard.core.toolkit.system.memory import large_buffer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPoolContext

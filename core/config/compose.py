@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pegboard.core.config.merge import Merged
+from pegboard.core.config.merge import Merged, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
 from pegboard.core.config.redact import is_secret
@@ -214,9 +214,19 @@ def _input(values: Mapping[str, object]) -> dict[str, object]:
     out = dict(values)
     out.setdefault("model", {})
     for path in LIST_SECTIONS:
-        if isinstance(entries := out.get(path), list):
-            out[path] = [{"use": one} if isinstance(one, str) else one for one in entries]
+        if isinstance(entries := value_at(out, path), list):
+            _replace(out, path.split("."), [{"use": one} if isinstance(one, str) else one for one in entries])
     return out
+
+
+def _replace(values: dict[str, object], keys: Sequence[str], new: object) -> None:
+    """Replace what stands below `keys`, in copies of the sections on the way."""
+    *parents, last = keys
+    for key in parents:
+        section = values[key]
+        assert isinstance(section, Mapping)
+        values[key] = values = dict(section)
+    values[last] = new
 
 
 def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset[str]:
@@ -237,7 +247,7 @@ def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset
 def _option_values(values: Mapping[str, object], record: ProviderRecord) -> dict[str, object]:
     path = record.contract.config_path
     if path in LIST_SECTIONS:
-        entries = values.get(path)
+        entries = value_at(values, path)
         named = entries if isinstance(entries, list) else []
         entry = next((one for one in named if isinstance(one, Mapping) and one.get("use") == record.name), {})
         return {key: value for key, value in entry.items() if key != "use"}

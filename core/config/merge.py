@@ -8,6 +8,16 @@ from pegboard.core.config.shape import USE_SECTIONS, core_keys, is_section
 from pegboard.core.config.sources import Layer
 
 
+def value_at(values: Mapping[str, object], path: str, default: object = None) -> object:
+    """Return what stands at a dotted path of a tree."""
+    value: object = values
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
 class Merged:
     """The merged tree and, per dotted path of a value, the origin to cite."""
 
@@ -18,12 +28,7 @@ class Merged:
             self._merge(self.data, layer.data, layer, "")
 
     def get(self, path: str, default: object = None) -> object:
-        value: object = self.data
-        for key in path.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                return default
-            value = value[key]
-        return value
+        return value_at(self.data, path, default)
 
     def origin(self, path: str) -> str:
         """Return the origin of the value at `path`, of the nearest section or list around it, or of the first key of

@@ -66,26 +66,28 @@ def engine_model(
     sections: Mapping[str, type[Section]], lists: Mapping[str, Iterable[type[Section]]]
 ) -> type[EngineConfig]:
     """EngineConfig with the section at each dotted path, and the entries of each list, replaced."""
-    model = _widen(EngineConfig, "", sections)
-    fields: dict[str, object] = {}
-    for path, entries in lists.items():
-        annotation = types.GenericAlias(tuple, tuple(entries))
-        fields[path] = (annotation, _default(EngineConfig.model_fields[path], ()))
-    widened: type[EngineConfig] = derived("EngineConfig", model, **fields)
+    widened: type[EngineConfig] = _widen(EngineConfig, "", sections, lists)
     return widened
 
 
-def _widen(model: type[Section], path: str, sections: Mapping[str, type[Section]]) -> Any:
+def _widen(
+    model: type[Section],
+    path: str,
+    sections: Mapping[str, type[Section]],
+    lists: Mapping[str, Iterable[type[Section]]],
+) -> Any:
     """`model`, or what replaces it, with everything below replaced too."""
     base = sections.get(path, model)
     fields: dict[str, object] = {}
     for key, info in model.model_fields.items():
+        below = f"{path}.{key}" if path else key
+        if below in lists:
+            fields[key] = (types.GenericAlias(tuple, tuple(lists[below])), _default(info, ()))
         child = subsection(model, key)
         if child is None:
             continue
-        below = f"{path}.{key}" if path else key
-        if any(one == below or one.startswith(f"{below}.") for one in sections):
-            fields[key] = (wide := _widen(child, below, sections), _default(info, wide))
+        if any(one == below or one.startswith(f"{below}.") for one in (*sections, *lists)):
+            fields[key] = (wide := _widen(child, below, sections, lists), _default(info, wide))
     return derived(base.__name__, base, **fields) if fields else base
 
 

@@ -77,7 +77,7 @@ def _unknown_key(
     section = _model_at(model, parents)
     keys = sorted(section.model_fields) if section else []
     base = dotted(tuple(parents))
-    contract = USE_SECTIONS.get(base) or LIST_SECTIONS.get(str(parents[0]) if parents else "")
+    contract = USE_SECTIONS.get(base) or LIST_SECTIONS.get(base.partition("[")[0])
     hint = did_you_mean(str(key), keys)
     parts = ["there is no such key", hint or f"keys here: {', '.join(keys)}"]
     if contract:

@@ -167,7 +167,9 @@ class Selection:
         if contract.name in self.resolved.named:
             record = self.resolved.candidates[contract.name][0]
             return Problem(path, f"{record} cannot be used: {reasons[-1].partition(': ')[2]}", origin)
-        return Problem(path, f"no provider of {contract.name} can be used: {'; '.join(reasons)}", origin)
+        return Problem(
+            path, f"no provider of {contract.name} can be used: {'; '.join(reasons) or 'none is installed'}", origin
+        )
 
 
 def _objection(answer: object) -> str | None:

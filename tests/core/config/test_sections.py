@@ -67,9 +67,14 @@ def test_every_contract_has_its_place() -> None:
         assert section is not None, f"core/config/sections.py needs a section at {path}"
         assert issubclass(section, UseSection), path
     for path in LIST_SECTIONS:
-        wanted = f"core/config/sections.py needs `{path}: tuple[UseSection, ...] = ()` in EngineConfig"
-        assert path in EngineConfig.model_fields, wanted
-        assert EngineConfig.model_fields[path].annotation == tuple[UseSection, ...], wanted
+        parent, _, key = path.rpartition(".")
+        around = section_at(parent)
+        wanted = (
+            f"core/config/sections.py needs `{key}: tuple[UseSection, ...] = ()` in the section {parent or 'of all'}"
+        )
+        assert around is not None, wanted
+        assert key in around.model_fields, wanted
+        assert around.model_fields[key].annotation == tuple[UseSection, ...], wanted
 
 
 @pytest.mark.parametrize(

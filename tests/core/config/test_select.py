@@ -9,7 +9,7 @@ import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection, select
-from pegboard.core.interfaces.contracts import LOGITS_PROCESSOR, SAMPLER
+from pegboard.core.interfaces.contracts import HOST_POOL, LOGITS_PROCESSOR, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
@@ -117,6 +117,9 @@ def test_nobody_left_says_each_ones_objection() -> None:
     selection = Selection(resolved([CPU, GPU]))
     with pytest.raises(ConfigError, match="no provider of sampler can be used: gpu: no gpu here; cpu: no cpu here"):
         selection.choose(SAMPLER, "tpu")  # type: ignore[misc]
+    unprovided: Any = HOST_POOL
+    with pytest.raises(ConfigError, match="no provider of host_pool can be used: none is installed"):
+        Selection(resolved([CPU])).choose(unprovided, None)
 
 
 def test_a_library_that_a_supported_context_lacks_is_told_apart() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.pages import pages_of, slots_of
+from pegboard.core.toolkit.cache.eviction import KEYS, ProtectedSegment, VictimHeap
+from pegboard.core.toolkit.cache.pages import merge_pages, pages_of, slots_of
 from pegboard.core.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
-from pegboard.plugins.cache_radix.eviction import KEYS, ProtectedSegment, VictimHeap, evictable
 from pegboard.plugins.cache_radix.options import RadixOptions
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class RadixCache(PrefixCache[RadixOptions]):
     def __init__(self, options: RadixOptions, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
         self._tree: RadixTree[Entry] = RadixTree(self.page_size, make_root=no_entry, split=self._split_entry)
-        self._victims = VictimHeap(KEYS[options.eviction])
-        self._protected: ProtectedSegment | None = None
+        self._victims = VictimHeap[Entry](KEYS[options.eviction], lambda entry: entry.evictable)
+        self._protected: ProtectedSegment[Entry] | None = None
         if options.eviction == "slru":
             self._protected = ProtectedSegment(int(options.protected_share * self.allocator.total_tokens))
         self._owned = np.zeros(self.allocator.num_pages + 1, dtype=np.bool_)
@@ -74,7 +74,7 @@ class RadixCache(PrefixCache[RadixOptions]):
                 if not node.data.locks:
                     self._locked += len(node)
                 node.data.locks += 1
-            self._victims.update(held.node)
+            self._victims.update(held.node.data)
         held.locks += 1
 
     def unlock(self, handle: CacheHandle) -> None:
@@ -88,7 +88,7 @@ class RadixCache(PrefixCache[RadixOptions]):
             node.data.locks -= 1
             if not node.data.locks:
                 self._locked -= len(node)
-        self._victims.update(held.node)
+        self._victims.update(held.node.data)
 
     def insert(self, key: PrefixKey, slots: NDArray[np.int64], *, priority: int = 0) -> InsertResult:
         if slots.shape != (len(key),):
@@ -113,7 +113,7 @@ class RadixCache(PrefixCache[RadixOptions]):
         given = pages_of(canonical[:taken], self.page_size)
         path = self._find(key, after)
         cached = _pages(path.nodes if after is None else path.nodes[1:])
-        self._keep_cached(cached, given, canonical)
+        merge_pages(self.allocator, self._owned, cached, given, canonical)
         fresh = given[cached.shape[0] :]
         self._tick += 1
         before = path.node
@@ -123,17 +123,19 @@ class RadixCache(PrefixCache[RadixOptions]):
                 node.data.priority = max(node.data.priority, priority)
         if fresh.size:
             leaf = self._tree.extend(path, key.tokens, Entry(fresh.copy(), self._tick, priority))
+            leaf.data.node = leaf
             self._owned[fresh] = True
-            self._victims.update(leaf)
+            self._victims.update(leaf.data)
             self.version += 1
         if before is not None:
-            self._victims.update(before)
+            self._victims.update(before.data)
         return InsertResult(canonical, taken, RadixHandle(path.node, path.length))
 
     def evict(self, num_tokens: int) -> int:
         freed: list[NDArray[np.int64]] = []
         count = 0
-        while count < num_tokens and (node := self._victims.pop()) is not None:
+        while count < num_tokens and (entry := self._victims.pop()) is not None:
+            node = _node_of(entry)
             wanted = -(-(num_tokens - count) // self.page_size) * self.page_size
             freed.append(self._shrink(node, wanted) if wanted < len(node) else self._drop(node))
             count += freed[-1].shape[0] * self.page_size
@@ -151,7 +153,10 @@ class RadixCache(PrefixCache[RadixOptions]):
     def reset(self) -> None:
         if self._locked:
             raise RuntimeError(f"cannot reset: {self._locked} cached tokens are locked")
-        freed = [node.data.pages for node in self._tree.nodes()]
+        entries = [node.data for node in self._tree.nodes()]
+        freed = [entry.pages for entry in entries]
+        for entry in entries:
+            entry.node = None
         self._tree.clear()
         self._victims.clear()
         if self._protected is not None:
@@ -169,7 +174,8 @@ class RadixCache(PrefixCache[RadixOptions]):
             locked += len(node) if entry.locks else 0
             assert entry.pages.shape[0] * self.page_size == len(node), f"{node!r} has {entry.pages.shape[0]} pages"
             assert entry.locks >= below, f"{node!r} has {entry.locks} locks, but its children {below}"
-            assert entry.place >= 0 or not evictable(node), f"{node!r} is evictable, but no candidate"
+            assert entry.node is node, f"{node!r} is not the node of its entry"
+            assert entry.place >= 0 or not entry.evictable, f"{node!r} is evictable, but no candidate"
         assert locked == self._locked, f"{locked} tokens are locked, but {self._locked} counted"
         every = np.sort(np.concatenate(pages))
         assert np.array_equal(every, np.flatnonzero(self._owned)), "the pages of the tree are not those that are owned"
@@ -182,8 +188,10 @@ class RadixCache(PrefixCache[RadixOptions]):
         path = self._tree.find(key.tokens, key.namespace, after)
         if not path.whole:
             upper = self._tree.cut(path)
-            if self._protected is not None and upper is not None:
-                self._protected.split(upper)
+            if upper is not None:
+                upper.data.node = upper
+                if self._protected is not None:
+                    self._protected.split(upper)
         return path
 
     def _touch(self, nodes: list[Node]) -> None:
@@ -194,28 +202,12 @@ class RadixCache(PrefixCache[RadixOptions]):
             node.data.hits += 1
         if self._protected is not None:
             for node in self._protected.promote(reversed(nodes), self._tick):
-                self._victims.update(node)
+                self._victims.update(node.data)
         if nodes:
-            self._victims.update(nodes[-1])
+            self._victims.update(nodes[-1].data)
 
     def _split_entry(self, entry: Entry, at: int) -> tuple[Entry, Entry]:
         return entry.split(at // self.page_size), entry
-
-    def _keep_cached(self, cached: NDArray[np.int64], given: NDArray[np.int64], canonical: NDArray[np.int64]) -> None:
-        """Free those of the `given` pages that duplicate the `cached` ones, and write these ones' slots into
-        `canonical`.
-
-        Raises ValueError, with nothing changed, for a page that does not exist or is cached for other tokens already.
-        """
-        if given.size and (given.min() < 1 or given.max() > self.allocator.num_pages):
-            raise ValueError(f"slots outside of pages 1 to {self.allocator.num_pages} are inserted")
-        covered = given[: cached.shape[0]]
-        duplicates = covered[covered != cached]
-        if self._owned[duplicates].any() or self._owned[given[cached.shape[0] :]].any():
-            raise ValueError("a page is inserted that the cache already holds for other tokens")
-        if duplicates.size:
-            self.allocator.free(duplicates)
-            canonical[: cached.shape[0] * self.page_size] = slots_of(cached, self.page_size)
 
     def _shrink(self, node: Node, tokens: int) -> NDArray[np.int64]:
         """Cut the last `tokens` tokens off a leaf; their pages."""
@@ -225,7 +217,7 @@ class RadixCache(PrefixCache[RadixOptions]):
         node.data.pages = shorten(pages, keep)
         if self._protected is not None:
             self._protected.trimmed(node, tokens)
-        self._victims.update(node)
+        self._victims.update(node.data)
         return pages[keep:]
 
     def _drop(self, node: Node) -> NDArray[np.int64]:
@@ -234,8 +226,9 @@ class RadixCache(PrefixCache[RadixOptions]):
         if self._protected is not None:
             self._protected.drop(node)
         self._tree.remove(node)
+        node.data.node = None
         if parent is not None and not isinstance(parent, RadixRoot):
-            self._victims.update(parent)
+            self._victims.update(parent.data)
         return node.data.pages
 
     def _give_back(self, freed: list[NDArray[np.int64]]) -> None:
@@ -253,3 +246,9 @@ class RadixCache(PrefixCache[RadixOptions]):
 
 def _pages(nodes: list[Node]) -> NDArray[np.int64]:
     return np.concatenate([node.data.pages for node in nodes]) if nodes else NO_PAGES
+
+
+def _node_of(entry: Entry) -> Node:
+    if entry.node is None:
+        raise AssertionError("a candidate for eviction is not in the tree")
+    return entry.node

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from pegboard.core.interfaces.options import Options
+from pegboard.core.toolkit.cache.eviction import Order
 
 
 class RadixOptions(Options):
-    eviction: Literal["lru", "lfu", "fifo", "slru", "priority"] = "lru"
+    eviction: Order = "lru"
     """Which leaf of the tree goes first: the least recently used (lru), the least often found (lfu), the oldest (fifo),
     the least recently used of those never found again (slru), the one of the lowest request priority (priority)."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pegboard.conformance.prefix_books import Books
+from pegboard.core.toolkit.cache.eviction import KEYS
 from pegboard.plugins.cache_radix.cache import RadixCache
-from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
-from pegboard.plugins.cache_radix.eviction import KEYS, VictimHeap
 from pegboard.plugins.cache_radix.options import RadixOptions
 
 
@@ -154,84 +152,12 @@ def test_only_what_can_be_evicted_is_a_candidate(eviction: str) -> None:
     assert len(cache._victims) == 8
 
 
-@pytest.mark.parametrize("leaves", [100, 10_000])
-def test_finding_a_victim_does_not_look_at_the_others(leaves: int) -> None:
-    """Not even when each of them was used since the last search."""
-    looks = 0
-
-    def key(entry: Entry) -> int:
-        nonlocal looks
-        looks += 1
-        return entry.last_access
-
-    heap = VictimHeap(key)
-    root: Node = Node(None, 0, no_entry().pages, no_entry())
-    nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(leaves)]
-    for node in nodes:
-        heap.update(node)
-    for node in nodes:
-        node.data.last_access += leaves
-        heap.update(node)
-    nodes[1].data.locks = 1
-    heap.update(nodes[1])
-    looks = 0
-    assert [heap.pop() for _ in range(5)] == [nodes[0], *nodes[2:6]]
-    assert looks == 0
-
-
-class CountedKey(int):
-    """A key that counts how often keys are compared."""
-
-    comparisons = 0
-
-    def __lt__(self, other: int) -> bool:
-        CountedKey.comparisons += 1
-        return int(self) < int(other)
-
-    def __le__(self, other: int) -> bool:
-        CountedKey.comparisons += 1
-        return int(self) <= int(other)
-
-
-def test_finding_a_victim_does_not_make_up_for_uses() -> None:
-    """Lazy deletion would: it drops an outdated item per use before it finds the first victim."""
-    leaves = 4096
-    heap = VictimHeap(lambda entry: CountedKey(entry.last_access))
-    root: Node = Node(None, 0, no_entry().pages, no_entry())
-    nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(leaves)]
-    for turn in range(2):
-        for node in nodes:
-            node.data.last_access += turn * leaves
-            heap.update(node)
-    CountedKey.comparisons = 0
-    assert heap.pop() is nodes[0]
-    # Two per level of the heap on the way down.
-    assert 0 < CountedKey.comparisons <= 2 * leaves.bit_length()
-
-
-def test_the_heap_agrees_with_a_sorted_list() -> None:
-    random = np.random.default_rng(0)
-    heap = VictimHeap(lambda entry: entry.last_access)
-    root: Node = Node(None, 0, no_entry().pages, no_entry())
-    nodes = [Node(root, 0, no_entry().pages, Entry(no_entry().pages, tick, 0)) for tick in range(40)]
-    for tick in range(3000):
-        node = nodes[random.integers(40)]
-        node.data.locks = int(random.random() < 0.3)
-        node.data.last_access = int(random.integers(10_000)) * 3000 + tick  # all different
-        heap.update(node)
-        heap.check()
-        if tick % 7 == 0 and len(heap):
-            inside = [other for other in nodes if other.data.place >= 0]
-            assert heap.pop() is min(inside, key=lambda other: other.data.last_access)
-            heap.check()
-
-
 def test_check_finds_a_heap_out_of_order() -> None:
     books = books_of("lru")
     for token in (1, 2, 3):
         books.insert([token])
     cache = books.cache
     assert isinstance(cache, RadixCache)
-    cache._victims._nodes[0].data.last_access = 99
+    cache._victims._items[0].last_access = 99
     with pytest.raises(AssertionError, match="old key"):
         cache.check()

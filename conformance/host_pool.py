@@ -184,7 +184,7 @@ class HostPoolContract(ContractSuite):
         rig.load([7, 2], [5, 6])
         for one in wanted:
             one[[5, 6]] = one[[1, 3]]
-        assert_same(rig.device(), wanted, "saving and loading what is no number")
+        assert_same(rig.device(), wanted, "saving and loading infinities and NaN")
 
     def test_only_named_host_pages_change(self, device: torch.device) -> None:
         rig = self.make(device)
@@ -268,7 +268,7 @@ class HostPoolContract(ContractSuite):
             if view is None:
                 continue
             assert view.contiguous
-            assert bytes(view) == block_of(content, sources), "it is no block"
+            assert bytes(view) == block_of(content, sources), "it differs from the block format"
             rig.save(targets, host)
             assert bytes(view) == block_of(content, targets), "it does not show what was saved since"
             new = rig.random_block()

@@ -28,7 +28,7 @@ class Faults:
     def __init__(self) -> None:
         self.delay = 0.0
         """Seconds that each call takes."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What each call raises."""
         self.only: Collection[str] = CALLS
         """The calls that `delay`, `error` and `hang` are about."""

@@ -1,0 +1,110 @@
+"""Moves: the jobs of a mover, and the board where their ends are told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["save", "store", "find", "fetch"]
+NO_PAGES = np.empty(0, np.int64)
+
+
+class Board:
+    """Where moves end: it tells those who wait for them, and wakes the scheduler's loop where there is one."""
+
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self.news = threading.Condition()
+        self._wake = wake
+
+    def tell(self) -> None:
+        """Tell that a move has ended."""
+        with self.news:
+            self.news.notify_all()
+        if self._wake is not None:
+            try:
+                self._wake()
+            except Exception:
+                self._wake = None
+                logger.exception("the scheduler could not be woken; it finds out by itself from now on")
+
+
+class Move:
+    """A job. Its pages and keys stay as they were given; `moved` counts those that are through, from the first on.
+
+    One thread at a time works on it, between `begin` and `pause` or `finish`. `store` is the storage that is asked just
+    now, and `probe` whether its answer decides about that storage.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        kind: Kind,
+        host: NDArray[np.int64] = NO_PAGES,
+        *,
+        device: NDArray[np.int64] = NO_PAGES,
+        keys: Sequence[bytes] = (),
+        store: int = 0,
+    ) -> None:
+        self.kind: Kind = kind
+        self.host = host.copy()
+        self.device = device.copy()
+        self.keys = tuple(keys)
+        self.store = store
+        self.moved = 0
+        self.probe = False
+        self.stopping = False
+        self.trouble = ""
+        """Why a storage that was asked before could not say more."""
+        self.done = False
+        self.result = 0
+        self.error = ""
+        self._board = board
+        self._running = False
+
+    @property
+    def total(self) -> int:
+        """How many pages, blocks or keys it is about."""
+        return len(self.keys) if self.keys else self.host.shape[0]
+
+    def begin(self) -> bool:
+        """Take it up in a thread; False where it is over already."""
+        with self._board.news:
+            self._running = not self.done
+            return self._running
+
+    def pause(self) -> bool:
+        """Let go of it in a thread; False where it was asked to stop, and is over now."""
+        with self._board.news:
+            self._running = False
+            if not self.stopping:
+                return True
+        self.finish("")
+        return False
+
+    def stop(self) -> bool:
+        """Ask it to stop; whether it did, since no thread was at work on it."""
+        with self._board.news:
+            self.stopping = True
+            if self._running or self.done:
+                return False
+        return self.finish("")
+
+    def finish(self, error: str) -> bool:
+        """End it, with what was moved by now; False where it had ended. An error of one that got through is none."""
+        with self._board.news:
+            if self.done:
+                return False
+            self.result = self.moved
+            self.error = "" if self.moved >= self.total else error
+            self.done = True
+        self._board.tell()
+        return True

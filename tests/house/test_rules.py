@@ -20,6 +20,8 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if path.paren
 ALLOWED = ("interfaces", "toolkit")
 
 PLAIN_WORDS = {
+    "fifo": "an order of eviction",
+    "files": "a field of what the core tells",
     "logit_bias": "a sampling parameter",
     "min_new_tokens": "a sampling parameter",
     "none": "an empty list, in a message",

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, Pre
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.page_mover import PageMover
     from pegboard.core.interfaces.prefix_cache import CacheHandle
 
 Prefix = tuple[str, tuple[int, ...]]
@@ -50,10 +51,14 @@ class Books:
     """
 
     def __init__(
-        self, build: Callable[[PrefixCacheContext], PrefixCache], num_pages: int = 64, page_size: int = 1
+        self,
+        build: Callable[[PrefixCacheContext], PrefixCache],
+        num_pages: int = 64,
+        page_size: int = 1,
+        mover: PageMover | None = None,
     ) -> None:
         self.allocator = CountingAllocator(num_pages, page_size)
-        self.cache = build(PrefixCacheContext(self.allocator, page_size))
+        self.cache = build(PrefixCacheContext(self.allocator, page_size, mover, identity=b"books"))
         self.page_size = page_size
         self.held: set[int] = set()
         self.known: dict[Prefix, int] = {}

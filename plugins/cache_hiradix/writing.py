@@ -1,0 +1,92 @@
+"""When pages are copied to the host: the write policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pegboard.plugins.cache_hiradix.counters import Counters
+from pegboard.plugins.cache_hiradix.jobs import Leftovers
+from pegboard.plugins.cache_hiradix.saving import Saver
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.keys import PrefixMemo
+    from pegboard.core.interfaces.page_mover import PageMover
+    from pegboard.plugins.cache_hiradix.entry import Node
+    from pegboard.plugins.cache_hiradix.options import HiRadixOptions
+    from pegboard.plugins.cache_hiradix.tree import TierTree
+
+RESET_SECONDS = 1.0
+"""How long a reset waits for cancelled jobs; the host pages of those that go on stay out of use until they end."""
+
+
+class Writing:
+    """Has pages copied to the host as a policy says, where there is a host tier."""
+
+    def __init__(self, options: HiRadixOptions, tree: TierTree, mover: PageMover, counters: Counters) -> None:
+        self._policy = options.write_policy
+        self._hits_to_save = options.hits_to_save
+        self._sync_pages = options.sync_tokens // tree.page_size
+        self._wanted_clean = options.clean_share * (tree.epoch.size - 1)
+        self._tree = tree
+        self._counters = counters
+        self.leftovers = Leftovers(tree, mover)
+        self.saver = Saver(tree, mover, options.save_batch, counters, self.leftovers)
+        self._synced = 0
+        self._stuck = False
+        self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(len(self.saver) or len(self.leftovers) or self._synced or self._cleaning)
+
+    def used(self, node: Node, memo: PrefixMemo | None) -> None:
+        """Note that the path to a node was inserted, or found."""
+        self._stuck = False
+        if self.closed or self._policy == "write_back":
+            return
+        if self._policy == "write_through":
+            self.saver.save(node, memo)
+            return
+        for one in node.ancestry():
+            if one.data.hits + 1 >= self._hits_to_save:
+                self.saver.save(one, memo)
+                break
+
+    def evicting(self, node: Node, keep: int) -> None:
+        """Note that all but the first `keep` device pages of a node are about to go."""
+        if self._policy != "write_back":
+            return
+        self._stuck = False
+        lost = node.data.device.size - max(keep, node.data.host.size)
+        if lost <= 0:
+            return
+        size = self._tree.page_size
+        wanted = self.saver.wanted(node)
+        if not self.closed and wanted <= self._sync_pages - self._synced:
+            self._synced += wanted
+            if self.saver.save_now(node):
+                self._counters.rescued += wanted * size
+                return
+        self._counters.dropped += lost * size
+
+    def poll(self) -> None:
+        self.saver.poll()
+        self.leftovers.poll()
+        self._synced = 0
+        while self._cleaning and (side := self._tree.uncopied.pop()) is not None:
+            clean = self._tree.clean_pages
+            if side.entry.node is not None:
+                self._counters.cleaned += self.saver.save(side.entry.node) * self._tree.page_size
+            self._tree.settle(side.entry)
+            self._stuck = self._tree.clean_pages <= clean  # no room, or only that of other copies
+
+    def stop(self) -> None:
+        """Let go of all jobs, and wait for their end a little."""
+        self.saver.cancel()
+        self.leftovers.wait(RESET_SECONDS)
+
+    @property
+    def _cleaning(self) -> bool:
+        if self._policy != "write_back" or self._stuck or self.closed:
+            return False
+        return self._tree.clean_pages < self._wanted_clean and bool(len(self._tree.uncopied))

@@ -387,9 +387,9 @@ class Planner:
         caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
         self.encoding.release(step)
-        for req in reversed(step.prefilled):
-            if req.finished:
-                continue
+        for req, kv in reversed(list(zip(step.prefilled, step.kvs, strict=False))):
+            if req.finished or req.kv is not kv:
+                continue  # gone, or back in the queue
             self.drop(req)
             self.memory.release(req)
             req.move_to(ReqStatus.RETRACTED)

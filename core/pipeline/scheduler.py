@@ -338,7 +338,8 @@ class Scheduler:
         self.counters.failed_batches += 1
         culprit = self.stages.culprits.of(error)
         self.stages.culprits.count(culprit)
-        accused = "the model failed" if culprit is None else culprit.accuse(error)
+        plain = str(error) if isinstance(error, LoadFailed) else "the model failed"
+        accused = plain if culprit is None else culprit.accuse(error)
         logger.error("batch %d of %s: %s", number, what, accused, exc_info=error)
 
     def _wait_for(self, behind: Launched) -> Exception | None:

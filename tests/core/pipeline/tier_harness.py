@@ -14,6 +14,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.forward import LoadFailed
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EMPTY, FakeModel, Harness
 
 
@@ -116,8 +117,14 @@ class LoadingModel(FakeModel):
     mover: SlotMover
     fail_loads = 0.0
 
+    def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
+        super().__init__(rows, num_slots)
+        self.loads: list[int] = []
+        """Tokens of each load that was tried."""
+
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         if work.loads and (work.part is None or work.part.first):
+            self.loads += [load.host.shape[0] * self.mover.page_size for load in work.loads]
             device = self.slots.reshape(-1, self.mover.page_size)
             lost = self.mover.random.random() < self.fail_loads
             for load in work.loads:
@@ -152,6 +159,6 @@ class TierHarness(Harness):
 
     @property
     def loads(self) -> list[int]:
-        """Tokens of each load that a batch brought."""
-        size = self.mover.page_size
-        return [load.host.shape[0] * size for work in self.model.batches for load in work.loads]
+        """Tokens of each load that a batch has tried."""
+        assert isinstance(self.model, LoadingModel)
+        return self.model.loads

@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml setup.py requirements.lock
 # Versions stay as they are where they can; `make lock LOCK_ARGS=--upgrade` takes the newest.
 lock: $(STAMP)
 	@$(PIP) install $(UV)
-	$(BIN)/uv pip compile -q pyproject.toml --group setup --group dev --extra server --extra conformance --extra triton --extra video --extra xgrammar --extra lab \
+	$(BIN)/uv pip compile -q pyproject.toml --group setup --group dev --extra server --extra redis --extra conformance --extra triton --extra video --extra xgrammar --extra lab \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-package torch --system-certs \
 	  --custom-compile-command 'make lock' --output-file requirements.lock $(LOCK_ARGS)
 

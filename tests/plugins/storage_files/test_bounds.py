@@ -98,6 +98,7 @@ def test_what_another_server_uses_stays(disk: Open) -> None:
     assert one.which([*range(6), 10, 11]) == [0, 2, 4, 5, 10, 11]
 
 
+@pytest.mark.full
 def test_two_servers_keep_to_one_bound(disk: Open) -> None:
     """Each learns, at times, of what the other writes; until then a twentieth may be too much."""
     one, two = disk(max_bytes=60 * ON_DISK), disk(max_bytes=60 * ON_DISK)

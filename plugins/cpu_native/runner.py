@@ -70,6 +70,10 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             return str(error)
         return None
 
+    def numerics(self) -> str:
+        """Weights of another format are other numbers, or are summed up in another order."""
+        return f"cpu_native, weights in {self.options.weights}"
+
     @torch.inference_mode()
     def execute(
         self,

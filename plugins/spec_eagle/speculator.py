@@ -88,6 +88,11 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         self._edge_at = np.full(count, _NOWHERE, np.int64)
         self._output_at = np.full(count, _NOWHERE, np.int64)
 
+    def numerics(self) -> str:
+        from pegboard.core.toolkit.model.weights_digest import weights_digest
+
+        return f"EAGLE head {weights_digest(self.directory).hex()}, {self.draft_spec}"
+
     def observe(self, batch: ForwardBatch, taps: torch.Tensor, stands: Stands) -> None:
         rows = stands.rows
         ends = stands.starts + stands.counts

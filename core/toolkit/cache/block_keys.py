@@ -24,6 +24,11 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+def framed(*fields: bytes) -> bytes:
+    """Return fields one after the other, each with its length before it, so that others never give the same bytes."""
+    return b"".join(struct.pack("<I", len(field)) + field for field in fields)
+
+
 def chain(before: bytes, blocks: NDArray[np.int64], digest: Callable[[bytes], bytes] = sha256) -> list[bytes]:
     """Return the digests of `blocks` int64 [n, block], each taken over its predecessor's digest and its own tokens, as
     64 bits little endian; `before` is what goes before the first one.
@@ -98,7 +103,4 @@ class BlockKeys:
 
     def _seed(self, namespace: str) -> bytes:
         """Return what goes before a sequence's first block."""
-        seed = hashlib.sha256(FORMAT)
-        for field in (self._identity, namespace.encode("utf-8", "surrogatepass")):
-            seed.update(struct.pack("<I", len(field)) + field)
-        return seed.digest()
+        return sha256(FORMAT + framed(self._identity, namespace.encode("utf-8", "surrogatepass")))

@@ -20,6 +20,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from tests.plugins.cpu_native.instruction_sets import SETS
 from tests.token_prompts import prompt_ids
@@ -155,3 +156,10 @@ class TestDeclined:
         assert (
             CpuNativeRunner.supports(None, ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"  # type: ignore[arg-type]
         )
+
+    def test_weights_of_another_format_compute_another_kv(self, directory: Path) -> None:
+        model = replace(context(tiny_checkpoint(directory, "llama")), dtype=torch.bfloat16)
+        none: Any = None
+        ctx = ModelRunnerContext(none, model, none, none, none, (), model.device)
+        said = [CpuNativeRunner(CpuNativeOptions(weights=form), ctx).numerics() for form in ("bf16", "int8", "bf16")]
+        assert said[0] == said[2] != said[1]

@@ -17,8 +17,11 @@ from pegboard.conformance.checkpoints import tiny_checkpoint, write_tiny_tokeniz
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, ModelError, PluginError
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
+from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.interfaces.speculator import SpeculatorContext
 from pegboard.plugins.spec_eagle.config import read_draft
 from pegboard.plugins.spec_eagle.options import EagleOptions
+from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
 from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, HIDDEN, VOCAB, Head
 
 DEEP = ModelSpec("model", VOCAB, HIDDEN, 4096, tuple(LayerSpec(i, 4, 2, 16, 16, 0.25) for i in range(32)), ())
@@ -219,6 +222,24 @@ def test_trees_by_options() -> None:
     assert EagleOptions().nodes == 4
     assert EagleOptions(steps=5, topk=4).nodes == 8
     assert EagleOptions(steps=1, topk=3).nodes == 4
+
+
+def test_whose_head_computed_kv(tmp_path: Path) -> None:
+    """What is kept of its layer is found by the same head only, wherever it lies."""
+
+    def numerics(head: Head, folder: str, seed: int = 0, **options: Any) -> str:
+        context = SpeculatorContext(DEEP, 16, ModelContext(tmp_path, {}, torch.float32, torch.device("cpu")))
+        directory = head.write(tmp_path / folder, seed)
+        return EagleSpeculator(EagleOptions(draft=str(directory), **options), context).numerics()
+
+    plain = numerics(Head(), "a")
+    assert numerics(Head(), "b") == plain == numerics(Head(), "c", steps=1)
+    others = [
+        numerics(Head(), "d", seed=1),
+        numerics(Head(config={"rms_norm_eps": 1e-3}), "e"),
+        numerics(Head(), "f", taps=(4, 5, 6)),
+    ]
+    assert len({plain, *others}) == 4
 
 
 def test_configs_are_read_as_json(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def engine(size: Size, cache: Mapping[str, Any], *, host: int = 0, files: Path |
             "page_size": 16,
             "max_total_tokens": size.fits * (size.prompt + 64),
             "host": {"max_total_tokens": max(1, host) * (size.prompt + 64)},
-            "storage": [] if files is None else [{"use": "files", "directory": str(files)}],
+            "storage": [] if files is None else [{"use": "files", "dir": str(files)}],
         },
         "gates": [] if files is None else ["prefetch"],
     }

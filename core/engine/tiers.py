@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from pegboard.core.engine.kv_identity import kv_identity
 from pegboard.core.interfaces.contracts import HOST_POOL, KV_STORAGE
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory, Problem
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
 from pegboard.core.pipeline.tiers.loading import HostLoads
+from pegboard.core.pipeline.tiers.mover import LocalMover
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pegboard.core.config.select import Choice
     from pegboard.core.engine.choose import Chosen, Loaded
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
-    from pegboard.core.pipeline.tiers.mover import LocalMover
     from pegboard.core.pipeline.worker import Watches
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,6 @@ def build_tiers(chosen: Chosen, loaded: Loaded, cache: Choice[PrefixCache, Prefi
                 )
             )
         return None
-    from pegboard.core.pipeline.tiers.mover import LocalMover
-
     page_size = memory.page_size
     if memory.storage and memory.storage_block % page_size:
         raise ConfigError(
@@ -131,7 +130,5 @@ def _host_pool(chosen: Chosen, loaded: Loaded, block_pages: int) -> HostPool:
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:
-    from pegboard.core.engine.kv_identity import kv_identity
-
     layers = chosen.spec.layers + chosen.speculator.layers
     return kv_identity(chosen.model, layers, numerics=(loaded.runner.numerics(), chosen.speculator.numerics()))

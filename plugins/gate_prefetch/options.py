@@ -1,0 +1,42 @@
+"""Options of the prefetch gate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pegboard.core.interfaces.admission_gate import GateOptions
+from pegboard.core.interfaces.options import Options
+
+
+class WaitLimit(Options):
+    """Seconds that a prompt may wait, by its length."""
+
+    base: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    """Seconds for any prompt."""
+    per_1024: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """Seconds more for each 1,024 tokens of it."""
+    max: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Most seconds."""
+
+
+class PrefetchGateOptions(GateOptions):
+    """Options of `prefetch`."""
+
+    timeout: None = None
+    """Always null: this gate lets every request through in time, and fails none."""
+
+    policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    """How long a request waits for what storages have of its prompt. `best_effort`: not at all; what comes before its
+    turn counts. `wait_complete`: until all of it has come. `timeout`: no longer than `limit`."""
+
+    limit: Literal["auto"] | WaitLimit = "auto"
+    """How long a request waits under the policy `timeout`. `auto`: no longer than it would take to compute what is to
+    come, at the speed of late."""
+
+    stall: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Seconds in which nothing comes after which no request waits any longer, whatever the policy."""
+
+    threshold: int = Field(default=256, ge=1)
+    """Shorter prompts, in tokens, do not wait: computing them is quicker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.cache.block_keys import FORMAT, framed, sha256
 from pegboard.core.toolkit.model.weights_digest import weights_digest
@@ -37,12 +37,12 @@ def kv_identity(model: ModelContext, layers: Sequence[LayerSpec], *, numerics: S
     return sha256(framed(FORMAT, *fields))
 
 
-def _counted(value: Any) -> Any:
+def _counted(value: object) -> object:
     """Return a config's value without what is not counted, at any depth."""
     if isinstance(value, Mapping):
         return {key: _counted(one) for key, one in value.items() if key not in NOT_COUNTED}
     return [_counted(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()

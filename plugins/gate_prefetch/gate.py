@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNKNOWN_SPEED = 4096.0
-"""Tokens per second that `auto` reckons with before a prompt was computed."""
+"""Tokens per second that `auto` counts on before a prompt was computed."""
 NOT_ADMITTED = {ReqStatus.BLOCKED, ReqStatus.WAITING}
 
 

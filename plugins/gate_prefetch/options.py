@@ -24,8 +24,8 @@ class WaitLimit(Options):
 class PrefetchGateOptions(GateOptions):
     """Options of `prefetch`."""
 
-    timeout: None = None
-    """Always null: this gate lets every request through in time, and fails none."""
+    timeout: Literal[None] = None
+    """Always null: `limit` and `stall` end the wait, and this gate fails no request."""
 
     policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
     """How long a request waits for what storages have of its prompt. `best_effort`: not at all; what comes before its
@@ -33,7 +33,8 @@ class PrefetchGateOptions(GateOptions):
 
     limit: Literal["auto"] | WaitLimit = "auto"
     """How long a request waits under the policy `timeout`. `auto`: no longer than it would take to compute what is to
-    come, at the speed of late."""
+    come, at the speed of late. An object with `base` (2.0), `per_1024` (0.1) and `max` (30.0): `base` seconds, and
+    `per_1024` more for each 1,024 tokens of the prompt, but at most `max`."""
 
     stall: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds in which nothing comes after which no request waits any longer, whatever the policy."""

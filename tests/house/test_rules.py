@@ -25,6 +25,7 @@ PLAIN_WORDS = {
     "logit_bias": "a sampling parameter",
     "min_new_tokens": "a sampling parameter",
     "none": "an empty list, in a message",
+    "prefetch": "a capability",
     "priority": "a request's field",
 }
 """Provider names that are words of the field too, and what the core means by them. It may write these and no others."""

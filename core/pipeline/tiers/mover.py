@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -59,10 +60,10 @@ class LocalMover:
         clock: Clock = time.monotonic,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        if storages and host is None:
-            raise ValueError("storages need a host pool: what they have goes through it")
         if len(suffix) > MOST_SUFFIX:
             raise ValueError(f"a suffix of keys has at most {MOST_SUFFIX} bytes, got {len(suffix)}")
+        if storages and host is None:
+            raise ValueError("storages need a host pool: what they have goes through it")
         self._pool = pool
         self._host = host
         self._board = Board(wake)
@@ -71,22 +72,9 @@ class LocalMover:
         self._save_seconds = 0.0
         self._failed_saves = 0
         self._copies = Lane("kv-save", self._save, self._left)
-        self._stores: list[TierStore] = []
-        if host is not None:
-            self._piece, self._page_bytes = self._sizes(host)
-            self._stores = [
-                TierStore(
-                    name,
-                    storage,
-                    host,
-                    self._left,
-                    suffix=suffix,
-                    deadlines=deadlines,
-                    clock=clock,
-                    began=self._begun.set,
-                )
-                for name, storage in storages
-            ]
+        self._piece, self._page_bytes = (1, 0) if host is None else self._sizes(host)
+        make = functools.partial(TierStore, suffix=suffix, deadlines=deadlines, clock=clock, began=self._begun.set)
+        self._stores = [make(name, one, host, self._left) for name, one in storages if host is not None]
         if self._stores:
             threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()
 
@@ -139,7 +127,7 @@ class LocalMover:
     def stats(self) -> dict[str, float]:
         """Return what was moved, by direction, and how each storage is, under its name."""
         found: dict[str, float] = {
-            "saved_bytes_total": self._saved_pages * (0 if self._host is None else self._page_bytes),
+            "saved_bytes_total": self._saved_pages * self._page_bytes,
             "save_seconds_total": self._save_seconds,
             "save_failures_total": self._failed_saves,
             "save_restarts_total": self._copies.restarts,
@@ -149,8 +137,8 @@ class LocalMover:
         return found
 
     def close(self, seconds: float = CLOSE_SECONDS) -> tuple[str, ...]:
-        """End all jobs and threads, within `seconds`. Returns the names of storages that a call still hangs in: they, and the host pool,
-        must not be closed under it.
+        """End all jobs and threads, within `seconds`. Returns the names of storages that a call still hangs in: they,
+        and the host pool, must not be closed under it.
         """
         self._closed.set()
         self._begun.set()

@@ -60,8 +60,8 @@ def library() -> type[Store]:
 
 
 class Client:
-    """A store, once it is connected, and `frames` pieces of registered memory of `frame_bytes`, for whoever holds
-    `lock`. The library waits for a minute and more where no master answers, so that is left to a thread.
+    """A store, once it is connected, and `frames` pieces of registered memory of `frame_bytes`, for the thread that
+    holds `lock`. The library waits for a minute and more where no master answers, so that is left to a thread.
     """
 
     def __init__(self, options: MooncakeOptions, frames: int, frame_bytes: int) -> None:

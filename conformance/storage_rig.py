@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
-
-import numpy as np
 
 from pegboard.core.interfaces.kv_storage import KVStorage
 
@@ -17,12 +16,12 @@ FAR = float("inf")
 
 def content(key: bytes, size: int, salt: int = 0) -> bytes:
     """Return the bytes that a key stands for: random, and others for each key."""
-    return np.random.default_rng([salt, *key]).bytes(size)
+    return hashlib.shake_128(b"%d " % salt + key).digest(size)
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
     """Return keys as digests are: 32 random bytes."""
-    return [np.random.default_rng(1000 + number).bytes(32) for number in range(start, start + count)]
+    return [hashlib.sha256(b"%d" % number).digest() for number in range(start, start + count)]
 
 
 def repeated(count: int) -> list[bytes]:

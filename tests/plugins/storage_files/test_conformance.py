@@ -12,7 +12,7 @@ from pegboard.plugins.storage_files.options import FilesOptions
 
 
 def path_of(storage: KVStorage, key: bytes) -> Path:
-    """Return where docs/tiers.md says that a block is."""
+    """Return where a block is."""
     assert isinstance(storage.options, FilesOptions)
     name = key.hex()
     return Path(storage.options.dir) / storage.ctx.identity / name[:2] / name[2:4] / name

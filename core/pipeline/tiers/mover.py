@@ -189,8 +189,6 @@ class LocalMover:
         following = job.store + 1
         if job.kind in ("save", "store") or job.moved >= job.total or following >= len(self._stores):
             job.finish(job.trouble)
-        elif self._closed.is_set():
-            job.finish("the mover is closed")
         elif job.pause():
             job.store = following
             self._stores[following].put(job)

@@ -89,7 +89,7 @@ class TierStore:
         if not admitted:
             self._leave(job, f"the storage {self.name!r} is left alone for a while")
         elif not self._lane(job).put(job):
-            self._through(job, f"the storage {self.name!r} has no thread left that does not hang")
+            self._through(job, f"no thread is free for the storage {self.name!r}: it is closed, or too many hang")
 
     def supervise(self) -> None:
         """Abandon calls that have overrun; what waits behind them is left."""

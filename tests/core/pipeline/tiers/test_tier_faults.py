@@ -99,7 +99,7 @@ def test_only_some_threads_are_written_off(make: Make) -> None:
     for _ in range(2):
         job = rig.mover.find(names(1))
         assert job.done
-        assert "no thread left" in job.error
+        assert "no thread is free" in job.error
     assert not any(job.done for job in jobs)
     rig.storages[0].faults.release()
     assert rig.mover.wait(jobs, 10)

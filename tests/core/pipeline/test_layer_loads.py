@@ -17,6 +17,7 @@ from pegboard.core.interfaces.forward import LoadFailed
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import PageLoad
 from pegboard.core.pipeline.tiers.loading import HostLoads, WatchedAttention, loading_for
 
@@ -24,11 +25,11 @@ LAYERS = tuple(LayerSpec(layer_id, 2, 1, 4, 4, 1.0) for layer_id in (0, 1, 2))
 PAGES = PageLoad(1, np.array([3, 4]), np.array([1, 2]))
 
 
-class SlowHost(HostPool[None]):
+class SlowHost(HostPool[NoOptions]):
     """Loads a layer once it is let through; fails at `fails_at`."""
 
     def __init__(self) -> None:
-        super().__init__(None, HostPoolContext(4, 1, LAYERS, torch.float32, torch.device("cpu")))
+        super().__init__(NoOptions(), HostPoolContext(4, 1, LAYERS, torch.float32, torch.device("cpu")))
         self.may = {layer.layer_id: threading.Event() for layer in LAYERS}
         self.fails_at: int | None = None
         self.loaded: list[int] = []

@@ -43,7 +43,7 @@ def onto_the_host(harness: TierHarness, prompt: Sequence[int] = LONG) -> None:
     """Have a prompt computed and saved, and its pages evicted."""
     harness.submit("first", prompt, 2)
     harness.run()
-    harness.mover.share = 1.0
+    harness.share = 1.0
     while harness.mover.jobs or harness.memory.busy:
         harness.step()
     harness.memory.cache.evict(1_000_000)
@@ -105,7 +105,7 @@ def test_loads_have_a_budget_of_their_own() -> None:
     for number, prompt in enumerate((LONG, OTHER, [9, *LONG])):
         harness.submit(f"before {number}", prompt, 2)
     harness.run()
-    harness.mover.share = 1.0
+    harness.share = 1.0
     while harness.mover.jobs or harness.memory.busy:
         harness.step()
     harness.memory.cache.evict(1_000_000)

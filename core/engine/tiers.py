@@ -50,12 +50,14 @@ class Tiers:
         return {**self.loads.stats(), **self.mover.stats()}
 
     def close(self) -> None:
-        """End the threads, then let go of storages and memory."""
-        self.mover.close()
+        """End the threads, then let go of storages and memory, but for those that a call still hangs in."""
+        hanging = self.mover.close()
         self.loads.close()
-        for storage in self.storages:
-            storage.close()
-        self.host.close()
+        for name, storage in zip(self.mover.stores, self.storages, strict=True):
+            if name not in hanging:
+                storage.close()
+        if not hanging:
+            self.host.close()
 
 
 def build_tiers(chosen: Chosen, loaded: Loaded, cache: Choice[PrefixCache, PrefixCacheContext]) -> Tiers | None:

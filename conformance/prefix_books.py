@@ -222,6 +222,11 @@ class Books:
         return pages
 
     @property
+    def locked(self) -> bool:
+        """Whether a lock holds anything, so that a reset is refused."""
+        return bool(self.locked_pages)
+
+    @property
     def evictable(self) -> int:
         return self.page_size * (len(self.known) - len(self.locked_pages))
 

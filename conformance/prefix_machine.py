@@ -135,7 +135,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        if self.books.locked_pages:
+        if self.books.locked:
             with pytest.raises(RuntimeError):
                 self.books.cache.reset()
             self.books.check()

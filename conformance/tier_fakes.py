@@ -58,7 +58,8 @@ class HandMover:
 
     A test writes into `device` what it computes there. Jobs wait in `jobs` until `finish`; what a copy reads is what is
     there then, as of a thread that comes to it late. It complains about a host page that is written to while another
-    job reads or writes it, and about pages that do not exist. `on_wait` is called by `wait`, and may finish jobs.
+    job reads or writes it, and about pages that do not exist. `on_begin` is told of each job, `on_wait` of what is
+    waited for, which it may finish.
     """
 
     def __init__(self, host_pages: int, block_pages: int = 1, stores: Sequence[str] = ()) -> None:
@@ -69,6 +70,7 @@ class HandMover:
         self.host: dict[int, object] = {}
         self.blocks: list[dict[bytes, tuple[object, ...]]] = [{} for _ in stores]
         self.jobs: list[HandJob] = []
+        self.on_begin: Callable[[HandJob], None] = lambda job: None
         self.on_wait: Callable[[Sequence[Job]], None] = lambda jobs: None
 
     def save(self, device: NDArray[np.int64], host: NDArray[np.int64]) -> HandJob:
@@ -142,6 +144,7 @@ class HandMover:
             both = pages & set(other.host.reshape(-1).tolist())
             assert not both or not (job.writes or other.writes), f"{job!r} uses host pages of {other!r}"
         self.jobs.append(job)
+        self.on_begin(job)
         return job
 
     def _check_blocks(self, keys: Sequence[bytes], host: NDArray[np.int64]) -> None:
@@ -153,5 +156,6 @@ class InstantMover(HandMover):
     """One whose jobs are over when they begin."""
 
     def _begin(self, job: HandJob) -> HandJob:
-        self.finish(super()._begin(job))
+        super()._begin(job)
+        self.finish(job)
         return job

@@ -14,6 +14,7 @@ from pegboard.plugins.cache_hiradix.entry import NO_PAGES, Node
 from pegboard.plugins.cache_hiradix.handle import TierHandle
 from pegboard.plugins.cache_hiradix.loading import Loads
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
+from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_hiradix.tree import TierTree
 from pegboard.plugins.cache_hiradix.writing import Writing
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
+    from pegboard.core.interfaces.prefix_cache import CacheHandle, Prefetch, PrefixCacheContext
     from pegboard.core.toolkit.cache.radix_tree import RadixPath
     from pegboard.plugins.cache_hiradix.entry import Entry
 
@@ -54,7 +55,7 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         self._loads = Loads(self._tree, self._counters)
         self._writing: Writing | None = None
         if ctx.mover is not None and host_pages:
-            self._writing = Writing(options, self._tree, ctx.mover, self._counters)
+            self._writing = Writing(options, self._tree, ctx.mover, ctx.identity, self._counters)
 
     # ---- finding ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +204,11 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         self._loads.end(load, ok)
         self._changed()
 
+    def prefetch(self, key: PrefixKey) -> Prefetch:
+        if self._writing is not None:
+            return self._writing.prefetcher.begin(key)
+        return NothingMore(self.matched_length(key))
+
     def poll(self) -> None:
         if self._writing is not None:
             self._writing.poll()
@@ -224,13 +230,15 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
 
     def close(self) -> None:
         if self._writing is not None:
-            self._writing.closed = True
+            self._writing.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         check_tree(self._tree)
         self._loads.check()
+        if self._writing is not None:
+            self._writing.prefetcher.check()
         every = np.sort(_device_pages(list(self._tree.tokens.nodes())))
         assert np.array_equal(every, np.flatnonzero(self._owned)), "the pages of the tree are not those that are owned"
 

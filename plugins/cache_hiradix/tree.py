@@ -50,7 +50,7 @@ class TierTree:
         self.host_evicted = 0
         self.tick = 0
         self.protected: ProtectedSegment[Entry] | None = None
-        self._changed = changed
+        self.changed = changed
         key = KEYS[order]
         self.victims = VictimHeap[Entry](key, lambda entry: entry.leaves_device)
         later = _LATER if copies_first else 0
@@ -140,7 +140,7 @@ class TierTree:
         while todo:
             one = todo.pop()
             if one.data.device.size < one.data.host.size:
-                self._changed()
+                self.changed()
                 return
             todo += [child for child in one.children.values() if child.data.host.size]
 
@@ -185,7 +185,7 @@ class TierTree:
         entry.device = np.concatenate((entry.device, pages))
         self._count(entry, 1)
         self.settle(entry)
-        self._changed()
+        self.changed()
 
     def add_host(self, node: Node, pages: NDArray[np.int64], state: int) -> None:
         """Add host pages behind those that a node has."""
@@ -231,7 +231,7 @@ class TierTree:
             node.parent.data.device_below -= 1
             self.settle(node.parent.data)
         self._trim(node)
-        self._changed()
+        self.changed()
         return pages
 
     def drop_host(self, node: Node, keep: int) -> None:
@@ -262,7 +262,7 @@ class TierTree:
         self.epoch[pages] += 1
         self.host.give(np.concatenate(host))
         self.device_pages = self.clean_pages = 0
-        self._changed()
+        self.changed()
         return pages
 
     # ---- holding ---------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class TierTree:
             if self.protected is not None:
                 self.protected.trimmed(node, gone)
         if gone:
-            self._changed()
+            self.changed()
         self.settle(entry)
 
 

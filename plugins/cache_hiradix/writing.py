@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pegboard.core.toolkit.cache.block_keys import BlockKeys
 from pegboard.plugins.cache_hiradix.counters import Counters
 from pegboard.plugins.cache_hiradix.jobs import Leftovers
+from pegboard.plugins.cache_hiradix.prefetching import Prefetcher
 from pegboard.plugins.cache_hiradix.saving import Saver
+from pegboard.plugins.cache_hiradix.storing import Storer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo
@@ -22,7 +25,9 @@ RESET_SECONDS = 1.0
 class Writing:
     """Has pages copied to the host as a policy says, where there is a host tier."""
 
-    def __init__(self, options: HiRadixOptions, tree: TierTree, mover: PageMover, counters: Counters) -> None:
+    def __init__(
+        self, options: HiRadixOptions, tree: TierTree, mover: PageMover, identity: bytes, counters: Counters
+    ) -> None:
         self._policy = options.write_policy
         self._hits_to_save = options.hits_to_save
         self._sync_pages = options.sync_tokens // tree.page_size
@@ -31,18 +36,29 @@ class Writing:
         self._counters = counters
         self.leftovers = Leftovers(tree, mover)
         self.saver = Saver(tree, mover, options.save_batch, counters, self.leftovers)
+        keys = BlockKeys(identity, mover.block_pages * tree.page_size)
+        self.storer = Storer(tree, mover, keys, options, counters, self.leftovers)
+        self.prefetcher = Prefetcher(tree, mover, keys, options, counters, self.leftovers, self.saver)
+        self._stores = bool(mover.stores)
+        if self._stores:
+            self.saver.saved = self._offer
         self._synced = 0
         self._stuck = False
-        self.closed = False
+        self._closed = False
 
     @property
     def busy(self) -> bool:
-        return bool(len(self.saver) or len(self.leftovers) or self._synced or self._cleaning)
+        jobs = len(self.saver) or len(self.storer) or len(self.prefetcher) or len(self.leftovers)
+        return bool(jobs or self._synced or self._cleaning)
 
     def used(self, node: Node, memo: PrefixMemo | None) -> None:
         """Note that the path to a node was inserted, or found."""
         self._stuck = False
-        if self.closed or self._policy == "write_back":
+        if self._closed:
+            return
+        if self._stores:
+            self.storer.offer(node, memo)
+        if self._policy == "write_back":
             return
         if self._policy == "write_through":
             self.saver.save(node, memo)
@@ -62,7 +78,7 @@ class Writing:
             return
         size = self._tree.page_size
         wanted = self.saver.wanted(node)
-        if not self.closed and wanted <= self._sync_pages - self._synced:
+        if not self._closed and wanted <= self._sync_pages - self._synced:
             self._synced += wanted
             if self.saver.save_now(node):
                 self._counters.rescued += wanted * size
@@ -71,6 +87,8 @@ class Writing:
 
     def poll(self) -> None:
         self.saver.poll()
+        self.storer.poll()
+        self.prefetcher.poll()
         self.leftovers.poll()
         self._synced = 0
         while self._cleaning and (side := self._tree.uncopied.pop()) is not None:
@@ -82,11 +100,22 @@ class Writing:
 
     def stop(self) -> None:
         """Let go of all jobs, and wait for their end a little."""
+        self.prefetcher.cancel()
+        self.storer.cancel()
         self.saver.cancel()
         self.leftovers.wait(RESET_SECONDS)
 
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._closed = self.prefetcher.closed = True
+        self.prefetcher.cancel()
+
+    def _offer(self, node: Node, memo: PrefixMemo | None) -> None:
+        if not self._closed:
+            self.storer.offer(node, memo)
+
     @property
     def _cleaning(self) -> bool:
-        if self._policy != "write_back" or self._stuck or self.closed:
+        if self._policy != "write_back" or self._stuck or self._closed:
             return False
         return self._tree.clean_pages < self._wanted_clean and bool(len(self._tree.uncopied))

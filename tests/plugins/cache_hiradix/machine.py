@@ -1,0 +1,197 @@
+"""A state machine over the cache with tiers: any calls, and jobs that end in any order and with any result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from pegboard.conformance.prefix_machine import NAMESPACES, CacheMachine
+from pegboard.conformance.prefix_tier_books import Request, TierLock
+from pegboard.conformance.tier_fakes import HandMover
+from pegboard.core.interfaces.page_mover import Job
+from pegboard.core.interfaces.prefix_cache import Prefetch
+from pegboard.plugins.cache_hiradix.cache import HiRadixCache
+from pegboard.plugins.cache_hiradix.options import HiRadixOptions
+from tests.plugins.cache_hiradix.host_model import Finds, ModelBooks
+
+CHARS = st.lists(st.integers(0, 2), max_size=6)
+
+
+class TierMachine(CacheMachine):
+    """`ModelBooks` compare after each call. Class attributes say what is built."""
+
+    cache: type[HiRadixCache] = HiRadixCache
+    page_size = 1
+    num_pages = 16
+    host_pages = 2000
+    block_pages = 2
+    stores: tuple[str, ...] = ()
+    finds: Finds = "exactly"
+    options: dict[str, Any] = {}
+    steps = 0
+    totals: Mapping[str, float] = {}
+
+    books: ModelBooks
+
+    def make(self) -> ModelBooks:
+        options = HiRadixOptions.model_validate({"load_threshold": 1, "prefetch_threshold": 1, **self.options})
+        mover = HandMover(self.host_pages, self.block_pages, self.stores)
+        mover.on_wait = self.waited
+        self.answers = 0
+        self.prefetches: list[tuple[Prefetch, list[int], str]] = []
+        return ModelBooks(
+            lambda ctx: self.cache(options, ctx), self.num_pages, self.page_size, mover, self.finds,
+            options.load_threshold,
+        )  # fmt: skip
+
+    def waited(self, jobs: Sequence[Job]) -> None:
+        """Some jobs that are waited for end in time, some do not."""
+        self.answers += 1
+        self.books.waited = True
+        for job in [job for job in self.books.mover.jobs if job in jobs]:
+            if self.answers % 3:
+                self.books.finish(job)
+
+    @precondition(lambda self: self.books.mover.jobs)
+    @rule(which=st.integers(0, 100), result=st.one_of(st.none(), st.integers(0, 3)), poll=st.booleans())
+    def end_job(self, which: int, result: int | None, poll: bool) -> None:
+        jobs = self.books.mover.jobs
+        self.books.finish(jobs[which % len(jobs)], result, "" if result is None else "it broke")
+        if poll:
+            self.books.poll()
+
+    @precondition(lambda self: self.books.mover.jobs)
+    @rule()
+    def end_jobs(self) -> None:
+        self.books.mover.finish_all()
+        self.books.poll()
+
+    @rule()
+    def poll(self) -> None:
+        self.books.poll()
+
+    @rule(chars=CHARS, namespace=NAMESPACES)
+    def load(self, chars: list[int], namespace: str) -> None:
+        """Play a request whose prefix goes on on the host."""
+        lock = self.books.lock(self.tokens_of(chars, 0), namespace)
+        if lock.host_len and self.room(lock.host_len):
+            self.books.load(lock)
+
+    @precondition(lambda self: self.books.copies)
+    @rule(which=st.integers(0, 1000), tokens=st.integers(8, 40), calm=st.booleans(), through=st.booleans())
+    def come_back(self, which: int, tokens: int, calm: bool, through: bool) -> None:
+        """Play a request for something that was copied once, after most has gone."""
+        self.books.mover.finish_all("save")
+        if calm:
+            self.unlock_all()
+        self.books.poll()
+        self.evict(tokens * self.page_size)
+        known = sorted(self.books.copies)
+        if known:
+            namespace, wanted = known[which % len(known)]
+            lock = self.books.lock(wanted, namespace)
+            if lock.host_len and self.room(lock.host_len):
+                request = self.books.load(lock)
+                if through:
+                    self.books.loaded(request, True)
+                    self.let_it_go(request, True)
+
+    def unlock_all(self) -> None:
+        """Let all requests go but those that load."""
+        loading = [request.lock for request in self.books.requests]
+        for held in [held for held in self.books.locks if held not in loading]:
+            self.books.unlock(held)
+
+    @precondition(lambda self: self.books.known)
+    @rule(which=st.integers(0, 1000), tokens=st.integers(1, 16))
+    def find_and_lose(self, which: int, tokens: int) -> None:
+        """What is found may be copied for it, and evicted before that is done."""
+        known = sorted(self.books.known)
+        namespace, wanted = known[which % len(known)]
+        self.books.match(wanted, namespace)
+        self.unlock_all()
+        self.evict(tokens * self.page_size)
+
+    @precondition(lambda self: self.books.mover.stores and self.books.copies)
+    @rule(data=st.data(), more=CHARS)
+    def start_anew(self, data: st.DataObject, more: list[int]) -> None:
+        """What is in storages comes back after everything else has gone."""
+        books = self.books
+        known = sorted(books.copies)
+        self.end_jobs()
+        self.end_jobs()
+        for request in list(books.requests):
+            books.loaded(request, False)
+            self.let_it_go(request, False)
+        for held in list(books.locks):
+            books.unlock(held)
+        self.reset()
+        for _ in range(2):
+            namespace, tokens = data.draw(st.sampled_from(known))
+            self.want([*tokens, *self.tokens_of(more, 0)], namespace)
+        for _ in range(data.draw(st.integers(0, 3))):
+            self.end_jobs()
+
+    @precondition(lambda self: self.books.requests)
+    @rule(which=st.integers(0, 100), ok=st.booleans(), keep=st.booleans())
+    def end_load(self, which: int, ok: bool, keep: bool) -> None:
+        request = self.books.requests[which % len(self.books.requests)]
+        self.books.loaded(request, ok)
+        self.let_it_go(request, keep and ok)
+
+    def let_it_go(self, request: Request, keep: bool) -> None:
+        locked = request.lock in self.books.locks
+        if keep and locked:
+            self.books.keep(request)
+            return
+        self.let_go(request.slots)
+        if locked:
+            self.books.unlock(request.lock)
+
+    @precondition(lambda self: self.books.locks)
+    @rule(which=st.integers(0, 100))
+    def load_again(self, which: int) -> None:
+        """What the host has of a locked prefix can be loaded at any time, and as often as one likes."""
+        lock = self.books.locks[which % len(self.books.locks)]
+        if isinstance(lock, TierLock) and lock.host_len and self.room(lock.host_len):
+            self.books.load(lock)
+
+    @precondition(lambda self: self.books.mover.stores)
+    @rule(chars=st.lists(st.integers(0, 2), max_size=8), namespace=NAMESPACES)
+    def prefetch(self, chars: list[int], namespace: str) -> None:
+        self.want(self.tokens_of(chars, 0), namespace)
+
+    def want(self, tokens: list[int], namespace: str) -> None:
+        self.prefetches.append((self.books.prefetch(tokens, namespace), tokens, namespace))
+
+    @precondition(lambda self: self.prefetches)
+    @rule(which=st.integers(0, 100))
+    def close_prefetch(self, which: int) -> None:
+        one, _, _ = self.prefetches.pop(which % len(self.prefetches))
+        one.close()
+        one.close()
+        self.books.check()
+
+    @invariant()
+    def count(self) -> None:
+        type(self).steps += 1
+
+    def teardown(self) -> None:
+        """At the end everything comes back."""
+        books = self.books
+        for request in list(books.requests):
+            books.loaded(request, False)
+            self.let_it_go(request, False)
+        books.settle()
+        assert all(one.done for one, _, _ in self.prefetches), "all jobs are over, but not all prefetches"
+        super().teardown()
+        books.reset()
+        books.settle()
+        stats = books.cache.stats()
+        type(self).totals = Counter(type(self).totals) + Counter(stats)
+        assert stats["quarantined_tokens"] == 0, stats
+        assert stats["host_free_tokens"] == self.host_pages * self.page_size, stats

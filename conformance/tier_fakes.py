@@ -90,7 +90,7 @@ class HandMover:
         return self._begin(HandJob("fetch", keys=keys, host=host))
 
     def cancel(self, job: Job) -> None:
-        assert isinstance(job, HandJob), f"{job!r} is no job of this mover"
+        assert isinstance(job, HandJob), f"{job!r} is not a job of this mover"
         job.cancelled = True
 
     def wait(self, jobs: Sequence[Job], timeout: float) -> bool:

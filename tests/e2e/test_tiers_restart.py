@@ -24,14 +24,14 @@ def model(checkpoints: Path) -> Path:
 
 
 def answers(
-    model: Path, folder: Path, salts: Sequence[str] = ("",), *, page_size: int = 16, **more: Any
+    model: Path, folder: Path, salts: Sequence[str] = ("",), *, page_size: int = 16, dtype: str = "float32"
 ) -> tuple[list[GenerateOutput], dict[str, Any]]:
     """What an engine that begins with these files answers, once under each salt; and its figures when all is written.
 
     The wait for storages has no limit of time, so that a busy machine changes nothing.
     """
     config = {
-        "model": {"path": str(model), "dtype": "float32", "device": "cpu", "context_length": 512, **more},
+        "model": {"path": str(model), "dtype": dtype, "device": "cpu", "context_length": 512},
         "log_level": "error",
         "prefix_cache": {"use": "hiradix"},
         "memory": {
@@ -86,8 +86,8 @@ def test_models_share_nothing_in_one_folder(model: Path, tmp_path: Path) -> None
     weights.write_bytes(data)
     folder = tmp_path / "kv"
     answers(model, folder)
-    for stranger, more in ((other, {}), (model, {"dtype": "bfloat16"})):
-        _, stats = answers(stranger, folder, **more)
+    for stranger, dtype in ((other, "float32"), (model, "bfloat16")):
+        _, stats = answers(stranger, folder, dtype=dtype)
         assert stats["cached_tokens"] == 0
     _, stats = answers(model, folder)
     assert stats["cached_storage_tokens"] == 384 * len(PROMPTS), "the others have removed what was not theirs"

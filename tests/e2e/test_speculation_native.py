@@ -61,9 +61,7 @@ SLOW = ("ngram", "chain", "eagle", "eagle tree")
 
 
 @pytest.mark.parametrize("drafts", [*(pytest.param(one, marks=pytest.mark.full) for one in SLOW), "tree"])
-def test_same_answers(
-    drafts: str, plain: tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]
-) -> None:
+def test_same_answers(drafts: str, plain: tuple[list[GenerateOutput], dict[str, tuple[int, ...]]]) -> None:
     expected, recorded = plain
     settings: dict[str, Any] = {"use": "drill", "outputs": recorded, "shape": drafts, "hit_rate": 0.8}
     if drafts == "ngram":

@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/caches.py            # radix at page size 1, block at 16, all figures
     OMP_NUM_THREADS=1 python benchmarks/caches.py radix:16   # one cache at one page size
+    OMP_NUM_THREADS=1 python benchmarks/caches.py hiradix:1  # among two million more on the host
 
 The million is 30 prompts of 16k to 32k tokens and about 1000 of 32 to 512 that share 20 system prompts. Each
 figure is the median of 21 runs, and the fastest of them, in milliseconds; "memory" compares and copies 32k int64 with
@@ -18,19 +19,23 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.page_mover import Job
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.blocks import BlockTable
 from pegboard.plugins.cache_block.cache import BlockCache
+from pegboard.plugins.cache_hiradix.cache import HiRadixCache
+from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 from pegboard.plugins.memory_paged.allocators import StackAllocator
@@ -43,6 +48,43 @@ VOCABULARY = 50_000
 Tokens = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A job that was over when it began."""
+
+    result: int
+    done: bool = True
+    error: str = ""
+
+
+class IdleMover:
+    """A PageMover that moves nothing: for what the books cost."""
+
+    block_pages = 64
+    stores: tuple[str, ...] = ()
+
+    def __init__(self, host_pages: int) -> None:
+        self.host_pages = host_pages
+
+    def save(self, device: Tokens, host: Tokens) -> Moved:
+        return Moved(device.shape[0])
+
+    def store(self, store: int, keys: Sequence[bytes], host: Tokens) -> Moved:
+        return Moved(len(keys))
+
+    def find(self, keys: Sequence[bytes]) -> Moved:
+        return Moved(0)
+
+    def fetch(self, keys: Sequence[bytes], host: Tokens) -> Moved:
+        return Moved(0)
+
+    def cancel(self, job: Job) -> None:
+        pass
+
+    def wait(self, jobs: Sequence[Job], timeout: float) -> bool:
+        return True
+
+
 class Bench:
     """A cache over an allocator with room for two million tokens."""
 
@@ -50,8 +92,14 @@ class Bench:
         self.page_size = page_size
         self.random = np.random.default_rng(0)
         self.allocator = StackAllocator(NoOptions(), TokenAllocatorContext(2_000_000 // page_size, page_size))
-        ctx = PrefixCacheContext(self.allocator, page_size)
-        self.cache: PrefixCache = RadixCache(RadixOptions(), ctx) if name == "radix" else BlockCache(NoOptions(), ctx)
+        self.cache: PrefixCache
+        if name == "hiradix":
+            mover = IdleMover(3_500_000 // page_size)
+            ctx = PrefixCacheContext(self.allocator, page_size, mover)
+            self.cache = HiRadixCache(HiRadixOptions(), ctx)
+        else:
+            ctx = PrefixCacheContext(self.allocator, page_size)
+            self.cache = RadixCache(RadixOptions(), ctx) if name == "radix" else BlockCache(NoOptions(), ctx)
 
     def prompt(self, length: int = LENGTH) -> Tokens:
         return self.random.integers(0, VOCABULARY, length)
@@ -209,6 +257,64 @@ def measure(name: str, page_size: int) -> None:
     show("insert 32k, evicted since its last insert", measured(insert_anew))
 
 
+def measure_tiers(page_size: int) -> None:
+    """Measure what goes to the host and comes back, among a million tokens on the device and two million there."""
+    bench = Bench("hiradix", page_size)
+    cache = bench.cache
+    old = [bench.prompt() for _ in range(RUNS)]
+    for tokens in old:
+        bench.insert(tokens)
+    for _ in range(2):
+        bench.fill()
+        cache.poll()
+        cache.evict(1_000_000)
+    bench.fill()
+    cache.poll()
+    stats = cache.stats()
+    host = stats["host_tokens"] - cache.cached_tokens
+    print(f"hiradix, page size {page_size}, {cache.cached_tokens} tokens on the device, {host:.0f} more on the host")
+
+    def insert_new(times: list[float]) -> None:
+        key, slots = PrefixKey(bench.prompt(), "", PrefixMemo()), bench.slots(LENGTH)
+        cache.match(key)
+        with clock(times):
+            cache.insert(key, slots)
+        with clock(polls):
+            cache.poll()
+        cache.evict(LENGTH)
+
+    def match_host(times: list[float]) -> None:
+        known = old.pop()
+        with clock(times):
+            found = cache.match(PrefixKey(known))
+        assert (len(found), found.host_len) == (0, LENGTH)
+        slots = bench.slots(LENGTH)
+        with clock(loads):
+            cache.lock(found.handle)
+            load = cache.load(found.handle, slots)
+            cache.loaded(load, True)
+        with clock(revivals):
+            cache.extend(found.handle, PrefixKey(known), slots)
+        cache.unlock(found.handle)
+        with clock(idle):
+            cache.poll()
+        with clock(hits):
+            cache.match(PrefixKey(known))
+
+    polls: list[float] = []
+    loads: list[float] = []
+    revivals: list[float] = []
+    idle: list[float] = []
+    hits: list[float] = []
+    show("insert 32k, new, and begin to save it", measured(insert_new))
+    show("poll as its copies arrive", polls)
+    show("match 32k on the host", measured(match_host))
+    show("lock, load and end the load", loads)
+    show("insert 32k that were loaded", revivals)
+    show("poll, nothing new", idle)
+    show("match 32k on both", hits)
+
+
 def count_hashes() -> None:
     """How often a request's blocks are hashed in a life of 64 chunks."""
     bench = Bench("block", 16)
@@ -275,8 +381,11 @@ def main(choices: list[str]) -> None:
     measure_memory()
     for choice in choices or ["radix:1", "block:16"]:
         name, _, page_size = choice.partition(":")
-        if name not in ("radix", "block") or not page_size.isdigit():
-            sys.exit(f"{choice!r}: say radix:PAGE_SIZE or block:PAGE_SIZE")
+        if name not in ("radix", "block", "hiradix") or not page_size.isdigit():
+            sys.exit(f"{choice!r}: say radix:PAGE_SIZE, block:PAGE_SIZE or hiradix:PAGE_SIZE")
+        if name == "hiradix":
+            measure_tiers(int(page_size))
+            continue
         measure(name, int(page_size))
         measure_eviction(name, int(page_size))
         if name == "block":

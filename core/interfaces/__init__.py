@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
     from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
     from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
+    from pegboard.core.interfaces.forward import LayerWatch as LayerWatch
+    from pegboard.core.interfaces.forward import LoadFailed as LoadFailed
     from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
     from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
     from pegboard.core.interfaces.grammar import Grammar as Grammar

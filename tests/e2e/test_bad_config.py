@@ -74,7 +74,7 @@ class TestConfigs:
         [
             pytest.param(
                 "prefix_cache:\n  use: radxi\n",
-                ["prefix_cache.use: 'radxi'", "did you mean 'radix'?", "installed: radix", ":4]"],
+                ["prefix_cache.use: 'radxi'", "did you mean 'radix' or 'hiradix'?", "installed: radix", ":4]"],
                 id="wrong name",
             ),
             pytest.param("server:\n  port: high\n", ["server.port: 'high'", "integer", ":4]"], id="wrong type"),

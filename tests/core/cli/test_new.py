@@ -47,7 +47,7 @@ class TestNew:
         text = run("plugins", "new", "--list").stdout
         assert "admission_gate    so many requests per minute of each API key" in text
         assert (
-            "Without a template: model_family, runner, grammar, session_store, media_processor, media_encoder." in text
+            "Without a template: model_family, runner, host_pool, kv_storage, grammar, session_store, media_processor, media_encoder." in text
         )
 
     def test_a_template_is_small(self, tmp_path: Path) -> None:

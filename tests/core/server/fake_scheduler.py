@@ -52,6 +52,10 @@ class FakeScheduler:
     def resting(self) -> bool:
         return False
 
+    @property
+    def busy(self) -> bool:
+        return False
+
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         replies: list[FromScheduler] = []
         for message in messages:

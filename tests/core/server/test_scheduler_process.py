@@ -33,6 +33,10 @@ class Notes:
     def resting(self) -> bool:
         return False
 
+    @property
+    def busy(self) -> bool:
+        return False
+
     def receive(self, given: int | list[ToScheduler] | None) -> list[ToScheduler] | list[FromScheduler]:  # both ends
         if isinstance(given, list):
             self.left += 2 * len(given)

@@ -30,7 +30,7 @@ class OverRedis(KVStorageContract):
         return f"{storage.options.prefix}:{storage.ctx.identity}:".encode() + key
 
 
-class TestOverAFake(OverRedis):
+class TestOverAFake(OverRedis, KVStorageContract):
     provider = "redis"
     server: FakeRedis
 
@@ -60,7 +60,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
 
 
 @pytest.mark.full
-class TestOverRedis(OverRedis):
+class TestOverRedis(OverRedis, KVStorageContract):
     provider = "redis"
 
     @pytest.fixture(autouse=True)

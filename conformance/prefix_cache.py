@@ -15,13 +15,16 @@ from pegboard.conformance.prefix_keys import KeyTests
 from pegboard.conformance.prefix_machine import CacheMachine
 from pegboard.conformance.prefix_refusals import RefusalTests
 from pegboard.conformance.prefix_suite import pages
+from pegboard.conformance.prefix_tiers import HostTierTests, PrefetchTests
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 
 
-class PrefixCacheContract(FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests):
+class PrefixCacheContract(
+    FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests, HostTierTests, PrefetchTests
+):
     """What is inserted is found, what is locked stays, what goes comes back, and every page has one owner.
 
     The tests call the cache through `Books`, which checks all owners and counters after every call.

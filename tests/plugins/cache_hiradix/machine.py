@@ -18,6 +18,9 @@ from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from tests.plugins.cache_hiradix.host_model import Finds, ModelBooks
 
+GOES = ["through", "begins", "waits"]
+"""How far a request gets."""
+
 CHARS = st.lists(st.integers(0, 2), max_size=6)
 
 
@@ -41,7 +44,7 @@ class TierMachine(CacheMachine):
         options = HiRadixOptions.model_validate({"load_threshold": 1, "prefetch_threshold": 1, **self.options})
         mover = HandMover(self.host_pages, self.block_pages, self.stores)
         mover.on_wait = self.waited
-        self.answers = 0
+        self.answers = self.strangers = 0
         self.prefetches: list[tuple[Prefetch, list[int], str]] = []
         return ModelBooks(
             lambda ctx: self.cache(options, ctx), self.num_pages, self.page_size, mover, self.finds,
@@ -75,46 +78,75 @@ class TierMachine(CacheMachine):
         self.books.poll()
 
     @rule(chars=CHARS, namespace=NAMESPACES)
-    def load(self, chars: list[int], namespace: str) -> None:
+    def begin(self, chars: list[int], namespace: str) -> None:
+        self.load(self.tokens_of(chars, 0), namespace)
+
+    def load(self, tokens: Sequence[int], namespace: str) -> Request | None:
         """Play a request whose prefix goes on on the host."""
-        lock = self.books.lock(self.tokens_of(chars, 0), namespace)
+        lock = self.books.lock(tokens, namespace)
         if lock.host_len and self.room(lock.host_len):
-            self.books.load(lock)
+            return self.books.load(lock)
+        return None
+
+    def through(self, tokens: Sequence[int], namespace: str) -> None:
+        """Play one whose load goes well."""
+        request = self.load(tokens, namespace)
+        if request is not None:
+            self.books.loaded(request, True)
+            self.let_it_go(request, True)
 
     @precondition(lambda self: self.books.copies)
-    @rule(which=st.integers(0, 1000), tokens=st.integers(8, 40), calm=st.booleans(), through=st.booleans())
-    def come_back(self, which: int, tokens: int, calm: bool, through: bool) -> None:
+    @rule(which=st.integers(0, 1000), tokens=st.integers(8, 40), calm=st.booleans(), go=st.sampled_from(GOES))
+    def come_back(self, which: int, tokens: int, calm: bool, go: str) -> None:
         """Play a request for something that was copied once, after most has gone."""
         self.books.mover.finish_all("save")
         if calm:
-            self.unlock_all()
+            self.unlock_all(tails=go == "through")
         self.books.poll()
         self.evict(tokens * self.page_size)
         known = sorted(self.books.copies)
         if known:
             namespace, wanted = known[which % len(known)]
-            lock = self.books.lock(wanted, namespace)
-            if lock.host_len and self.room(lock.host_len):
-                request = self.books.load(lock)
-                if through:
-                    self.books.loaded(request, True)
-                    self.let_it_go(request, True)
+            if go == "through":
+                self.through(wanted, namespace)
+            elif go == "begins":
+                self.load(wanted, namespace)
+            else:
+                self.books.lock(wanted, namespace)
 
-    def unlock_all(self) -> None:
-        """Let all requests go but those that load."""
-        loading = [request.lock for request in self.books.requests]
-        for held in [held for held in self.books.locks if held not in loading]:
+    def unlock_all(self, tails: bool) -> None:
+        """Let all requests go but those that load, and with `tails` those that found something on the host."""
+        keep = [request.lock for request in self.books.requests]
+        if not tails:
+            keep += [held for held in self.books.locks if isinstance(held, TierLock) and held.host_len]
+        for held in [held for held in self.books.locks if held not in keep]:
             self.books.unlock(held)
 
     @precondition(lambda self: self.books.known)
-    @rule(which=st.integers(0, 1000), tokens=st.integers(1, 16))
-    def find_and_lose(self, which: int, tokens: int) -> None:
+    @rule(which=st.integers(0, 1000), tokens=st.integers(1, 16), tails=st.booleans())
+    def find_and_lose(self, which: int, tokens: int, tails: bool) -> None:
         """What is found may be copied for it, and evicted before that is done."""
         known = sorted(self.books.known)
         namespace, wanted = known[which % len(known)]
         self.books.match(wanted, namespace)
-        self.unlock_all()
+        self.unlock_all(tails)
         self.evict(tokens * self.page_size)
+
+    @rule(count=st.integers(1, 4))
+    def crowd(self, count: int) -> None:
+        """Play others that are never seen again, and take the room of what is not locked."""
+        for _ in range(count):
+            self.strangers += 1
+            tokens = self.tokens_of([100 * self.strangers + at for at in range(4)], 0)
+            if self.room(len(tokens)):
+                self.books.insert(tokens)
+                self.end_jobs()
+                self.evict(self.num_pages * self.page_size)
+        for lock in list(self.books.locks):
+            if isinstance(lock, TierLock) and lock.host_len and self.room(lock.host_len):
+                request = self.books.load(lock)
+                self.books.loaded(request, True)
+                self.let_go(request.slots)
 
     @precondition(lambda self: self.books.mover.stores and self.books.copies)
     @rule(data=st.data(), more=CHARS)
@@ -132,9 +164,13 @@ class TierMachine(CacheMachine):
         self.reset()
         for _ in range(2):
             namespace, tokens = data.draw(st.sampled_from(known))
-            self.want([*tokens, *self.tokens_of(more, 0)], namespace)
-        for _ in range(data.draw(st.integers(0, 3))):
-            self.end_jobs()
+            self.want([*tokens, *self.tokens_of(more, 0)], data.draw(NAMESPACES))
+        for result in data.draw(st.lists(st.one_of(st.none(), st.integers(0, 2)), max_size=5)):
+            if books.mover.jobs:
+                books.finish(books.mover.jobs[0], result)
+            books.poll()
+        for _, wanted, namespace in self.prefetches[-2:]:
+            self.through(wanted, namespace)
 
     @precondition(lambda self: self.books.requests)
     @rule(which=st.integers(0, 100), ok=st.booleans(), keep=st.booleans())

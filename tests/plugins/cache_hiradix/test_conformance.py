@@ -5,6 +5,11 @@ class TestHiRadixCache(PrefixCacheContract):
     provider = "hiradix"
 
 
-class TestHiRadixCacheSlru(PrefixCacheContract):
+class TestHiRadixCacheSelective(PrefixCacheContract):
     provider = "hiradix"
-    options = {"eviction": "slru", "protected_share": 0.2}
+    options = {"write_policy": "write_through_selective", "eviction": "slru", "protected_share": 0.2}
+
+
+class TestHiRadixCacheWriteBack(PrefixCacheContract):
+    provider = "hiradix"
+    options = {"write_policy": "write_back", "eviction": "priority"}

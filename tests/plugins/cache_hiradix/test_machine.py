@@ -14,7 +14,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "room for all": {},
     "pages of 4": {"page_size": 4, "options": {"load_threshold": 5, "save_batch": 8}},
     "pages of 16": {"page_size": 16, "options": {"eviction": "lfu"}},
-    "tight": {"host_pages": 12, "finds": "at most", "options": {"save_batch": 2}},
+    "tight": {"num_pages": 12, "host_pages": 14, "finds": "at most", "options": {"save_batch": 2}},
     "tight slru": {
         "host_pages": 20, "page_size": 4, "finds": "at most",
         "options": {"eviction": "slru", "protected_share": 0.3},

@@ -13,9 +13,10 @@ from pegboard.conformance.prefix_growth import GrowthTests
 from pegboard.conformance.prefix_keeping import KeepingTests
 from pegboard.conformance.prefix_keys import KeyTests
 from pegboard.conformance.prefix_machine import CacheMachine
+from pegboard.conformance.prefix_prefetch import PrefetchTests
 from pegboard.conformance.prefix_refusals import RefusalTests
 from pegboard.conformance.prefix_suite import pages
-from pegboard.conformance.prefix_tiers import HostTierTests, PrefetchTests
+from pegboard.conformance.prefix_tiers import HostTierTests
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.keys import PrefixMemo

@@ -1,86 +1,17 @@
-"""The suite of PrefixCache: what a cache keeps on the host, and what it brings from storages."""
+"""The suite of PrefixCache: what a cache keeps on the host."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from pegboard.conformance.fakes import CountingAllocator
 from pegboard.conformance.prefix_books import key_of, run_of
-from pegboard.conformance.prefix_suite import PrefixSuite
-from pegboard.conformance.prefix_tier_books import Request, TierBooks
+from pegboard.conformance.prefix_tier_suite import LENGTH, TierSuite, sizes
 from pegboard.conformance.suite import capability, lacks
 from pegboard.conformance.tier_fakes import HandJob, HandMover
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.page_mover import Job
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
-
-sizes = pytest.mark.parametrize("page_size", [1, 16])
-LENGTH = 40
-"""Pages of a prompt, so many that any cache finds them worth a load."""
-
-
-class TierSuite(PrefixSuite):
-    """Builds a cache over a mover whose jobs wait until the test, or the cache itself, waits for them."""
-
-    contract = "prefix_cache"
-
-    def tier_books(
-        self,
-        page_size: int = 1,
-        num_pages: int = 128,
-        *,
-        host_pages: int = 256,
-        block_pages: int = 1,
-        stores: Sequence[str] = (),
-    ) -> TierBooks:
-        mover = HandMover(host_pages, block_pages, stores)
-
-        def end(jobs: Sequence[Job]) -> None:
-            for job in [job for job in mover.jobs if job in jobs]:
-                mover.finish(job)
-
-        mover.on_wait = end
-        return TierBooks(self.build, num_pages, page_size, mover=mover)
-
-    def used(self, books: TierBooks, tokens: Sequence[int], namespace: str = "") -> None:
-        """Insert something and find it again, so that any cache thinks it worth a copy, and let all copies end."""
-        books.insert(tokens, namespace)
-        for _ in range(4):
-            books.settle()
-            books.match(tokens, namespace)
-        books.settle()
-
-    def on_the_host(self, books: TierBooks, tokens: Sequence[int], namespace: str = "") -> None:
-        """Have something on the host alone."""
-        self.used(books, tokens, namespace)
-        books.evict(1_000_000)
-        found = books.match(tokens, namespace)
-        assert len(found) == 0
-        assert found.host_len > 0, (
-            "a prefix that was found four times, was evicted and has room on the host is not found there"
-        )
-
-    def through(self, books: TierBooks, tokens: Sequence[int], namespace: str = "") -> Request:
-        """Have what the host has of something loaded, which looks at every page, and let it go."""
-        lock = books.lock(tokens, namespace)
-        request = books.load(lock)
-        books.loaded(request, True)
-        books.let_go(request.slots)
-        books.unlock(lock)
-        return request
-
-    def crowd(self, books: TierBooks, count: int = 12) -> None:
-        """Let many others come and go, more than the host has room for, and leave nothing on the device."""
-        for char in range(count):
-            tokens = run_of(*range(1000 + 100 * char, 1000 + 100 * char + LENGTH // 2), page_size=books.page_size)
-            missing = len(tokens) - books.allocator.free_tokens
-            if missing > 0:
-                books.evict(missing)
-            self.used(books, tokens)
-            books.evict(1_000_000)
 
 
 class HostTierTests(TierSuite):
@@ -313,126 +244,3 @@ class HostTierTests(TierSuite):
         books.evict(1_000_000)
         books.settle()
         assert not begun
-
-
-class PrefetchTests(TierSuite):
-    """Of caches that declare `prefetch`, and of those that do not."""
-
-    contract = "prefix_cache"
-
-    PROMPT = 512
-    """Tokens of a prompt, so many that any cache finds them worth a prefetch."""
-
-    def stored(self, page_size: int, namespace: str = "") -> TierBooks:
-        """Return books of a cache that has forgotten a prompt which a storage has."""
-        books = self.tier_books(
-            page_size, 2048 // page_size, host_pages=4096 // page_size, block_pages=64 // page_size, stores=("one",)
-        )
-        self.used(books, self.prompt(page_size), namespace)
-        books.evict(1_000_000)
-        books.reset()
-        books.settle()
-        assert books.mover.blocks[0], "a prefix that was found four times is not written to a storage that has room"
-        assert books.match(self.prompt(page_size), namespace).host_len == 0
-        return books
-
-    def prompt(self, page_size: int) -> list[int]:
-        return run_of(*range(self.PROMPT // page_size), page_size=page_size)
-
-    @lacks("prefetch")
-    def test_without_prefetch_it_is_refused(self) -> None:
-        cache: PrefixCache = self.build(PrefixCacheContext(CountingAllocator(8), 1))
-        with pytest.raises(Unsupported):
-            cache.prefetch(key_of([1, 2]))
-
-    @capability("prefetch")
-    @pytest.mark.parametrize("page_size", [4, 16])
-    def test_what_a_storage_has_comes_to_the_host(self, page_size: int) -> None:
-        books = self.stored(page_size)
-        prefetch = books.prefetch([*self.prompt(page_size), *range(200)])
-        at_once = prefetch.done
-        books.settle()
-        assert (at_once, prefetch.done) == (False, True)
-        assert prefetch.tokens == prefetch.wanted == self.PROMPT
-        found = books.match(self.prompt(page_size))
-        assert found.host_len == found.stored_len == self.PROMPT
-        self.through(books, self.prompt(page_size))
-        assert books.match(self.prompt(page_size)).stored_len == 0, "what was loaded has been told"
-        prefetch.close()
-
-    @capability("prefetch")
-    def test_a_miss_is_over_soon_and_takes_no_pages(self) -> None:
-        books = self.stored(16)
-        prefetch = books.prefetch([9, *self.prompt(16)])
-        for _ in range(3):
-            assert all(job.kind == "find" for job in books.mover.jobs)
-            books.mover.finish_all()
-            books.poll()
-        assert (prefetch.done, prefetch.tokens, prefetch.wanted) == (True, 0, 0)
-        prefetch.close()
-
-    @capability("prefetch")
-    def test_storages_keep_namespaces_apart(self) -> None:
-        books = self.stored(16, "one")
-        for namespace in ("", "two"):
-            books.prefetch(self.prompt(16), namespace)
-            books.settle()
-            assert books.match(self.prompt(16), namespace).host_len == 0
-        books.prefetch(self.prompt(16), "one")
-        books.settle()
-        self.through(books, self.prompt(16), "one")
-
-    @capability("prefetch")
-    @pytest.mark.parametrize("came", [0, 1, 3])
-    def test_what_has_come_is_kept_and_the_rest_is_not_there(self, came: int) -> None:
-        books = self.stored(16)
-        prefetch = books.prefetch(self.prompt(16))
-        books.mover.finish_all("find")
-        books.poll()
-        assert prefetch.wanted == self.PROMPT
-        books.finish(books.mover.jobs[0], result=came, error="it broke" if came else "")
-        books.settle()
-        assert prefetch.done
-        assert prefetch.tokens == came * 64
-        assert books.match(self.prompt(16)).host_len == came * 64
-        self.through(books, self.prompt(16))
-
-    @capability("prefetch")
-    def test_what_goes_on_is_not_in_the_way(self) -> None:
-        """Closed at any time: its pages are given to others once nothing writes to them, and to none before."""
-        books = self.stored(16)
-        for ended in range(4):
-            prefetch = books.prefetch(self.prompt(16))
-            for _ in range(ended):
-                books.mover.finish_all()
-                books.poll()
-            prefetch.close()
-            prefetch.close()
-            assert prefetch.done
-            self.crowd(books, 4)
-            books.settle()
-            self.through(books, self.prompt(16))
-            books.evict(1_000_000)
-            books.reset()
-
-    @capability("prefetch")
-    def test_two_who_want_the_same_get_it_once(self) -> None:
-        books = self.stored(16)
-        both = [books.prefetch(self.prompt(16)), books.prefetch([*self.prompt(16), 7, 7])]
-        fetched: list[bytes] = []
-        for _ in range(50):
-            for job in list(books.mover.jobs):
-                fetched += job.keys if job.kind == "fetch" else []
-                books.finish(job)
-            books.poll()
-        assert [one.tokens for one in both if one.done] == [self.PROMPT] * 2
-        assert len(fetched) == len(set(fetched)) == self.PROMPT // 64, "a block was fetched twice"
-        for one in both:
-            one.close()
-
-    @capability("prefetch")
-    def test_nothing_is_awaited_without_storages(self) -> None:
-        books = self.tier_books(16)
-        prefetch = books.prefetch(self.prompt(16))
-        assert (prefetch.done, prefetch.tokens, prefetch.wanted) == (True, 0, 0)
-        assert not books.mover.jobs

@@ -12,6 +12,8 @@ from pegboard.core.interfaces.prefix_cache import PageLoad
 from pegboard.core.toolkit.cache.block_keys import BlockKeys
 from pegboard.plugins.cache_hiradix import writing
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
+from pegboard.plugins.cache_hiradix.handle import TierHandle
+from pegboard.plugins.cache_hiradix.prefetching import Fetch
 
 
 class Tiers(HiRadixCache):
@@ -231,8 +233,8 @@ class NeverCloses(Tiers):
 class FindsNothingOnTheHost(Tiers):
     def match(self, key):
         found = super().match(key)
-        found.handle.tail = None  # type: ignore[attr-defined]
-        found.handle.end = len(found)  # type: ignore[attr-defined]
+        assert isinstance(found.handle, TierHandle)
+        found.handle.tail, found.handle.end = None, len(found)
         return replace(found, host_len=0)
 
 
@@ -288,10 +290,9 @@ class PrefetchesForEver(Tiers):
 
 class WaitsWithoutStorages(Tiers):
     def prefetch(self, key):
-        if not len(key):
-            return super().prefetch(key)
         prefetch = super().prefetch(key)
-        prefetch.done = False  # type: ignore[misc]
+        assert isinstance(prefetch, Fetch)
+        prefetch.done = False
         return prefetch
 
 

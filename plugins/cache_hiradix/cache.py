@@ -88,10 +88,6 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         held = _checked(handle)
         if not held.valid:
             raise ValueError("cannot lock a prefix that has been evicted since it was matched: match it again")
-        if not held.found:
-            held.found = True
-            self._counters.hit_device += held.length
-            self._counters.missed += held.wanted - held.end
         self._tree.lock(held.node, 1)
         self._tree.lock_tail(held.tail_nodes(), 1)
         held.locks += 1
@@ -119,6 +115,10 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
             raise ValueError("a path that is not locked cannot be extended")
         if slots.shape != (len(key) - held.length,):
             raise ValueError(f"{len(key)} tokens, but a path of {held.length} and slots {list(slots.shape)}")
+        if not held.counted:
+            held.counted = True
+            self._counters.hit_device += held.length
+            self._counters.missed += held.wanted - held.end
         return self._insert(held.node, key, slots, priority)
 
     def _insert(self, after: Node | None, key: PrefixKey, slots: NDArray[np.int64], priority: int) -> InsertResult:

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """In tokens. What was found counts when a match is locked or loaded, not each time that it is looked up."""
+    """In tokens. What was found counts when it has been gone on from, or loaded, not each time that it is looked up. Of
+    what was loaded a storage had brought `hit_storage`, and `hit_host` is the rest.
+    """
 
     hit_device: int = 0
     hit_host: int = 0
@@ -30,7 +32,6 @@ class Counters:
     dropped: int = 0
     """Evicted without a copy although the policy would have had one."""
 
-    loaded: int = 0
     loads_failed: int = 0
     stored: int = 0
     store_skipped: int = 0

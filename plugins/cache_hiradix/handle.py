@@ -15,7 +15,7 @@ class TierHandle:
     When a node is split it stays the lower half, so the handle goes on meaning the same.
     """
 
-    __slots__ = ("_device_lost", "_host_lost", "end", "found", "length", "locks", "node", "tail", "wanted")
+    __slots__ = ("_device_lost", "_host_lost", "counted", "end", "length", "locks", "node", "tail", "wanted")
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class TierHandle:
         self.tail = tail
         self.end = length if end is None else end
         self.wanted = self.end if wanted is None else wanted
-        self.found = wanted is None  # what an insert answers with was not found
+        self.counted = wanted is None  # what an insert answers with was not found
         self.locks = 0
         self._device_lost = node.data.device_lost if node is not None else 0
         self._host_lost = tail.data.host_lost if tail is not None else 0

@@ -28,11 +28,7 @@ class Loads:
         self._tickets += 1
         self._going[self._tickets] = PageLoad(self._tickets, device, host)
         self._tree.pin(host)
-        book, size = self._tree.host, self._tree.page_size
-        book.loads[host] += 1
-        brought = int(np.count_nonzero(book.brought[host])) * size
-        self._counters.hit_storage += brought
-        self._counters.hit_host += host.size * size - brought
+        self._tree.host.loads[host] += 1
         return PageLoad(self._tickets, device.copy(), host.copy())
 
     def end(self, load: PageLoad, ok: bool) -> None:
@@ -40,11 +36,14 @@ class Loads:
         known = self._going.pop(load.ticket, None)
         if known is None:
             raise ValueError("this load is not under way, or was told to be through before")
-        host, tokens = known.host, known.host.size * self._tree.page_size
-        self._tree.host.loads[host] -= 1
+        host, size, book = known.host, self._tree.page_size, self._tree.host
+        tokens = host.size * size
+        book.loads[host] -= 1
         if ok:
-            self._tree.host.brought[host] = False
-            self._counters.loaded += tokens
+            brought = int(np.count_nonzero(book.brought[host])) * size
+            self._counters.hit_storage += brought
+            self._counters.hit_host += tokens - brought
+            book.brought[host] = False
         else:
             self._counters.loads_failed += tokens
         self._tree.unpin(host)

@@ -20,7 +20,8 @@ class HiRadixOptions(Options):
     eviction: Order = "lru"
     """What goes first, on the device and on the host: the least recently used (lru), the least often found (lfu), the
     oldest (fifo), the least recently used of those never found again (slru), the one of the lowest request priority
-    (priority). Of the host's copies, those that the device has as well go before all others."""
+    (priority). Of the host's pages, those that the device has as well go before all others, but not with write_back,
+    which has copied them as they are about to leave the device."""
 
     protected_share: float = Field(default=0.8, ge=0.0, le=1.0)
     """With slru: the share of both tiers that prefixes found at least once may take before the least recently used of
@@ -41,7 +42,8 @@ class HiRadixOptions(Options):
     lost."""
 
     clean_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """With write_back: the share of the device's pool that should be copied and evictable at any time."""
+    """With write_back: the share of the device's pool that should be copied and evictable at any time (at most half of
+    the host's pages)."""
 
     store_share: float = Field(default=0.25, ge=0.0, le=1.0)
     """The share of the host's pages that may wait to be written to storages; what comes beyond it is not written."""

@@ -31,7 +31,8 @@ class Writing:
         self._policy = options.write_policy
         self._hits_to_save = options.hits_to_save
         self._sync_pages = options.sync_tokens // tree.page_size
-        self._wanted_clean = options.clean_share * (tree.epoch.size - 1)
+        # More copies than half of the host's pages would push each other out.
+        self._wanted_clean = min(options.clean_share * (tree.epoch.size - 1), tree.host.num_pages / 2)
         self._tree = tree
         self._counters = counters
         self.leftovers = Leftovers(tree, mover)

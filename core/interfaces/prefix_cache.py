@@ -69,8 +69,8 @@ class PrefixMatch:
     """`slots` int64 [matched] in token order, a copy that the caller may keep; valid only while `handle` is locked.
 
     `host_len` more tokens, in whole pages, are on the host behind the device's part (capability `host_tier`; 0 without
-    it); a storage has brought `stored_len` of them since they were last loaded. `loading`: another caller is loading the
-    first of them just now, so they are on the device soon.
+    it); a storage has brought `stored_len` of them since they were last loaded. `loading`: another caller is loading
+    the first of them just now, so they are on the device soon.
     """
 
     slots: NDArray[np.int64]

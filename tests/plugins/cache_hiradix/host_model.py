@@ -37,11 +37,14 @@ class ModelBooks(TierBooks):
         self.under_way: dict[HandJob, list[Any]] = {}
         self.torn: set[tuple[HandJob, int]] = set()
         self.waited = False
+        self.answers: dict[Prefix, tuple[int, object]] = {}
         mover.on_begin = self._begun
         super().__init__(build, num_pages, page_size, mover=mover)
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, memo: PrefixMemo | None = None) -> PrefixMatch:
+        version = self.cache.version
         found = super().match(tokens, namespace, memo=memo)
+        self._compare_with_before(version, (namespace, tuple(tokens)), found)
         more = self._on_host(tokens, namespace) - len(found)
         wanted = more if more >= self.threshold else 0
         if self.finds == "exactly":
@@ -49,6 +52,13 @@ class ModelBooks(TierBooks):
         elif self.finds == "at most":
             assert found.host_len <= wanted, f"{found.host_len} tokens of {list(tokens)} on the host, not {wanted}"
         return found
+
+    def _compare_with_before(self, version: int, asked: Prefix, found: PrefixMatch) -> None:
+        """Who remembers an answer and the version may go on to use it."""
+        answer = (found.slots.tolist(), found.host_len, found.stored_len, found.loading)
+        before, known = self.answers.get(asked, (-1, answer))
+        assert version > before or answer == known, f"{asked} had the answer {known}, now {answer}, and no new version"
+        self.answers[asked] = (version, answer)
 
     def evict(self, num_tokens: int) -> int:
         before = set(self.known.values())
@@ -62,6 +72,7 @@ class ModelBooks(TierBooks):
         super().reset()
         self.copies.clear()
         self.under_way.clear()
+        self.waited = False
 
     def poll(self) -> None:
         super().poll()

@@ -172,6 +172,13 @@ class TierMachine(CacheMachine):
         for _, wanted, namespace in self.prefetches[-2:]:
             self.through(wanted, namespace)
 
+    @precondition(lambda self: self.books.answers)
+    @rule(which=st.integers(0, 1000))
+    def ask_again(self, which: int) -> None:
+        asked = sorted(self.books.answers)
+        namespace, tokens = asked[which % len(asked)]
+        self.books.match(tokens, namespace)
+
     @precondition(lambda self: self.books.requests)
     @rule(which=st.integers(0, 100), ok=st.booleans(), keep=st.booleans())
     def end_load(self, which: int, ok: bool, keep: bool) -> None:

@@ -96,6 +96,42 @@ def test_beyond_these_the_least_recently_used_goes_first_but_no_locked_tail() ->
     assert on_host(books, [1, 2], [3, 4], [5, 6], [7, 8], [10, 11, 12]) == [2, 2, 0, 1, 3]
 
 
+def test_only_what_changes_an_answer_is_news() -> None:
+    books = books_of(save_batch=1)
+    books.insert(range(3))
+    first, second, third = books.mover.jobs
+    version = books.cache.version
+    for job in (third, second):
+        books.mover.finish(job)
+    books.poll()
+    assert books.cache.version == version, "what the device has anyway was copied"
+    books.evict(1)
+    found = books.match(range(3))
+    assert (len(found), found.host_len) == (2, 0)
+    version = books.cache.version
+    books.mover.finish(first)
+    books.poll()
+    assert books.cache.version > version, "behind that copy there is one more page on the host"
+    found = books.match(range(3))
+    assert (len(found), found.host_len) == (2, 1)
+
+
+def test_what_comes_from_storages_or_leaves_the_host_is_news() -> None:
+    books = stored(range(40))
+    versions = [books.cache.version]
+    books.prefetch(range(40))
+    books.settle()
+    versions.append(books.cache.version)
+    assert books.match(range(40)).host_len == 40
+    for start in range(1000, 1600, 100):
+        books.insert(range(start, start + 100))
+        books.settle()
+        books.evict(1000)
+    versions.append(books.cache.version)
+    assert books.match(range(40)).host_len == 0
+    assert versions == sorted(set(versions))
+
+
 def test_selective_waits_for_the_second_use() -> None:
     books = books_of(write_policy="write_through_selective", hits_to_save=3)
     books.insert(range(8))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pegboard.conformance.prefix_books import Books, key_of
 from pegboard.conformance.prefix_tier_books import TierBooks
 from pegboard.conformance.tier_fakes import HandMover
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
@@ -294,6 +295,16 @@ def test_short_prompts_are_not_worth_a_prefetch() -> None:
     books.mover.finish_all()
     books.poll()
     assert (prefetch.done, prefetch.tokens, prefetch.wanted) == (True, 0, 0), "of which a storage has 32"
+
+
+def test_without_a_mover_a_prefetch_knows_what_the_device_has() -> None:
+    books = Books(lambda ctx: HiRadixCache(HiRadixOptions(), ctx), 512)
+    books.insert(range(300))
+    prefetch = books.cache.prefetch(key_of(range(400)))
+    assert (prefetch.done, prefetch.tokens, prefetch.wanted) == (True, 300, 300)
+    prefetch.close()
+    books.cache.poll()
+    assert not books.cache.busy
 
 
 def test_options_are_checked() -> None:

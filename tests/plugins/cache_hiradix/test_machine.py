@@ -57,15 +57,17 @@ def test_some(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", SETUPS)
 def test_twenty_thousand(name: str) -> None:
-    """In all: of each setup its share. All that can happen does."""
+    """In all: of each setup its share. What it is there for happens; which examples are drawn depends on the process, so
+    what is rare is left to directed tests.
+    """
     machine = run(name, 120, 50)
     assert machine.steps >= 20_000 // len(SETUPS)
     happens = {"hit_host", "saved", "torn"}
     if name == "room for all":
-        happens |= {"loads_failed", "failed"}
-    if machine.finds == "at most":
+        happens |= {"loads_failed"}
+    if name.startswith("tight"):
         happens |= {"host_evicted"}
-    if machine.stores:
+    if name == "storages":
         happens |= {"fetched", "stored"}
     missing = {what for what in happens if not machine.totals.get(f"{what}_tokens_total")}
     assert not missing, f"no tokens were {sorted(missing)}"

@@ -57,8 +57,8 @@ def test_some(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", SETUPS)
 def test_twenty_thousand(name: str) -> None:
-    """In all: of each setup its share. What it is there for happens; which examples are drawn depends on the process, so
-    what is rare is left to directed tests.
+    """In all: of each setup its share. What it is there for happens. Examples depend on the process, so what is rare is
+    left to directed tests.
     """
     machine = run(name, 120, 50)
     assert machine.steps >= 20_000 // len(SETUPS)

@@ -229,7 +229,7 @@ class Planner:
             max_prefill_tokens=self.settings.max_prefill_tokens,
             chunk_size=self.chunk_size,
             decode_tokens=int((self.running.left > 0).sum()) if mixed else 0,
-            # The chunked one has its row already.
+            # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
             apart=[*self.ahead, *self.holding] if self.ahead or self.sitting else (),

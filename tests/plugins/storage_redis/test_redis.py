@@ -107,7 +107,7 @@ class TestCommands:
 
     def test_clear_leaves_the_values_of_others(self, rig: Open, server: FakeRedis) -> None:
         one = rig(size=1)
-        server.values.update({b"somebody:%d" % number: b"else" for number in range(1000)})
+        server.values.update({b"another:%d" % number: b"else" for number in range(1000)})
         one.put([number.to_bytes(32, "big") for number in range(1500)])
         one.storage.clear()
         assert len(server.values) == 1000

@@ -147,6 +147,17 @@ class HostPoolContract(ContractSuite):
         assert (host.num_pages, host.page_size) == (HOST_PAGES, 4)
         host.close()
 
+    @pytest.mark.parametrize("seconds", [0.0, 60.0])
+    def test_prepare(self, seconds: float, device: torch.device) -> None:
+        """It may be called before the first page is written to, and says how many pages are provided for."""
+        rig = self.make(device)
+        provided = rig.host.prepare(seconds)
+        assert 0 <= provided <= HOST_PAGES
+        assert seconds == 0.0 or provided == HOST_PAGES, "a small pool takes no minute"
+        content = rig.device()
+        rig.save([1, 2], [HOST_PAGES, 1])
+        assert rig.block([HOST_PAGES]) + rig.block([1]) == block_of(content, [1]) + block_of(content, [2])
+
     # Saving and loading.
 
     @pytest.mark.parametrize("page_size", [1, 16, 64])

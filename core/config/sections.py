@@ -168,8 +168,9 @@ class MemorySection(Section):
     max_total_tokens: PositiveInt | None = None
     """Tokens that the KV pool holds; unset: what fits into the memory that the weights leave free."""
     prepare_seconds: Annotated[float, Field(ge=0)] = 3.0
-    """How long a server's start may take to get the pool's memory from the system, where that is given only when it is
-    written to, as on a CPU; 0 leaves all of it to the first requests, which are slower then."""
+    """How long a server's start may take to get the memory of KV, on the device and on the host, from the system, where
+    that is given only when it is written to, as on a CPU; 0 leaves all of it to the first requests, which are slower
+    then."""
     pool: UseSection = UseSection()
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()

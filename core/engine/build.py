@@ -91,15 +91,20 @@ class BuiltScheduler:
     media: MediaParts | None = None
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the KV pool's memory, for about `seconds` at most: before the first request, or not at all."""
+        """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
+        first request, or not at all.
+        """
         if seconds <= 0:
             return
         started = time.monotonic()
         with torch.inference_mode():
-            slots = self.pool.prepare(seconds)
-        took, all_slots = time.monotonic() - started, self.pool.num_slots
-        if took > 0.5 or slots < all_slots:
-            logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", slots, all_slots, took)
+            ready, wanted = self.pool.prepare(seconds), self.pool.num_slots
+            if (tiers := self.scheduler.stages.tiers) is not None:
+                on_host, of_host = tiers.prepare(max(0.0, seconds - (time.monotonic() - started)))
+                ready, wanted = ready + on_host, wanted + of_host
+        took = time.monotonic() - started
+        if took > 0.5 or ready < wanted:
+            logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", ready, wanted, took)
 
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""

@@ -45,6 +45,10 @@ class Tiers:
     storages: tuple[KVStorage, ...]
     identity: bytes
 
+    def prepare(self, seconds: float) -> tuple[int, int]:
+        """Provide for the host's memory, for about `seconds` at most. Returns the tokens it is there for, and all."""
+        return self.host.prepare(seconds) * self.host.page_size, self.host.num_pages * self.host.page_size
+
     def stats(self) -> Mapping[str, float]:
         """Return what was moved, by direction, and how the storages are."""
         return {**self.loads.stats(), **self.mover.stats()}

@@ -83,6 +83,13 @@ class HostPool(abc.ABC, Generic[OptionsT]):
         """
         return None
 
+    def prepare(self, seconds: float) -> int:
+        """Have the system provide the memory of host pages now and not when they are first written to, for about
+        `seconds` at most. The number of pages, from the first on, that are provided for. Called before the first
+        request, when no page holds anything; a pool whose memory is there from the beginning has nothing to do.
+        """
+        return self.num_pages
+
     @property
     @abc.abstractmethod
     def nbytes(self) -> int:

@@ -40,6 +40,11 @@ class HostBuffer:
     def nbytes(self) -> int:
         return self.data.nbytes
 
+    def provide(self, begin: int, stop: int) -> None:
+        """Write to these bytes, so that the system provides them; what is pinned is there."""
+        if not self._pinned:
+            self.data[begin:stop] = 0
+
     def close(self) -> None:
         """Unpin the memory; the system has it back when nothing refers to it any more."""
         if self._pinned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.host_pool import HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec
+
+_PREPARED_AT_ONCE = 2**25
+"""Bytes, in all buffers together."""
 
 
 class PagedHostPool(HostPool[NoOptions]):
@@ -83,6 +87,17 @@ class PagedHostPool(HostPool[NoOptions]):
         pages, block = self._block_pages(host), self._block(data)
         for part, place in self._places():
             part.records[pages] = block[place].view(part.records.dtype)
+
+    def prepare(self, seconds: float) -> int:
+        """Write to all pages, the first ones first, since these are handed out first."""
+        rows = self.num_pages + 1
+        step, done, end = max(1, _PREPARED_AT_ONCE * rows // max(1, self.nbytes)), 0, time.monotonic() + seconds
+        while done < rows and time.monotonic() < end:
+            for buffer in self.buffers:
+                page = buffer.nbytes // rows
+                buffer.provide(done * page, min(rows, done + step) * page)
+            done = min(rows, done + step)
+        return max(0, done - 1)
 
     @property
     def nbytes(self) -> int:

@@ -27,6 +27,21 @@ class CountsKeysTwice(LayerFirst):
         return dtype.itemsize * sum(2 * layer.num_kv_heads * layer.qk_head_dim for layer in layers)
 
 
+class PromisesTooMuch(LayerFirst):
+    """Page 0 is provided for, too, but is not one to be used."""
+
+    def prepare(self, seconds: float) -> int:
+        return super().prepare(seconds) + 1
+
+
+class UsesWhatIsProvided(LayerFirst):
+    """And nothing else."""
+
+    def prepare(self, seconds: float) -> int:
+        self.num_pages = super().prepare(seconds)
+        return self.num_pages
+
+
 class SavesInOrder(LayerFirst):
     """Of the host's pages, because neighbours are faster."""
 
@@ -156,6 +171,8 @@ MUTANTS = [
     Mutant(factory, suite=HostPoolContract, caught_by=test)
     for factory, test in (
         (CountsKeysTwice, "test_bytes_are_known_before_and_after"),
+        (PromisesTooMuch, "test_prepare"),
+        (UsesWhatIsProvided, "test_prepare"),
         (SavesInOrder, "test_what_was_saved_is_loaded"),
         (LoadsFirstSlots, "test_what_was_saved_is_loaded"),
         (CopiesNumbers, "test_no_bit_is_a_number"),

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,7 +46,6 @@ class LocalMover:
 
     What a storage or the host pool does wrong ends a job early, with an error, and is counted; nothing else comes of
     it. `storages` are named, nearest first. `suffix` goes behind each key: it names this rank where there are several.
-    `wake` is called, in any thread, whenever a job has ended.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class LocalMover:
         suffix: bytes = b"",
         deadlines: Deadlines = USUAL,
         clock: Clock = time.monotonic,
-        wake: Callable[[], None] | None = None,
     ) -> None:
         if len(suffix) > MOST_SUFFIX:
             raise ValueError(f"a suffix of keys has at most {MOST_SUFFIX} bytes, got {len(suffix)}")
@@ -66,7 +64,7 @@ class LocalMover:
             raise ValueError("storages need a host pool: what they have goes through it")
         self._pool = pool
         self._host = host
-        self._board = Board(wake)
+        self._board = Board()
         self._begun, self._closed = threading.Event(), threading.Event()
         self._saved_pages = 0
         self._save_seconds = 0.0

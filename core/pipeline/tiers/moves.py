@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,29 +11,20 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
-
 Kind = Literal["save", "store", "find", "fetch"]
 NO_PAGES = np.empty(0, np.int64)
 
 
 class Board:
-    """Where moves end: it tells those who wait for them, and wakes the scheduler's loop where there is one."""
+    """Where moves end: it tells those that wait for them."""
 
-    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.news = threading.Condition()
-        self._wake = wake
 
     def tell(self) -> None:
         """Tell that a move has ended."""
         with self.news:
             self.news.notify_all()
-        if self._wake is not None:
-            try:
-                self._wake()
-            except Exception:
-                self._wake = None
-                logger.exception("the scheduler could not be woken; it finds out by itself from now on")
 
 
 class Move:

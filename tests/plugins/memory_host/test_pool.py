@@ -174,3 +174,16 @@ def test_a_cpu_needs_no_cuda(cls: type[PagedHostPool], monkeypatch: pytest.Monke
     host.load(pool, 3, torch.tensor([2]), torch.tensor([4]))
     host.close()
     assert torch.get_num_threads() == threads
+
+
+@BOTH
+def test_memory_comes_when_it_is_prepared(cls: type[PagedHostPool]) -> None:
+    """And only the first pages, where there is no time for more."""
+    layer = LayerSpec(layer_id=0, num_heads=4, num_kv_heads=4, qk_head_dim=512, v_head_dim=512, scale=1.0)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    pool = make(cls, page_size=1, layers=(layer,), pages=8192)  # 64 MiB
+    assert pool.prepare(0.0) == 0
+    assert process.memory_info().rss - before < 16 * 2**20
+    assert pool.prepare(60.0) == pool.num_pages == 8192
+    assert process.memory_info().rss - before > 48 * 2**20

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from pegboard.core.interfaces.page_mover import PageMover
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.page_mover import Job, PageMover
+    from pegboard.core.interfaces.page_mover import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,18 @@ class FanJob:
         return next((job.error for job in self.jobs if job.error), "")
 
 
+class RankMover(PageMover, Protocol):
+    """A rank's mover: one of a process that has a part of every page."""
+
+    def stats(self) -> Mapping[str, float]: ...
+
+    def close(self) -> tuple[str, ...]: ...
+
+
 class FanMover:
     """A PageMover over those of several ranks, which are alike. What one rank lacks, all lack."""
 
-    def __init__(self, movers: Sequence[PageMover]) -> None:
+    def __init__(self, movers: Sequence[RankMover]) -> None:
         """Join the movers of all ranks. Raises ValueError where they differ in their blocks or storages."""
         shapes = {(mover.block_pages, mover.stores) for mover in movers}
         if len(shapes) != 1:
@@ -79,3 +90,15 @@ class FanMover:
             if not mover.wait([part[rank] for part in parts], max(0.0, until - time.monotonic())):
                 return False
         return True
+
+    def stats(self) -> dict[str, float]:
+        """Return the sums over all ranks."""
+        found: Counter[str] = Counter()
+        for mover in self._movers:
+            found.update(mover.stats())
+        return dict(found)
+
+    def close(self) -> tuple[str, ...]:
+        """End the jobs and threads of all ranks. Returns the names of storages that a call of some rank hangs in."""
+        hanging = {name for mover in self._movers for name in mover.close()}
+        return tuple(name for name in self.stores if name in hanging)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from pegboard.core.engine.kv_identity import kv_identity
+from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, refuse_storage
 from pegboard.core.interfaces.contracts import HOST_POOL, KV_STORAGE
-from pegboard.core.interfaces.errors import ConfigError, OutOfMemory, Problem
+from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
 from pegboard.core.pipeline.tiers.loading import HostLoads
@@ -26,11 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HOST_TIMES = 2
 HOST_SHARE = 0.25
-"""An unset `memory.host.max_total_tokens`: so many times the device's pool, and at most this share of the memory that
-is available.
-"""
+"""An unset `memory.host.max_total_tokens` takes at most this share of the memory that is available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +70,9 @@ def build_tiers(chosen: Chosen, loaded: Loaded, cache: Choice[PrefixCache, Prefi
     """
     memory = chosen.resolved.engine.memory
     if "host_tier" not in cache.provides:
-        if memory.storage:
-            raise ConfigError(
-                Problem(
-                    "memory.storage",
-                    f"the prefix cache {cache.name!r} keeps nothing beyond the device; choose a prefix_cache.use with "
-                    "the capability host_tier (`pegboard plugins list` shows them), or remove memory.storage",
-                )
-            )
+        refuse_storage(memory, cache.name)
         return None
-    page_size = memory.page_size
-    if memory.storage and memory.storage_block % page_size:
-        raise ConfigError(
-            Problem(
-                "memory.storage_block",
-                f"a block of {memory.storage_block} tokens is not whole pages of {page_size} (memory.page_size); make "
-                f"it {-(-memory.storage_block // page_size) * page_size}",
-            )
-        )
-    block_pages = max(1, memory.storage_block // page_size)
-    host = _host_pool(chosen, loaded, block_pages)
+    host = _host_pool(chosen, loaded, block_pages(memory))
     identity = _identity(chosen, loaded) if memory.storage else b""
     storage_ctx = KVStorageContext(identity.hex(), host.block_bytes)
     choices = chosen.selection.choose_all(KV_STORAGE, storage_ctx)
@@ -110,11 +91,11 @@ def watches(chosen: Chosen) -> Watches:
     return "nothing" if "own_attention" in provides else "attention"
 
 
-def _host_pool(chosen: Chosen, loaded: Loaded, block_pages: int) -> HostPool:
+def _host_pool(chosen: Chosen, loaded: Loaded, block: int) -> HostPool:
     memory, model = chosen.resolved.engine.memory, chosen.model
     layers = chosen.spec.layers + chosen.speculator.layers
     choice = chosen.selection.choose(
-        HOST_POOL, HostPoolContext(1, memory.page_size, layers, model.dtype, model.device, block_pages)
+        HOST_POOL, HostPoolContext(1, memory.page_size, layers, model.dtype, model.device, block)
     )
     per_page = memory.page_size * choice.cls.bytes_per_token(layers, model.dtype)
     available = int(psutil.virtual_memory().available)
@@ -123,7 +104,7 @@ def _host_pool(chosen: Chosen, loaded: Loaded, block_pages: int) -> HostPool:
         pages = min(HOST_TIMES * loaded.memory.num_pages, int(available * HOST_SHARE) // per_page)
     else:
         pages = wanted // memory.page_size
-    pages = max(block_pages, pages)
+    pages = max(block, pages)
     if pages * per_page > available:
         raise OutOfMemory(
             f"a host pool of {pages * memory.page_size} tokens takes {pages * per_page / 2**30:.1f} GiB, but only "
@@ -131,7 +112,7 @@ def _host_pool(chosen: Chosen, loaded: Loaded, block_pages: int) -> HostPool:
             f"{available // per_page * memory.page_size}"
         )
     logger.info("KV on the host: %d tokens, %.2f GiB", pages * memory.page_size, pages * per_page / 2**30)
-    ctx = HostPoolContext(pages, memory.page_size, layers, model.dtype, model.device, block_pages)
+    ctx = HostPoolContext(pages, memory.page_size, layers, model.dtype, model.device, block)
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 

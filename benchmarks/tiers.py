@@ -4,10 +4,11 @@
     python -m benchmarks.tiers --quick          # to see that it works; figures mean little
 
 Rows: recompute (a cache that keeps nothing), device, host (a working set of four times the device's pool, in turns),
-files as a restarted server finds them (in the page cache, and dropped from it), and prompts that are nowhere. Then the
-rate of prompts that never come again, with copies written through and without. All engines live in one process, and
-what is compared takes turns. Ratios are medians over pairs of neighbouring runs. The device's pool is memory, too: this
-is a CPU.
+files as a restarted server finds them (in the page cache, and dropped from it), Redis on loopback where redis-server is
+installed, and prompts that are nowhere. Then the rate of prompts that never come again, with copies written through and
+without, and what a load costs before and beside the step that reads it. All engines live in one process, with their
+memory prepared as a server's, and what is compared takes turns. Ratios are medians over pairs of neighbouring runs. The
+device's pool is memory, too: this is a CPU.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.tiers import Tiers
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.tools.bench.report import machine
 
@@ -34,6 +42,7 @@ MODEL = "demo:smollm2-135m-instruct"
 ONE_TOKEN = SamplingParams(temperature=0.0, max_new_tokens=1)
 TIMES = 4
 """The working set over the device's pool."""
+PARTS = ("host", "files", "redis", "new", "beside")
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a prompt")
     parser.add_argument("--directory", type=Path, help="where files are kept; a temporary folder unless given")
-    parser.add_argument("--only", choices=["host", "files", "new"], nargs="+", default=["host", "files", "new"])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--quick", action="store_true", help="few and short runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     args = parser.parse_args(words)
@@ -71,21 +80,30 @@ class Prompts:
 
 
 @contextlib.contextmanager
-def engine(size: Size, cache: Mapping[str, Any], *, host: int = 0, files: Path | None = None) -> Iterator[Engine]:
+def engine(
+    size: Size,
+    cache: str,
+    *,
+    host: int = 0,
+    storage: Mapping[str, Any] | None = None,
+    prepared: bool = True,
+) -> Iterator[Engine]:
     """Run an engine whose device holds `size.fits` prompts, and whose host holds `host` of them."""
     config = {
         "model": {"path": MODEL},
         "log_level": "warning",
-        "prefix_cache": dict(cache),
+        "prefix_cache": {"use": cache},
         "memory": {
             "page_size": 16,
             "max_total_tokens": size.fits * (size.prompt + 64),
             "host": {"max_total_tokens": max(1, host) * (size.prompt + 64)},
-            "storage": [] if files is None else [{"use": "files", "dir": str(files)}],
+            "storage": [] if storage is None else [dict(storage)],
         },
-        "gates": [] if files is None else ["prefetch"],
+        "gates": [] if storage is None else ["prefetch"],
     }
     with Engine.from_config(config) as made:
+        if prepared:
+            made.built.prepare_memory(60.0)
         yield made
 
 
@@ -110,8 +128,8 @@ def host_rows(size: Size, prompts: Prompts) -> dict[str, list[float]]:
     rows: dict[str, list[float]] = {"recompute": [], "device": [], "host": [], "miss": []}
     known = [prompts.new() for _ in range(TIMES * size.fits)]
     with (
-        engine(size, {"use": "none"}) as plain,
-        engine(size, {"use": "hiradix"}, host=2 * TIMES * size.fits) as tiered,
+        engine(size, "none") as plain,
+        engine(size, "hiradix", host=2 * TIMES * size.fits) as tiered,
     ):
         for prompt in known:
             first_token(tiered, prompt)
@@ -132,37 +150,44 @@ def host_rows(size: Size, prompts: Prompts) -> dict[str, list[float]]:
     return rows
 
 
-def file_rows(size: Size, prompts: Prompts, directory: Path) -> dict[str, list[float]]:
-    """Known prompts after a restart: all that is left of them is in files."""
-    rows: dict[str, list[float]] = {"recompute": [], "files": [], "files cold": [], "miss with files": []}
+def stored_rows(
+    size: Size, prompts: Prompts, storage: Mapping[str, Any], forget: Callable[[], None] | None = None
+) -> dict[str, list[float]]:
+    """Known prompts after a restart: all that is left of them is in the storage. Where it can `forget` what it has in
+    memory, a row is for that.
+    """
+    name = str(storage["use"])
+    cold_name = f"{name} cold"
+    rows: dict[str, list[float]] = {one: [] for one in ("recompute", name, cold_name, f"miss with {name}")}
     known = [prompts.new() for _ in range(2 * size.runs + 2)]
-    cache, found = {"use": "hiradix"}, 0.0
-    with engine(size, cache, host=4 * size.fits, files=directory) as writer:
+    found, wanted = 0.0, 0
+    with engine(size, "hiradix", host=4 * size.fits, storage=storage) as writer:
         for prompt in known:
             first_token(writer, prompt)
             settle(writer)
     with (
-        engine(size, {"use": "none"}) as plain,
-        engine(size, cache, host=4 * size.fits, files=directory) as restarted,
+        engine(size, "none") as plain,
+        engine(size, "hiradix", host=4 * size.fits, storage=storage) as restarted,
     ):
         for number in range(size.runs + 1):
             warm, cold = known[2 * number], known[2 * number + 1]
             before = restarted.stats()
-            times = {"recompute": first_token(plain, warm), "files": first_token(restarted, warm)}
-            drop_from_page_cache(directory)
-            times["files cold"] = first_token(restarted, cold)
-            after = restarted.stats()
-            found += after["cached_storage_tokens"] - before["cached_storage_tokens"]
-            times["miss with files"] = first_token(restarted, prompts.new())
+            times = {"recompute": first_token(plain, warm), name: first_token(restarted, warm)}
+            wanted += size.prompt
+            if forget is not None:
+                forget()
+                times[cold_name] = first_token(restarted, cold)
+                wanted += size.prompt
+            found += restarted.stats()["cached_storage_tokens"] - before["cached_storage_tokens"]
+            times[f"miss with {name}"] = first_token(restarted, prompts.new())
             settle(restarted)
             if number:
-                for name, seconds in times.items():
-                    rows[name].append(seconds)
-        share = found / (2 * (size.runs + 1) * size.prompt)
-        print(f"of these prompts' tokens files have brought {share:.0%}")
-        assert share > 0.5, "the gate has waited too briefly"
-        print_stats("files", restarted.stats())
-    return rows
+                for row, seconds in times.items():
+                    rows[row].append(seconds)
+        print(f"of these prompts' tokens {name} has brought {found / wanted:.0%}")
+        assert found > wanted / 2, "the gate has waited too briefly"
+        print_stats(name, restarted.stats())
+    return {row: seconds for row, seconds in rows.items() if seconds}
 
 
 def drop_from_page_cache(directory: Path) -> None:
@@ -190,18 +215,53 @@ def read_speed(directory: Path) -> dict[str, float]:
     return found
 
 
-def new_prompts(size: Size, prompts: Prompts) -> dict[str, Any]:
-    """Prompts per second that never come again, with write-through over those with a plain radix tree: once the host's
-    memory has been written to, and at first, while the system still has to provide it.
+@contextlib.contextmanager
+def redis_server() -> Iterator[int | None]:
+    """Run a redis-server on a port of loopback; None where none is installed."""
+    program = shutil.which("redis-server", path=str(Path(sys.executable).parent)) or shutil.which("redis-server")
+    if program is None:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 20
+            while time.monotonic() < end:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def get_speed(port: int) -> float:
+    """GB/s of a plain client that gets block after block."""
+    import redis
+
+    with redis.Redis(port=port) as client:
+        keys = [key for key, _ in zip(client.scan_iter(), range(200), strict=False)]
+        start = time.perf_counter()
+        total = sum(len(client.get(key) or b"") for key in keys)
+        return total / (time.perf_counter() - start) / 1e9
+
+
+def new_prompts(size: Size, prompts: Prompts, *, prepared: bool) -> dict[str, Any]:
+    """Prompts per second that never come again, with write-through over those with a plain radix tree. With memory that
+    is not `prepared` only as long as the host's is new, and the system still has to provide it.
     """
     ratios, rates = [], []
     count = max(4, size.fits)
-    new = 2
+    rounds = max(3, size.runs // 2) if prepared else 2
     with (
-        engine(size, {"use": "radix"}) as plain,
-        engine(size, {"use": "hiradix"}, host=new * count) as tiered,
+        engine(size, "radix") as plain,
+        engine(size, "hiradix", host=2 * count, prepared=prepared) as tiered,
     ):
-        for number in range(new + max(3, size.runs // 2)):
+        for number in range(rounds):
             batch = [prompts.new() for _ in range(count)]
             seconds = {}
             for name in sorted(("plain", "tiered"), reverse=bool(number % 2)):
@@ -212,7 +272,44 @@ def new_prompts(size: Size, prompts: Prompts) -> dict[str, Any]:
             settle(tiered)
             ratios.append(seconds["plain"] / seconds["tiered"])
             rates.append(count / seconds["tiered"])
-    return {"ratio": spread(ratios[new:]), "at first": spread(ratios[:new]), "prompts_per_s": statistics.median(rates)}
+    return {"ratio": spread(ratios), "prompts_per_s": statistics.median(rates)}
+
+
+def beside(size: Size, prompts: Prompts) -> dict[str, list[float]]:
+    """Time a prompt that is on the device, with as many pages as it has loaded from the host: not at all, before its
+    step, and beside it in another thread. The last one is the most that a runner would gain by waiting for each layer.
+    """
+    rows: dict[str, list[float]] = {"step": [], "load, then step": [], "load beside step": []}
+    with engine(size, "hiradix", host=2 * size.fits) as made:
+        prompt = prompts.new()
+        first_token(made, prompt)
+        settle(made)
+        tiers, pool = made.built.scheduler.stages.tiers, made.built.pool
+        assert isinstance(tiers, Tiers)
+        count, pages = size.prompt // 16, pool.num_slots // 16
+        # The prompt has the first pages; the last ones are free.
+        there, here = torch.arange(1, count + 1), torch.arange(pages - count, pages)
+
+        def load() -> None:
+            for layer_id in pool.layer_ids:
+                tiers.host.load(pool, layer_id, there, here)
+
+        for number in range(2 * size.runs + 1):
+            times = {"step": first_token(made, prompt)}
+            start = time.perf_counter()
+            load()
+            first_token(made, prompt)
+            times["load, then step"] = time.perf_counter() - start
+            start = time.perf_counter()
+            thread = threading.Thread(target=load)
+            thread.start()
+            first_token(made, prompt)
+            thread.join()
+            times["load beside step"] = time.perf_counter() - start
+            if number:
+                for name, seconds in times.items():
+                    rows[name].append(seconds)
+    return rows
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -224,35 +321,49 @@ def print_stats(name: str, stats: Mapping[str, Any]) -> None:
     print(f"{name}: {json.dumps(tiers)}\n")
 
 
-def table(rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
-    lines = ["| where the KV lies | TTFT, ms | against recompute |", "|---|---|---|"]
-    base = rows["recompute"]
-    for name in names:
-        ratio = spread([one / whole for one, whole in zip(rows[name], base, strict=True)])
-        took = statistics.median(rows[name]) * 1000
+def table(rows: Mapping[str, Sequence[float]], base: str = "recompute") -> str:
+    lines = [f"| where the KV lies | TTFT, ms | against {base} |", "|---|---|---|"]
+    for name, times in rows.items():
+        ratio = spread([one / whole for one, whole in zip(times, rows[base], strict=True)])
+        took = statistics.median(times) * 1000
         lines.append(f"| {name} | {took:.1f} | {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}) |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    args = arguments()
+def main(words: Sequence[str] | None = None) -> None:
+    args = arguments(words)
     size = Size(args.tokens, 2 if args.quick else 4, args.runs)
     prompts = Prompts(size.prompt)
     print(f"{json.dumps(machine())}\n")
     found: dict[str, Any] = {}
     if "host" in args.only:
-        found["host"] = rows = host_rows(size, prompts)
-        print(table(rows, ("recompute", "device", "host", "miss")), "\n")
+        found["host"] = host_rows(size, prompts)
+        print(table(found["host"]))
     if "files" in args.only:
         with contextlib.ExitStack() as stack:
             directory = args.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            found["files"] = rows = file_rows(size, prompts, directory)
+            storage = {"use": "files", "dir": str(directory)}
+            found["files"] = stored_rows(size, prompts, storage, lambda: drop_from_page_cache(directory))
             found["read"] = read_speed(directory)
-        print(table(rows, ("recompute", "files", "files cold", "miss with files")), "\n")
+        print(table(found["files"]))
         print(f"plain reads of the files: {json.dumps(found['read'])} GB/s\n")
+    if "redis" in args.only:
+        with redis_server() as port:
+            if port is None:
+                print("redis-server is not installed\n")
+            else:
+                found["redis"] = stored_rows(size, prompts, {"use": "redis", "url": f"redis://127.0.0.1:{port}/0"})
+                found["get"] = get_speed(port)
+                print(table(found["redis"]))
+                print(f"a plain client's gets: {found['get']:.2f} GB/s\n")
     if "new" in args.only:
-        found["new"] = new_prompts(size, prompts)
+        found["new"] = new_prompts(size, prompts, prepared=True)
         print(f"prompts that never come again, write-through over radix: {json.dumps(found['new'])}")
+        found["at first"] = new_prompts(size, prompts, prepared=False)
+        print(f"the same while the host's memory is new: {json.dumps(found['at first'])}\n")
+    if "beside" in args.only:
+        found["beside"] = beside(size, prompts)
+        print(table(found["beside"], "load, then step"))
     if args.json is not None:
         args.json.write_text(json.dumps(found))
 

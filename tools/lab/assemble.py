@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
+from pegboard.core.pipeline.step_log import StepReport
+from pegboard.tools.lab.tiers import IDENTITY
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Encode
     from pegboard.core.pipeline.media.arrival import MediaStage
+    from pegboard.tools.lab.tiers import LabTiers
 
 DEFAULT_TOKENS = 200_000
 """KV memory where `memory.max_total_tokens` is unset: there is no device whose memory could say."""
@@ -56,9 +60,11 @@ def assemble(
     media: MediaStage | None = None,
     encode: Encode = no_media,
     speculator: Speculator | None = None,
+    tiers: LabTiers | None = None,
 ) -> Scheduler:
     """Return a scheduler around `execute`, and around `encode` where it takes `media`; with drafts if there is a
-    `speculator`. Raise ConfigError where the config asks for what the lab cannot do.
+    `speculator`. A prefix cache with tiers has its mover from `tiers`. Raise ConfigError where the config asks for what
+    the lab cannot do.
     """
     config = resolved.engine
     if config.scheduler.loop == "overlap":
@@ -69,10 +75,11 @@ def assemble(
     selection, page_size = Selection(resolved), config.memory.page_size
     pages = (config.memory.max_total_tokens or DEFAULT_TOKENS) // page_size
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
-    memory = _memory(selection, config, context, TokenAllocatorContext(pages, page_size))
+    memory = _memory(selection, context, TokenAllocatorContext(pages, page_size), tiers, clock)
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     policy = selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx)
-    gates = _gates(selection, AdmissionGateContext(clock))
+    report = StepReport(0, clock, memory.total_tokens)
+    gates = _gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed))
     stages = Stages(
         memory,
         policy,
@@ -80,6 +87,7 @@ def assemble(
         ResultStage(None, {EOS}),
         InlineExecutor(execute, encode=encode),
         gates=GateKeeper(gates, clock) if gates else None,
+        report=report,
         media=media,
         hooks=hooks,
         drafter=None if speculator is None else Drafter(speculator, config.speculation, memory, vocab_size),
@@ -94,13 +102,18 @@ def chunk_of(config: EngineConfig) -> int | None:
     return None if chunk == 0 else chunk or max(DEFAULT_CHUNK, config.memory.page_size)
 
 
-def _memory(selection: Selection, config: EngineConfig, context: int, ctx: TokenAllocatorContext) -> MemoryManager:
+def _memory(
+    selection: Selection, context: int, ctx: TokenAllocatorContext, tiers: LabTiers | None, clock: Clock
+) -> MemoryManager:
     """Build the rows, the allocator and the prefix cache that the config chooses."""
-    rows = ReqToTokenPool(config.scheduler.max_running_requests, context, ctx.page_size)
+    resolved = selection.resolved
+    rows = ReqToTokenPool(resolved.engine.scheduler.max_running_requests, context, ctx.page_size)
     allocator = selection.choose(TOKEN_ALLOCATOR, ctx).build(ctx)
-    cache_ctx = PrefixCacheContext(allocator, ctx.page_size)
-    cache = selection.choose(PREFIX_CACHE, cache_ctx).build(cache_ctx)
-    return MemoryManager(rows, allocator, cache)
+    cache_ctx = PrefixCacheContext(allocator, ctx.page_size, identity=IDENTITY, clock=clock)
+    choice = selection.choose(PREFIX_CACHE, cache_ctx)
+    if tiers is not None:
+        cache_ctx = replace(cache_ctx, mover=tiers.build(resolved, choice, ctx.num_pages))
+    return MemoryManager(rows, allocator, choice.build(cache_ctx))
 
 
 def _gates(selection: Selection, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:

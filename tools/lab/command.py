@@ -83,6 +83,15 @@ def simulate(
     overrides: Overrides = None,
     load: LoadOptions,
     cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2",
+    tiers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier",
+            help="Speeds of a tier in GB/s, and seconds a move: 'host:read=25,write=25', 'files:read=2,latency=0.001', "
+            "of a storage also the bytes that it keeps; may be given again.",
+            metavar="NAME:K=N,...",
+        ),
+    ] = None,
     variants: VariantOptions,
     accept: Annotated[
         str | None,
@@ -101,7 +110,7 @@ def simulate(
     for path, option in ((json_file, "--json"), (png, "--png")):
         if path is not None and str(path) != "-":
             check_writable(path, option)
-    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, optimal, accept)
+    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, tiers or [], optimal, accept)
     outcomes = [_run(one, load.requests) for one in runs]
     summaries = [summarise(one) for one in outcomes]
     _write(summaries, json_file)
@@ -132,6 +141,7 @@ def _simulations(
     variants: VariantOptions,
     load: LoadOptions,
     cost_name: str,
+    tiers: Sequence[str],
     optimal: bool,
     accept: str | None,
 ) -> list[Simulation]:
@@ -144,6 +154,8 @@ def _simulations(
     labelled = variants.labelled()
     load.check()
     choice, cost = WorkloadChoice.parse(text), load_cost(cost_name)
+    for tier in tiers:
+        cost = cost.with_tier(tier)
     return [
         Simulation(
             label,

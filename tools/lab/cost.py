@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GB = 1e9
+
+
+class TierCost(BaseModel):
+    """How fast KV gets from a tier and to it: GB/s (of 1e9 bytes), and the seconds that each move takes beside."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    read: Rate
+    write: Rate
+    latency: Seconds = 0.0
+
+
+class StorageCost(TierCost):
+    """The same of a storage. It keeps so many `bytes`; None: as many as its own option `max_bytes` says, if it has one,
+    or all.
+    """
+
+    bytes: float | None = Field(default=None, gt=0)
 
 
 class CostModel(BaseModel):
@@ -48,6 +68,14 @@ class CostModel(BaseModel):
     """Per pair of tokens of one piece: the encoder's attention."""
     encoded_token_bytes: int = Field(default=8192, gt=0)
     """What the states of one such token take in the encoder cache: 4,096 numbers of 16 bits by default."""
+    kv_token_bytes: int | None = Field(default=None, gt=0)
+    """Bytes of a token's KV."""
+    host: TierCost | None = None
+    """Between the device and the host."""
+    storages: dict[str, StorageCost] = {}
+    """Between the host and a storage, by the name of its provider."""
+    load_overlap: float = Field(default=0.0, ge=0, le=1)
+    """The share of a load from the host that goes on while the pass computes, where that takes as long."""
 
     @property
     def encodes(self) -> bool:
@@ -60,6 +88,35 @@ class CostModel(BaseModel):
         pairs = sum(count * count for count in tokens)
         passed = max(self.encode_base, self.encode_per_token * sum(tokens))
         return self.overhead + passed + self.encode_per_pair * pairs
+
+    def load_seconds(self, tokens: int) -> float:
+        """Return what it takes to load KV from the host, beside everything else."""
+        if self.host is None or self.kv_token_bytes is None:
+            raise ValueError("this cost model does not say what tiers cost")
+        return self.host.latency + tokens * self.kv_token_bytes / (self.host.read * GB)
+
+    def delay(self, work: ModelWorkerBatch, tokens: int) -> float:
+        """Return by how much loading so many tokens makes a batch longer."""
+        load = self.load_seconds(tokens)
+        return load - self.load_overlap * min(load, self.seconds(work) - self.overhead)
+
+    def with_tier(self, text: str) -> CostModel:
+        """Return the same with figures of one tier from ``name:key=number,...``. Raises ConfigError."""
+        name, _, rest = text.partition(":")
+        try:
+            values = {key.strip(): float(value) for key, _, value in (one.partition("=") for one in rest.split(","))}
+        except ValueError:
+            values = {}
+        if not name or not values:
+            raise ConfigError(f"--tier: {text!r} is not NAME:KEY=NUMBER,...")
+        known = self.host if name == "host" else self.storages.get(name)
+        tier = {**({} if known is None else known.model_dump()), **values}
+        said = self.model_dump()
+        said |= {"host": tier} if name == "host" else {"storages": {**said["storages"], name: tier}}
+        try:
+            return CostModel.model_validate(said)
+        except ValidationError as error:
+            raise ConfigError(f"--tier {text}: {error}") from None
 
     def seconds(self, work: ModelWorkerBatch) -> float:
         """Return what the model says of one batch."""

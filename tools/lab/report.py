@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pegboard.tools.lab.cost import GB
 from pegboard.tools.lab.run import BUCKETS
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "e2e": _spread([r.finished - r.arrived for r in done]),
         "queue": _spread(queued),
         **_hit_rates(outcome, prompts),
+        **_tiers(outcome, done, prompts),
         "retractions": outcome.retractions,
         "preemptions": outcome.preemptions,
         "prefill_steps": outcome.prefill_steps,
@@ -87,6 +89,26 @@ def _hit_rates(outcome: Outcome, prompt_tokens: int) -> dict[str, float | None]:
         "hit_rate": rate,
         "optimal_hit_rate": optimal,
         "hit_rate_of_optimal": rate / optimal if optimal is not None and optimal >= NOTABLE else None,
+    }
+
+
+def _tiers(outcome: Outcome, done: Sequence[Record], prompt_tokens: int) -> dict[str, float]:
+    """Return which share of all prompt tokens was found where, and which was computed; the share of all time that loads
+    made steps longer; and GB that were moved, by direction. Nothing for a prefix cache without tiers.
+    """
+    if outcome.tiers is None:
+        return {}
+    total = max(1, prompt_tokens)
+    host, storage = sum(one.cached_host for one in done), sum(one.cached_storage for one in done)
+    cached = sum(one.cached for one in done)
+    moved = {key.replace("_bytes", "_gb"): value / GB for key, value in outcome.tiers.items() if "_bytes" in key}
+    return {
+        "hit_rate_device": (cached - host - storage) / total,
+        "hit_rate_host": host / total,
+        "hit_rate_storage": storage / total,
+        "computed_share": 1 - cached / total,
+        "load_share": outcome.tiers["load_seconds"] / max(outcome.duration, 1e-9),
+        **moved,
     }
 
 
@@ -140,6 +162,12 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("longest queue time, s", "max_queue"),
     ("hit rate", "hit_rate"),
     ("... of the optimal one", "hit_rate_of_optimal"),
+    ("hits on the device", "hit_rate_device"),
+    ("hits on the host", "hit_rate_host"),
+    ("hits in storages", "hit_rate_storage"),
+    ("computed", "computed_share"),
+    ("loaded from the host, GB", "loaded_gb"),
+    ("time added by loads", "load_share"),
     ("steps in fall-back", "fallback_share"),
     ("steps that encode", "encode_steps"),
     ("pieces encoded", "encoded_pieces"),
@@ -151,7 +179,14 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("fairness (Jain)", "fairness"),
     ("wall clock, s", "wall"),
 )
-_SHARES = frozenset({"hit_rate", "hit_rate_of_optimal", "fallback_share", "encoder_hit_rate", "encode_share"})
+TIERS = {"hit_rate_device": "device", "hit_rate_host": "host", "hit_rate_storage": "storage"}
+"""Figures of a run with tiers, with the tiers that they are of."""
+_SHARES = frozenset(
+    {
+        *("hit_rate", "hit_rate_of_optimal", "fallback_share", "encoder_hit_rate", "encode_share"),
+        *(*TIERS, "computed_share", "load_share"),
+    }
+)
 _MILLISECONDS = frozenset({"tpot", "itl"})
 
 

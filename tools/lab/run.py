@@ -21,8 +21,10 @@ from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.toolkit.cache.radix_tree import RadixTree
 from pegboard.core.toolkit.speculation.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
+from pegboard.tools.lab.clock import VirtualClock
 from pegboard.tools.lab.drafts import RatedSpeculator, accept
 from pegboard.tools.lab.media import LabMedia
+from pegboard.tools.lab.tiers import LabTiers
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
 
 if TYPE_CHECKING:
@@ -43,16 +45,6 @@ REST = 0.002
 """Virtual seconds that pass while all requests are held back by gates."""
 
 
-class VirtualClock:
-    """Seconds since the run began. Only the device and empty queues move it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @dataclass(slots=True)
 class Record:
     """What became of one request. Times in virtual seconds; a rejected or failed one has `finished` 0."""
@@ -63,6 +55,8 @@ class Record:
     prompt_len: int
     output_len: int = 0
     cached: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
     retractions: int = 0
     scheduled: float = 0.0
     first_token: float = 0.0
@@ -93,6 +87,8 @@ class Outcome:
     """See `LabMedia.figures`; None for a workload without media."""
     accept_length: float | None = None
     """Tokens that a request gained per step in which it had drafts; None where there are none."""
+    tiers: dict[str, float] | None = None
+    """See `LabTiers.figures`; None for a prefix cache without tiers."""
     info: dict[str, float] = field(default_factory=dict)
 
 
@@ -102,8 +98,11 @@ class ModelledDevice:
     A request's number travels as its seed, the one thing of a request that reaches a device untouched.
     """
 
-    def __init__(self, cost: CostModel, clock: VirtualClock, seed: int, rates: Sequence[float] = ()) -> None:
+    def __init__(
+        self, cost: CostModel, clock: VirtualClock, tiers: LabTiers, seed: int, rates: Sequence[float] = ()
+    ) -> None:
         self._cost = cost
+        self._tiers = tiers
         self._rates = rates
         self._clock = clock
         self._random = np.random.default_rng(seed)
@@ -122,7 +121,7 @@ class ModelledDevice:
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         if not all(part.key in self._encoded for part in work.overlay):
             raise RuntimeError("a prefill reads media that are not encoded")
-        self._clock.now += self._cost.seconds(work)
+        self._clock.now += self._cost.seconds(work) + self._tiers.load(work)
         sampling = work.sampling
         if sampling is None:
             return BatchResult(np.empty(0, np.int64))
@@ -154,7 +153,8 @@ class Simulation:
         self.label = label
         self._rates = rates
         self.clock = VirtualClock()
-        self.device = ModelledDevice(cost, self.clock, resolved.engine.scheduler.seed, rates)
+        self._tiers = LabTiers(cost, self.clock)
+        self.device = ModelledDevice(cost, self.clock, self._tiers, resolved.engine.scheduler.seed, rates)
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
         wants_media = workload.has_media and resolved.engine.media.enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
@@ -162,7 +162,7 @@ class Simulation:
         speculator = RatedSpeculator(rates, VOCAB) if rates else None
         self.scheduler = assemble(
             resolved, self.device, self.clock, hooks, VOCAB,
-            media=stage, encode=self.device.encode, speculator=speculator,
+            media=stage, encode=self.device.encode, speculator=speculator, tiers=self._tiers,
         )  # fmt: skip
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
@@ -199,6 +199,7 @@ class Simulation:
             at = self._soonest()
             if at is None:
                 return False
+            self._tiers.work_until(self.scheduler.stages.memory, at)
             self.clock.now = max(self.clock.now, at)
         due = self._due()
         if due:
@@ -261,6 +262,7 @@ class Simulation:
             ask, record = self._open.pop(req.rid)
             times = req.timing
             record.output_len, record.cached = req.output_len, req.output.cached_tokens
+            record.cached_host, record.cached_storage = req.output.cached_host, req.output.cached_storage
             record.retractions = req.output.num_retractions
             record.scheduled, record.first_token, record.finished = (
                 times.first_scheduled, times.first_token, times.finished,
@@ -309,5 +311,6 @@ class Simulation:
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(counters),
             accept_length=None if not self._rates else 1 + counters.accepted_tokens / max(1, counters.drafted_requests),
+            tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},
         )

@@ -11,7 +11,7 @@ import pytest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.tools.lab.assemble import resolve
 from pegboard.tools.lab.cost import CostModel, load_cost
-from pegboard.tools.lab.report import ROWS, summarise, table
+from pegboard.tools.lab.report import ROWS, TIERS, summarise, table
 from pegboard.tools.lab.run import Outcome, Simulation
 from pegboard.tools.lab.workloads import WorkloadChoice
 
@@ -135,9 +135,8 @@ def test_workloads_of_text_have_no_such_figures() -> None:
     outcome, figures = simulate("random:input=50,output=5", requests=3, cost=load_cost("cpu-smollm2"))
     assert outcome.encoding is None
     assert not [key for key in figures if key.startswith("encod")]
-    assert [title for title, _ in table([figures])] == [
-        title for title, key in ROWS if not key.startswith(("encod", "accept"))
-    ]
+    others = ("encod", "accept", *TIERS, "computed", "load")
+    assert [title for title, _ in table([figures])] == [title for title, key in ROWS if not key.startswith(others)]
     _, with_media = simulate("random:input=50,output=5,items=1", requests=3)
     rows = {title: cells for title, *cells in table([figures, with_media])}
     assert rows["pieces encoded"] == ["-", "3"]

@@ -68,6 +68,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_storage import KVStorage as KVStorage
     from pegboard.core.interfaces.kv_storage import KVStorageContext as KVStorageContext
     from pegboard.core.interfaces.kv_storage import StorageError as StorageError
+    from pegboard.core.interfaces.kv_transfer import KVTransfer as KVTransfer
+    from pegboard.core.interfaces.kv_transfer import KVTransferContext as KVTransferContext
+    from pegboard.core.interfaces.kv_transfer import Ranges as Ranges
+    from pegboard.core.interfaces.kv_transfer import Region as Region
+    from pegboard.core.interfaces.kv_transfer import TransferError as TransferError
+    from pegboard.core.interfaces.kv_transfer import TransferNews as TransferNews
+    from pegboard.core.interfaces.kv_transfer import TransferState as TransferState
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec
@@ -111,6 +118,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.page_mover import PageMover as PageMover
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
+    from pegboard.core.interfaces.plugin import BodyField as BodyField
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
     from pegboard.core.interfaces.plugin import Requirement as Requirement
@@ -198,6 +206,15 @@ _EXPORTS = {
     "keys": ("PrefixKey", "PrefixMemo"),
     "kv_pool": ("KVPool", "KVPoolContext"),
     "kv_storage": ("KVStorage", "KVStorageContext", "StorageError"),
+    "kv_transfer": (
+        "KVTransfer",
+        "KVTransferContext",
+        "Ranges",
+        "Region",
+        "TransferError",
+        "TransferNews",
+        "TransferState",
+    ),
     "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
     "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
     "media": (
@@ -232,7 +249,7 @@ _EXPORTS = {
         "ToolFunction",
     ),
     "page_mover": ("Job", "PageMover"),
-    "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "Plugin", "Provider", "Requirement"),
+    "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "BodyField", "Plugin", "Provider", "Requirement"),
     "pooler": ("Pooler", "PoolerContext", "PoolSpan"),
     "prefix_cache": (
         "CacheHandle",

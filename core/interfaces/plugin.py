@@ -14,6 +14,12 @@ API_VERSION = "1.0"
 
 ENTRY_POINT_GROUP = "pegboard"
 
+BODY_CONTRACTS = ("admission_gate", "schedule_policy")
+"""Contracts whose providers read `params` of requests."""
+
+INDEX = "index"
+"""Beside declared fields: which request of its body this is. No field may have this name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -29,6 +35,22 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyField:
+    """A field of request bodies that is meant for a provider: ``{"prompt": ..., "<name>": 5}``.
+
+    APIs put what a client gives there into ``params[<provider's name>][<name>]`` of the engine's requests; null counts
+    as not given. With `each` a list is dealt out, one entry for each prompt of the body or for each answer; without it
+    a list is refused. Where a body makes several requests, ``params[<provider's name>][INDEX]`` says which one this is,
+    from 0. APIs check the type and nothing else. `meaning` is for the documents.
+    """
+
+    name: str
+    kind: type[int | str | bool | float]
+    each: bool = True
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Provider:
     """One implementation of one contract, under a name that the config can say.
 
@@ -38,7 +60,8 @@ class Provider:
     ``use: auto`` the highest `rank` whose requirements are met and whose ``supports(context)`` has no objection wins;
     a negative rank is never chosen automatically. `contract_version` is the version it was written for.
     `conformance` is the lazy name of the test class that checks it (or several), a subclass of the contract's suite:
-    `pegboard plugins check` runs that, and the bare suite where there is none.
+    `pegboard plugins check` runs that, and the bare suite where there is none. `body` are fields of request bodies that
+    it reads in the `params` of requests; only providers of BODY_CONTRACTS get those.
     """
 
     contract: str
@@ -51,6 +74,7 @@ class Provider:
     requires: tuple[Requirement, ...] = ()
     rank: int = 0
     conformance: str | tuple[str, ...] = ()
+    body: tuple[BodyField, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

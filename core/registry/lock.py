@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,7 +86,12 @@ def _digest_record(loaded: LoadedPlugin) -> str:
     for provider in plain["providers"]:
         provider["provides"] = sorted(provider["provides"])
         del provider["conformance"]  # says how it is tested, which changes nothing of what runs
-    return _sha256(json.dumps(plain, sort_keys=True, default=dict))
+    return _sha256(json.dumps(plain, sort_keys=True, default=_plain))
+
+
+def _plain(value: object) -> object:
+    """Return what JSON knows in place of what it does not: of a mapping, or of a type of fields."""
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _sha256(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.plugin import API_VERSION, Plugin, Provider
+from pegboard.core.interfaces.plugin import API_VERSION, BODY_CONTRACTS, INDEX, BodyField, Plugin, Provider
 from pegboard.core.registry.blame import describe, place_of, told
 from pegboard.core.registry.lazy import import_name, is_lazy_name
 from pegboard.core.registry.names import did_you_mean
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 OWN_DISTRIBUTION = "pegboard"
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_KINDS = (int, str, bool, float)
 _NAME_RULE = "names are lower case: a letter, then letters, digits, '_', '-' or '.'"
 
 
@@ -212,6 +214,26 @@ def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[st
             yield f"it requires the unknown contract {requirement.contract!r}; {hint}".removesuffix("; ")
         elif requirement.capability is not None:
             yield from _capability_problem(needed, requirement.capability, None, "requires")
+    yield from _body_problems(provider)
+
+
+def _body_problems(provider: Provider) -> Iterator[str]:
+    if provider.body and provider.contract not in BODY_CONTRACTS:
+        yield f"it declares fields of bodies, which only providers of {' and '.join(BODY_CONTRACTS)} get"
+    known: set[str] = set()
+    fields: tuple[object, ...] = provider.body
+    for field in fields:
+        if not isinstance(field, BodyField):
+            yield f"its body must have BodyFields, not {field!r}"
+            return
+        if not _FIELD.fullmatch(field.name) or field.name == INDEX:
+            rule = f"it must be a letter and then letters, digits or '_', all lower case, 64 at most, and not {INDEX!r}"
+            yield f"bad name {field.name!r} of a field of bodies: {rule}"
+        if field.kind not in _KINDS:
+            yield f"the field {field.name!r} of bodies has the kind {field.kind!r}, and not int, str, bool or float"
+        if field.name in known:
+            yield f"it declares the field {field.name!r} of bodies twice"
+        known.add(field.name)
 
 
 def _capability_problem(contract: Contract, capability: str, owner: Plugin | None, verb: str) -> Iterator[str]:

@@ -12,12 +12,13 @@ import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.errors import ConfigError, PluginError
-from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
+from pegboard.core.interfaces.plugin import BodyField, Plugin, Provider, Requirement
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.records import MissingExtra
 from pegboard.core.registry.registry import Registry
 
 CACHE = "prefix_cache"
+UNKNOWN_KIND: Any = bytes
 
 
 def provider(name: str = "mine", contract: str = CACHE, factory: str = "nowhere:Nothing", **fields: Any) -> Provider:
@@ -206,6 +207,28 @@ class TestCompatibility:
         assert "bad lazy name 'nowhere' in factory" in problem(plugin(provider(factory="nowhere")))
         assert "bad lazy name 'no where:X' in config" in problem(plugin(provider(config="no where:X")))
 
+    @pytest.mark.parametrize(
+        ("contract", "body", "error"),
+        [
+            ("admission_gate", (BodyField("room", int), BodyField("host", str, each=False)), ""),
+            ("schedule_policy", (BodyField("deadline", float),), ""),
+            (CACHE, (BodyField("room", int),), "only providers of admission_gate and schedule_policy"),
+            ("admission_gate", (BodyField("Room", int),), "bad name 'Room' of a field of bodies: it must be a letter"),
+            ("admission_gate", (BodyField("index", int),), "bad name 'index' of a field of bodies"),
+            (
+                "admission_gate",
+                (BodyField("room", UNKNOWN_KIND),),
+                "the field 'room' of bodies has the kind <class 'bytes'>",
+            ),
+            ("admission_gate", (BodyField("room", int), BodyField("room", str)), "the field 'room' of bodies twice"),
+            ("admission_gate", ("room",), "its body must have BodyFields, not 'room'"),
+        ],
+    )
+    def test_fields_of_bodies_are_checked(self, contract: str, body: Any, error: str) -> None:
+        found = problem(plugin(provider(contract=contract, body=body)))
+        assert error in found
+        assert bool(error) == bool(found)
+
 
 class TestLoading:
     def record(self, one: Plugin) -> Any:
@@ -279,6 +302,8 @@ class TestLock:
         assert self.lock(two, one).digest != base
         changed = dataclasses.replace(one, providers=(provider(rank=1),))
         assert self.lock(changed, two).digest != base
+        bodies = [dataclasses.replace(one, providers=(provider(body=(BodyField("a", kind),)),)) for kind in (int, str)]
+        assert len({self.lock(changed, two).digest for changed in bodies}) == 2
 
     def test_verify_names_each_difference(self) -> None:
         one, two = plugin(provider()), plugin(name="other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ FAILURES_IN_A_ROW = 3
 class Breaker:
     """Whether something may be asked. It opens after some failures in a row, or one call that overran, for a rest; then
     one probe is admitted, and its outcome decides. Used by several threads.
+
+    Failures are in a row for each kind of call: on a full disk what is looked for is found, and all writes fail.
     """
 
     def __init__(self, name: str, clock: Clock, rest: float = REST_SECONDS) -> None:
@@ -27,7 +30,7 @@ class Breaker:
         self._name = name
         self._clock = clock
         self._rest = rest
-        self._in_a_row = 0
+        self._in_a_row = Counter[str]()
         self._until: float | None = None
         self._probing = False
         self._lock = threading.Lock()
@@ -58,25 +61,25 @@ class Breaker:
         with self._lock:
             self._probing = False
 
-    def succeeded(self, probe: bool = False) -> None:
+    def succeeded(self, kind: str, probe: bool = False) -> None:
         with self._lock:
-            self._in_a_row = 0
+            self._in_a_row[kind] = 0
             if self._until is None or not probe:
                 return
             self._until = None
             self._probing = False
         logger.info("%s works again", self._name)
 
-    def failed(self, reason: str, *, at_once: bool = False, probe: bool = False) -> bool:
+    def failed(self, kind: str, reason: str, *, at_once: bool = False, probe: bool = False) -> bool:
         """Note a failure; whether it is to be left alone from now on. `at_once`: one is enough."""
         with self._lock:
             self.failures += 1
-            self._in_a_row += 1
-            if self._in_a_row == 1:
+            self._in_a_row[kind] += 1
+            if self._in_a_row[kind] == 1:
                 logger.warning("%s: %s", self._name, reason)
             if self._until is not None and not probe:
                 return False
-            if not (at_once or probe or self._in_a_row >= FAILURES_IN_A_ROW):
+            if not (at_once or probe or self._in_a_row[kind] >= FAILURES_IN_A_ROW):
                 return False
             self._until = self._clock() + self._rest
             self._probing = False

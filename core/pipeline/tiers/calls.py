@@ -24,6 +24,7 @@ Ask = Callable[[float], int]
 
 @dataclass(eq=False)
 class _Call:
+    kind: str
     lane: Lane
     deadline: float
     probe: bool
@@ -60,13 +61,15 @@ class Calls:
         """Whether no call is under way at all."""
         return not self._calls
 
-    def make(self, lane: Lane, ask: Ask, most: int, seconds: float, *, probe: bool = False) -> tuple[int, str]:
+    def make(
+        self, kind: str, lane: Lane, ask: Ask, most: int, seconds: float, *, probe: bool = False
+    ) -> tuple[int, str]:
         """Ask a storage, in the thread of `lane`: its count, at most `most`, and why it is not to be asked further, ""
-        where it is.
+        where it is. `kind` says for what it is asked.
         """
         if not self.breaker.may(probe):
             return 0, f"the storage {self._name!r} is left alone for a while"
-        call = _Call(lane, self._clock() + seconds, probe)
+        call = _Call(kind, lane, self._clock() + seconds, probe)
         with self._lock:
             self._calls.append(call)
         self._began()
@@ -79,16 +82,16 @@ class Calls:
             trouble = f"{type(error).__name__}: {error}"
         except BaseException as error:
             if not self._returned(call):
-                self._fail(f"died of {error!r}", probe)
+                self._fail(call, f"died of {error!r}")
             raise
         if self._returned(call):
             return 0, f"the storage {self._name!r} overran its deadline of {seconds:g} s"
         if not trouble and count < most and self._clock() >= call.deadline:
             trouble = f"did not get through in {seconds:g} s"
         if trouble:
-            self._fail(trouble, probe)
+            self._fail(call, trouble)
             return count, f"the storage {self._name!r}: {trouble}"
-        self.breaker.succeeded(probe)
+        self.breaker.succeeded(kind, probe)
         return count, ""
 
     def supervise(self) -> None:
@@ -102,10 +105,10 @@ class Calls:
                 self.written_off += 1
         self.abandoned += len(late)
         for call in late:
-            self._fail("a call has overrun its deadline and is abandoned", call.probe, at_once=True)
+            self._fail(call, "a call has overrun its deadline and is abandoned", at_once=True)
 
-    def _fail(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
-        if self.breaker.failed(reason, at_once=at_once, probe=probe):
+    def _fail(self, call: _Call, reason: str, *, at_once: bool = False) -> None:
+        if self.breaker.failed(call.kind, reason, at_once=at_once, probe=call.probe):
             self._opened()
 
     def _returned(self, call: _Call) -> bool:

@@ -144,7 +144,7 @@ class TierStore:
         while job.moved < len(job.keys) and not job.stopping:
             keys = self._keys(job, FIND_KEYS)
             ask = functools.partial(self._storage.exists, keys)
-            found, trouble = self._ask(job, ask, len(keys), self._deadlines.read)
+            found, trouble = self._ask(job, "exists", ask, len(keys), self._deadlines.read)
             job.moved += found
             if trouble or found < len(keys):
                 return trouble
@@ -157,7 +157,7 @@ class TierStore:
             into = self._into(views)
             began = time.perf_counter()
             ask = functools.partial(self._storage.get, keys, into)
-            found, trouble = self._ask(job, ask, len(keys), self._deadlines.read)
+            found, trouble = self._ask(job, "get", ask, len(keys), self._deadlines.read)
             self._count(self._read, found, began)
             for view, block, place in zip(views[:found], into, pages, strict=False):
                 if view is None:
@@ -178,15 +178,15 @@ class TierStore:
                     self._host.write_block(place, block)
             began = time.perf_counter()
             ask = functools.partial(self._storage.set, keys, blocks)
-            there, trouble = self._ask(job, ask, len(keys), self._deadlines.write)
+            there, trouble = self._ask(job, "set", ask, len(keys), self._deadlines.write)
             self._count(self._written, there, began)
             job.moved += there
             if there < len(keys):
                 break
         return trouble
 
-    def _ask(self, job: Move, ask: Ask, most: int, seconds: float) -> tuple[int, str]:
-        answer = self.calls.make(self._lane(job), ask, most, seconds, probe=job.probe)
+    def _ask(self, job: Move, kind: str, ask: Ask, most: int, seconds: float) -> tuple[int, str]:
+        answer = self.calls.make(kind, self._lane(job), ask, most, seconds, probe=job.probe)
         job.probe = False  # its first call was the probe
         return answer
 
@@ -228,7 +228,7 @@ class TierStore:
             self._told = {name: float(value) for name, value in self._storage.stats().items()}
             return 0
 
-        self.calls.make(self._lane(job), look, 0, self._deadlines.read)
+        self.calls.make("stats", self._lane(job), look, 0, self._deadlines.read)
 
     # ---- the ends of jobs -----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from pegboard.conformance.storage_fakes import FakeStorage, Faults
 from tests.core.pipeline.tiers.tier_rig import PAGES, Rig, blocks, names, until
 
 Make = Callable[..., Rig]
+BROKEN = "broken on demand"
 ALONE = "the storage 'store0' is left alone for a while"
 
 
@@ -49,8 +50,9 @@ def test_a_call_that_hangs_is_abandoned_and_its_pages_stay_in_use(make: Make, vi
     assert not behind.done
     rig.clock.now += 0.2
     rig.mover.supervise()
+    until(lambda: behind.done)  # the mover's own thread may have come before
     assert not job.done
-    assert (behind.done, behind.result, behind.error) == (True, 0, ALONE)
+    assert (behind.result, behind.error) == (0, ALONE)
     before = asked(rig.storages[0])
     for late in (
         rig.mover.find(names(6)),
@@ -154,6 +156,25 @@ def test_three_failures_in_a_row_and_a_probe_decides(make: Make) -> None:
     assert rig.ended(rig.mover.find(names(1))) == (1, "")
     stats = rig.mover.stats()
     assert (stats["store0_failures_total"], stats["store0_breaker_openings_total"]) == (6, 2)
+
+
+def test_what_works_does_not_hide_what_fails(make: Make) -> None:
+    """A full disk answers all that is looked for and read; to write to it fails each time."""
+    rig = make()
+    rig.fill(names(1))
+    faults = rig.storages[0].faults
+    faults.only = ("set",)
+    faults.fail()
+    for _ in range(3):
+        assert rig.ended(rig.mover.store(0, names(2), blocks(2))) == (1, f"the storage 'store0': StorageError: {BROKEN}")
+        assert rig.ended(rig.mover.fetch(names(1), blocks(1)))[0] == rig.ended(rig.mover.find(names(1)))[0]
+    assert rig.ended(rig.mover.store(0, names(2), blocks(2))) == (0, ALONE)
+    # What is asked next works, and then one more failure in the row is enough.
+    rig.clock.now += 31
+    assert rig.ended(rig.mover.find(names(1))) == (1, "")
+    assert rig.ended(rig.mover.store(0, names(2), blocks(2)))[0] == 1
+    assert rig.ended(rig.mover.find(names(1))) == (0, ALONE)
+    assert rig.mover.stats()["store0_failures_total"] == 4
 
 
 def test_a_probe_that_asks_nothing_leaves_it_to_another(make: Make) -> None:

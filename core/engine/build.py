@@ -35,7 +35,7 @@ from pegboard.core.interfaces.contracts import (
     Ctx,
     T,
 )
-from pegboard.core.interfaces.errors import ConfigError, ModelError
+from pegboard.core.interfaces.errors import ConfigError, ModelError, Problem
 from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
@@ -235,7 +235,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback),
         results,
         executor,
-        gates=GateKeeper(gates, time.monotonic) if gates else None,
+        gates=gates,
         pooler=pooler,
         media=None if media is None else media.stage,
         report=report,
@@ -358,10 +358,25 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     return _Grammars(gate, kinds, "rollback" in choice.provides)
 
 
-def _gates(chosen: Chosen, grammars: _Grammars, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
-    """Return the gates in their order. That of grammars comes first: what it refuses need not pass the others."""
-    first = [] if grammars.gate is None else [("grammar", grammars.gate)]
-    return [*first, *((one.name, one.build(ctx)) for one in chosen.selection.choose_all(ADMISSION_GATE, ctx))]
+def _gates(chosen: Chosen, grammars: _Grammars, ctx: AdmissionGateContext) -> GateKeeper | None:
+    """Return the gates in their order. That of grammars comes first: what it refuses need not pass the others.
+
+    Raises ConfigError where one that brings KV is not the last, or is beside a speculator that could not know it.
+    """
+    gates: list[tuple[str, AdmissionGate]] = [] if grammars.gate is None else [("grammar", grammars.gate)]
+    choices = chosen.selection.choose_all(ADMISSION_GATE, ctx)
+    for place, one in enumerate(choices, start=1):
+        if "seats" not in one.provides:
+            continue
+        if place < len(choices):
+            others = ", ".join(other.name for other in choices[place:])
+            raise ConfigError(Problem("gates", f"{one.name!r} brings KV, so it comes last; put {others} before it"))
+        if chosen.speculator.layers:
+            text = f"{one.name!r} brings KV without what the speculator keeps of it; set speculation.use to none"
+            raise ConfigError(Problem("gates", text))
+    gates += [(one.name, one.build(ctx)) for one in choices]
+    provides = {one.name: one.provides for one in choices}
+    return GateKeeper(gates, time.monotonic, provides) if gates else None
 
 
 def _pooler(chosen: Chosen) -> Pooler | None:

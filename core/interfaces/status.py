@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 
 class ReqStatus(enum.Enum):
-    """Where a request is. `BLOCKED` names its gate in `Req.blocked_by`; `HELD` is finished with KV still in use."""
+    """Where a request is. `BLOCKED` names its gate in `Req.blocked_by`; `HELD` is finished with KV still in use, or
+    still written to.
+    """
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -19,7 +21,7 @@ class ReqStatus(enum.Enum):
 
 TRANSITIONS: dict[ReqStatus, frozenset[ReqStatus]] = {
     ReqStatus.WAITING: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
-    ReqStatus.BLOCKED: frozenset({ReqStatus.WAITING, ReqStatus.FINISHED}),
+    ReqStatus.BLOCKED: frozenset({ReqStatus.WAITING, ReqStatus.RUNNING, ReqStatus.HELD, ReqStatus.FINISHED}),
     ReqStatus.RUNNING: frozenset({ReqStatus.RETRACTED, ReqStatus.HELD, ReqStatus.FINISHED}),
     ReqStatus.RETRACTED: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
     ReqStatus.HELD: frozenset({ReqStatus.FINISHED}),

@@ -141,6 +141,7 @@ class PrefillAdder:
         self._running = running
         self._reserved += running.growth(ratio.current, ratio.clip)
         self._apart = apart
+        self._placed = 0
         self._reserved += sum(map(self._share, apart))
 
     @property
@@ -196,6 +197,28 @@ class PrefillAdder:
         if found.host_len:
             self._rem_load, self._loads = self._rem_load - found.host_len, True
         return AddResult.CONTINUE
+
+    def place(self, req: Req, *, has_chunked: bool) -> bool:
+        """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What the host
+        has of its prefix is left out: it comes as the rest does.
+        """
+        if self._placed >= self._max_new_rows:
+            return False
+        found = self._memory.match(req)
+        left = req.seq_len - len(found)
+        alone = not (self._running or self._apart or has_chunked or self._placed)
+        fits = left <= self._memory.available_tokens if alone else self._affordable(req, left)
+        if not fits:
+            self._memory.unmatch(req)
+            return False
+        self._memory.seat(req, found)
+        req.kv.prefix_len = req.kv.scheduled_len = len(found)
+        if not self._memory.extend(req, req.seq_len):
+            self._memory.release(req, keep=False)
+            return False
+        self._placed += 1
+        self._reserved += self._share(req)
+        return True
 
     @property
     def rows_full(self) -> bool:

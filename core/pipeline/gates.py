@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
-from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.status import FinishReason, ReqStatus
+from pegboard.core.pipeline.verdicts import checked, late, limit, reason_of
+from pegboard.core.pipeline.visits import GateNews, Post, Visit
 from pegboard.core.registry.blame import in_words
 from pegboard.core.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.admission_gate import AdmissionGate
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, Seat
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class GateNews:
-    """What has changed since the last step: requests that may enter the queue, ones that failed, ones held no more."""
-
-    ready: list[Req] = field(default_factory=list)
-    failed: list[tuple[Req, FinishReason]] = field(default_factory=list)
-    released: list[Req] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Post:
-    """One gate under its name, with the requests that it blocks and holds, by rid."""
-
-    name: str
-    gate: AdmissionGate
-    timeout: float | None
-    blocked: dict[str, Req] = field(default_factory=dict)
-    held: dict[str, Req] = field(default_factory=dict)
-    failures: int = 0
-    known: set[str] = field(default_factory=set)
-    """Calls that have raised before, whose traceback is in the log."""
-
-
-@dataclass(slots=True)
-class _Visit:
-    """A request on its way: the posts that concern it, how many of them it has passed, and where it stands."""
-
-    posts: list[_Post]
-    passed: int
-    since: float
-    verdict: Verdict
-    holders: set[str] = field(default_factory=set)
 
 
 class GateKeeper:
@@ -64,10 +38,31 @@ class GateKeeper:
     log has the traceback of the first time, and a line of each.
     """
 
-    def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
-        self._posts = [_Post(name, gate, getattr(gate.options, "timeout", None)) for name, gate in gates]
+    def __init__(
+        self,
+        gates: Sequence[tuple[str, AdmissionGate]],
+        clock: Clock,
+        provides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Set posts up, with the capabilities that each gate `provides`, by name."""
+        self._posts = [
+            Post(
+                name,
+                gate,
+                provides.get(name, ()),
+                getattr(gate.options, "timeout", None),
+                getattr(gate.options, "hold_timeout", None),
+            )
+            for name, gate in gates
+        ]
+        self.seats = any("seats" in post.provides for post in self._posts)
+        """Whether some gate may ask for a place in memory."""
+        self.follows = any("follows" in post.provides for post in self._posts)
+        """Whether some gate wants to know what is computed."""
+        self.overdue = 0
+        """Held requests whose gate did not let them go in time."""
         self._clock = clock
-        self._visits: dict[str, _Visit] = {}
+        self._visits: dict[str, Visit] = {}
         self._busy = 0
         """Requests that are blocked or held."""
 
@@ -123,7 +118,7 @@ class GateKeeper:
                 posts.append(post)
         if not posts:
             return None
-        visit = self._visits[req.rid] = _Visit(posts, 0, self._clock(), Verdict(GateState.OPEN))
+        visit = self._visits[req.rid] = Visit(posts, 0, self._clock(), Verdict(GateState.OPEN))
         verdict = self._lead(req, visit)
         return verdict if verdict.state is GateState.FAILED else None
 
@@ -137,11 +132,15 @@ class GateKeeper:
                 self._release(post, news)
         return news
 
-    def cancel(self, req: Req) -> None:
-        """End the wait of a blocked request that ends for a reason of its own."""
-        visit = self._visits.pop(req.rid, None)
-        if visit is not None:
+    def cancel(self, req: Req) -> bool:
+        """End the wait of a blocked request that ends, whyever. Return whether its seat is still being written to; then
+        `poll` tells when it is released.
+        """
+        visit = self._visits.get(req.rid)
+        if visit is not None and not visit.quarantined:
+            del self._visits[req.rid]
             self._leave(req, visit)
+        return req.rid in self._visits
 
     def finish(self, req: Req) -> bool:
         """Tell the gates that a request which was through has ended. Return whether one of them holds it; its status is
@@ -153,27 +152,77 @@ class GateKeeper:
         for post in visit.posts:
             holds, failure = self._ask(post, "finished", post.gate.finished, req)
             if holds and failure is None:
-                post.held[req.rid] = req
-                visit.holders.add(post.name)
+                self._hold(req, post, visit)
         if not visit.holders:
             del self._visits[req.rid]
             return False
         self._busy += 1
         return True
 
-    def drop(self, req: Req) -> None:
-        """Let a held request go at once."""
-        visit = self._visits.pop(req.rid, None)
+    def drop(self, req: Req) -> bool:
+        """Let a held request go at once. False where that cannot be: it has a seat that is still written to."""
+        visit = self._visits.get(req.rid)
         if visit is None:
-            return
+            return True
+        if visit.quarantined:
+            return False
+        del self._visits[req.rid]
         self._busy -= 1
         for post in visit.posts:
             if post.held.pop(req.rid, None) is not None:
                 self._ask(post, "drop", post.gate.drop, req)
+        return True
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    def asking(self) -> list[Req]:
+        """Return the blocked requests that want a seat and have none, those first that came first."""
+        return [
+            req
+            for post in self._posts
+            if "seats" in post.provides
+            for req in post.blocked.values()
+            if req.kv.row == NO_ROW and self._visits[req.rid].verdict.seat
+        ]
+
+    def seated(self, req: Req, seat: Seat) -> FinishReason | None:
+        """Give a gate the seat that it asked for; why the request ends, where the gate raised."""
+        visit = self._visits[req.rid]
+        post = visit.posts[visit.passed]
+        _, failure = self._ask(post, "seated", functools.partial(post.gate.seated, seat=seat), req)
+        return None if failure is None else reason_of(failure)
+
+    def computed(self, req: Req, slots: NDArray[np.int32]) -> FinishReason | None:
+        """Tell the gates that follow a request where its KV is now; why it ends, where one of them raised."""
+        visit = self._visits[req.rid]
+        visit.followed = True
+        failed = None
+        for post in visit.posts:
+            if "follows" in post.provides:
+                _, failure = self._ask(post, "computed", functools.partial(post.gate.computed, slots=slots), req)
+                failed = failed or failure
+        return None if failed is None else reason_of(failed)
+
+    def is_followed(self, req: Req) -> bool:
+        """Return whether a gate that the request has passed wants to know what is computed of it."""
+        visit = self._visits.get(req.rid)
+        return visit is not None and any("follows" in post.provides for post in visit.posts)
+
+    def leaving(self, req: Req) -> None:
+        """Tell the gates that a request's memory is about to be taken from it."""
+        visit = self._visits.get(req.rid)
+        if visit is not None and visit.followed:
+            self.computed(req, np.empty(0, np.int32))
+            visit.followed = False
+
+    @property
+    def quarantined(self) -> list[Req]:
+        """Requests that have ended and whose seats are still written to."""
+        return [req for post in self._posts for req in post.held.values() if self._visits[req.rid].quarantined]
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
-    def _lead(self, req: Req, visit: _Visit) -> Verdict:
+    def _lead(self, req: Req, visit: Visit) -> Verdict:
         """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
         while visit.passed < len(visit.posts):
             post = visit.posts[visit.passed]
@@ -185,16 +234,17 @@ class GateKeeper:
                 del self._visits[req.rid]
                 self._leave(req, visit)
                 return verdict
+            limit(req, verdict.max_new_tokens)
             visit.passed += 1
         return visit.verdict
 
-    def _enter(self, post: _Post, req: Req) -> Verdict:
+    def _enter(self, post: Post, req: Req) -> Verdict:
         try:
-            return _checked(post.gate.enter(req))
+            return checked(post.gate.enter(req))
         except Exception as error:
             return self._raised(post, "enter", error, req.name)
 
-    def _block(self, req: Req, post: _Post, visit: _Visit) -> None:
+    def _block(self, req: Req, post: Post, visit: Visit) -> None:
         if req.status is not ReqStatus.BLOCKED:
             req.move_to(ReqStatus.BLOCKED)
             self._busy += 1
@@ -202,15 +252,21 @@ class GateKeeper:
         post.blocked[req.rid] = req
         visit.since = self._clock()
 
-    def _leave(self, req: Req, visit: _Visit) -> None:
+    def _leave(self, req: Req, visit: Visit) -> None:
         """Tell every gate that knows a request which is not going to run."""
         if req.status is ReqStatus.BLOCKED:
             self._busy -= 1
         for post in visit.posts[: visit.passed + 1]:
             post.blocked.pop(req.rid, None)
-            self._ask(post, "cancel", post.gate.cancel, req)
+            still, _ = self._ask(post, "cancel", post.gate.cancel, req)
+            if still is True and "seats" in post.provides and req.kv.row != NO_ROW:
+                self._hold(req, post, visit)
+        if visit.holders:
+            visit.quarantined = True
+            self._visits[req.rid] = visit
+            self._busy += 1
 
-    def _look(self, post: _Post, news: GateNews) -> None:
+    def _look(self, post: Post, news: GateNews) -> None:
         waiting = list(post.blocked.values())
         try:
             verdicts = dict(post.gate.poll(waiting))
@@ -227,32 +283,34 @@ class GateKeeper:
                 self._pass(req, post, visit, news)
             elif visit.verdict.state is GateState.FAILED:
                 self._fail(req, visit, visit.verdict, news)
-            elif post.timeout is not None and now - visit.since >= post.timeout:
-                self._fail(req, visit, _late(post, visit, now), news)
+            elif post.timeout is not None and (waited := now - visit.since) >= post.timeout:
+                self._fail(req, visit, late(post.name, visit.verdict, waited), news)
 
-    def _examined(self, post: _Post, req: Req, verdict: object) -> Verdict:
+    def _examined(self, post: Post, req: Req, verdict: object) -> Verdict:
         try:
-            return _checked(verdict)
+            return checked(verdict)
         except Exception as error:
             return self._raised(post, "poll", error, req.name)
 
-    def _pass(self, req: Req, post: _Post, visit: _Visit, news: GateNews) -> None:
+    def _pass(self, req: Req, post: Post, visit: Visit, news: GateNews) -> None:
         del post.blocked[req.rid]
+        arrived = visit.verdict.arrived
+        limit(req, visit.verdict.max_new_tokens)
         visit.passed += 1
         verdict = self._lead(req, visit)
         if verdict.state is GateState.FAILED:
-            news.failed.append((req, _reason(verdict)))
+            news.failed.append((req, reason_of(verdict)))
         elif verdict.state is GateState.OPEN:
             self._busy -= 1
             req.blocked_by = ""
-            news.ready.append(req)
+            news.ready.append((req, arrived))
 
-    def _fail(self, req: Req, visit: _Visit, verdict: Verdict, news: GateNews) -> None:
+    def _fail(self, req: Req, visit: Visit, verdict: Verdict, news: GateNews) -> None:
         del self._visits[req.rid]
         self._leave(req, visit)
-        news.failed.append((req, _reason(verdict)))
+        news.failed.append((req, reason_of(verdict)))
 
-    def _release(self, post: _Post, news: GateNews) -> None:
+    def _release(self, post: Post, news: GateNews) -> None:
         try:
             free = [rid for rid in dict.fromkeys(post.gate.released()) if rid in post.held]
         except Exception as error:
@@ -261,6 +319,7 @@ class GateKeeper:
             free = list(post.held)
             for req in post.held.values():
                 self._ask(post, "drop", post.gate.drop, req)
+        free += [rid for rid in self._overdue(post) if rid not in free]
         for rid in free:
             req = post.held.pop(rid)
             visit = self._visits[rid]
@@ -270,16 +329,40 @@ class GateKeeper:
                 self._busy -= 1
                 news.released.append(req)
 
+    def _hold(self, req: Req, post: Post, visit: Visit) -> None:
+        post.held[req.rid] = req
+        visit.holders.add(post.name)
+        visit.since = self._clock()
+
+    def _overdue(self, post: Post) -> list[str]:
+        """Return those that a gate has held for too long, and tell of them. A seat that is still written to is never
+        among them: its pages would be given away under the writer.
+        """
+        if post.hold_timeout is None:
+            return []
+        since = self._clock() - post.hold_timeout
+        found = [req for rid, req in post.held.items() if self._visits[rid].since <= since]
+        for req in found:
+            visit = self._visits[req.rid]
+            self.overdue += 1
+            if visit.quarantined:
+                visit.since = float("inf")
+                logger.error("the seat of %s is still written to; its memory is lost until that ends", quoted(req.name))
+            else:
+                logger.warning("the gate %r has held %s for too long; it is released", post.name, quoted(req.name))
+                self._ask(post, "drop", post.gate.drop, req)
+        return [req.rid for req in found if not self._visits[req.rid].quarantined]
+
     # ---- guards ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, post: _Post, what: str, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
+    def _ask(self, post: Post, what: str, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
         """Return a gate's answer about one request, or the failure that its exception makes of it."""
         try:
             return call(req), None
         except Exception as error:
             return None, self._raised(post, what, error, req.name)
 
-    def _raised(self, post: _Post, what: str, error: Exception, name: str = "") -> Verdict:
+    def _raised(self, post: Post, what: str, error: Exception, name: str = "") -> Verdict:
         post.failures += 1
         trace = None if what in post.known else error
         post.known.add(what)
@@ -287,31 +370,3 @@ class GateKeeper:
         told = in_words(error)
         logger.error("the gate %r failed in %s%s: %s", post.name, what, whose, told, exc_info=trace)
         return Verdict.failed(f"the gate {post.name!r} failed: {told}", status=500, code="gate_failed")
-
-
-def _checked(verdict: object) -> Verdict:
-    """Return the verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
-    if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
-        raise TypeError(f"it answered {verdict!r}, which is not a verdict")
-    if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
-        raise TypeError(f"reason, code and param of a verdict are strings, not {verdict!r}")
-    status: object = verdict.status
-    if verdict.state is GateState.FAILED and not (isinstance(status, int) and 400 <= status <= 599):
-        raise TypeError(f"the status of a failure is from 400 to 599, not {status!r}")
-    progress = verdict.progress
-    if progress is None or (type(progress) is float and 0.0 <= progress <= 1.0):
-        return verdict
-    # A share that is none (or a NaN) is not worth a request: it counts as unknown. Others become plain, to be sent.
-    return replace(verdict, progress=float(progress) if 0.0 <= progress <= 1.0 else None)
-
-
-def _late(post: _Post, visit: _Visit, now: float) -> Verdict:
-    done = "" if visit.verdict.progress is None else f", {visit.verdict.progress:.0%} done"
-    text = f"not ready after {now - visit.since:.1f} s at the gate {post.name!r}: {visit.verdict.reason}{done}"
-    return Verdict.failed(text, status=504, code="gate_timeout")
-
-
-def _reason(verdict: Verdict) -> FinishReason:
-    return FinishReason(
-        FinishType.ABORT, message=verdict.reason, status=verdict.status, code=verdict.code, param=verdict.param
-    )

@@ -9,6 +9,7 @@ from pegboard.core.interfaces.status import FinishReason, ReqStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.messages import TokenOutput
     from pegboard.core.interfaces.req import Req
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.step import Step
 
 
 class Lifecycle:
@@ -58,7 +60,7 @@ class Lifecycle:
         self.alive[req.rid] = req
         self.prompt_tokens += req.input_len
         if req.status is ReqStatus.WAITING:
-            self._ready(req)
+            self.ready(req)
 
     def finished(self, finished: Sequence[Req]) -> None:
         """Let go of requests that results have ended."""
@@ -77,13 +79,14 @@ class Lifecycle:
 
         Without `keep` none of its KV reaches the prefix cache.
         """
+        quarantined = False
         if self._gates is not None:
             if req.status is ReqStatus.HELD:
-                self._gates.drop(req)
-                self._release(req)
+                if self._gates.drop(req):
+                    self._release(req)
                 return
             if req.status is ReqStatus.BLOCKED:
-                self._gates.cancel(req)
+                quarantined, keep = self._gates.cancel(req), False
             elif self._gates.finish(req):
                 self._gates.drop(req)
         if req.finished:
@@ -94,7 +97,9 @@ class Lifecycle:
         self._counters.aborted += 1
         if self._requests_finished:
             self._requests_finished([req])
-        if splitting:
+        if quarantined:
+            req.move_to(ReqStatus.HELD)
+        elif splitting:
             self.late.append(req)
         else:
             self._release(req, keep=keep)
@@ -105,16 +110,46 @@ class Lifecycle:
         for req in late:
             self._release(req)
 
-    def ask_gates(self, gates: GateKeeper) -> None:
-        """Act on the gates' news: requests that may go on, have failed, or need not be held any more."""
+    def ask_gates(self, gates: GateKeeper) -> list[tuple[Req, Arrived | None]]:
+        """Act on the gates' news: requests that have failed, or need not be held any more. Return those that may go on,
+        with what has arrived for them.
+        """
         news = gates.poll()
-        for req in news.ready:
-            req.move_to(ReqStatus.WAITING)
-            self._ready(req)
         for req, reason in news.failed:
             self.end(req, reason)
         for req in news.released:
-            self._release(req)
+            # What ended before it was through has KV that is not all there.
+            self._release(req, keep=req.output_len > 0)
+        return news.ready
+
+    def share(self, step: Step) -> None:
+        """Share what a step has computed of prompts, and tell the gates that follow them."""
+        gates = self._gates
+        for req, kv in zip(step.prefilled, step.kvs, strict=False):
+            followed = gates is not None and gates.follows and gates.is_followed(req)
+            if req.kv is not kv or (req.finished and not followed):
+                continue
+            self._memory.cache_unfinished(req)
+            if gates is not None and followed:
+                reason = gates.computed(req, self._memory.slots(req, 0, kv.committed_len).copy())
+                if reason is not None and not req.finished:
+                    self.end(req, reason)
+
+    def follow_grammars(self) -> None:
+        """Move the requests whose matchers need longer, or know several tokens at once, to the planner's queues."""
+        grammars, planner = self._results.grammars, self._planner
+        sitting, grammars.sitting_out = grammars.sitting_out, []
+        self._counters.grammar_waits += len(sitting)
+        for req, token in sitting:
+            planner.sit_out(req)
+            grammars.work.sit_out(req, token)
+        more = grammars.forced_tokens - self._counters.forced_tokens
+        if more:
+            self._counters.forced_tokens += more
+            self._counters.generated_tokens += more
+            gained, grammars.ahead = grammars.ahead, []
+            for req in gained:
+                planner.run_ahead(req)
 
     def ask_matchers(self) -> None:
         """Take back the requests whose matchers have caught up."""
@@ -127,7 +162,8 @@ class Lifecycle:
             self._stop(req, reason)
             self.finished([req])
 
-    def _ready(self, req: Req) -> None:
+    def ready(self, req: Req) -> None:
+        """Let a request into the queue that has passed all gates."""
         req.timing.ready = self._clock()
         self._planner.enqueue(req)
 
@@ -135,6 +171,7 @@ class Lifecycle:
         req.output.finish_reason = reason
         req.timing.finished = self._clock()
         self._planner.drop(req)
+        self._planner.seated.discard(req)
         output = self._results.output(req)
         if output is not None:
             self.outbox.append(output)

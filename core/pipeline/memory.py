@@ -22,7 +22,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import NO_ROW, ReqKV
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,6 +61,8 @@ class MemoryManager:
         self.pages_at_once = max(1, run // self.page_size)
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
+        self.leaving: Callable[[Req], None] | None = None
+        """Told before its memory is taken from a request."""
         self.cache_name = type(cache).__name__
         self._failed_calls: Counter[str] = Counter()
 
@@ -238,6 +240,8 @@ class MemoryManager:
         """Take everything back from a request: its KV goes to the cache (unless `keep` is False, where it may be
         wrong), its own pages to the allocator, its row to the pool."""
         kv = req.kv
+        if self.leaving is not None:
+            self.leaving(req)
         self.loaded(kv, False)
         if kv.row == NO_ROW:
             self.unmatch(req)

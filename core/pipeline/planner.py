@@ -69,6 +69,7 @@ class Planner:
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
         self.sitting: dict[Req, float] = {}
+        self.seated: set[Req] = set()  # blocked ones that have a place in memory
         self.split = SplitPrefill(builder, self.running, settings.split_prefill_layers, limits.num_layers)
         self.encoding = Encoding(media, builder, counters)
         self._cannot_fit = cannot_fit
@@ -232,7 +233,7 @@ class Planner:
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
-            apart=[*self.ahead, *self.holding] if self.ahead or self.sitting else (),
+            apart=(*self.ahead, *self.holding, *self.seated),
             media=self.encoding.books,
         )
         self.encoding.begin(adder)

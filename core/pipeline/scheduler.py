@@ -18,6 +18,7 @@ from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery, encode_apart
 from pegboard.core.pipeline.results import NOBODYS
+from pegboard.core.pipeline.seats import Seats
 from pegboard.core.pipeline.stats import Stats
 from pegboard.core.pipeline.step import EncodeStep
 from pegboard.core.registry.blame import text_of
@@ -75,6 +76,9 @@ class Scheduler:
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
+        self.seats = Seats(self.planner, stages, self.requests, clock, (self._batch_scheduled, self._batch_committed))
+        if stages.gates is not None and stages.gates.follows:
+            stages.memory.leaving = stages.gates.leaving
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
@@ -154,7 +158,10 @@ class Scheduler:
         requests, gates = self.requests, self.stages.gates
         self.stages.memory.poll()
         if gates is not None and gates:
-            requests.ask_gates(gates)
+            for req, arrived in requests.ask_gates(gates):
+                self.seats.join(req, arrived)
+            if gates.seats:
+                self.seats.fill(gates, self.loop.flight)
         if self.planner.sitting:
             requests.ask_matchers()
         self.loop.turn()
@@ -244,9 +251,7 @@ class Scheduler:
         if batch.trees is not None and batch.gained is not None:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
-            for req, kv in zip(step.prefilled, step.kvs, strict=False):
-                if not req.finished and req.kv is kv:
-                    stages.memory.cache_unfinished(req)
+            self.requests.share(step)
         self.requests.outbox += outputs
         if self._batch_committed:
             self._batch_committed(batch)
@@ -254,23 +259,7 @@ class Scheduler:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)
-        self._follow_grammars()
-
-    def _follow_grammars(self) -> None:
-        """Move the requests whose matchers need longer, or know several tokens at once, to the planner's queues."""
-        grammars, planner = self.stages.results.grammars, self.planner
-        sitting, grammars.sitting_out = grammars.sitting_out, []
-        self.counters.grammar_waits += len(sitting)
-        for req, token in sitting:
-            planner.sit_out(req)
-            grammars.work.sit_out(req, token)
-        more = grammars.forced_tokens - self.counters.forced_tokens
-        if more:
-            self.counters.forced_tokens += more
-            self.counters.generated_tokens += more
-            gained, grammars.ahead = grammars.ahead, []
-            for req in gained:
-                planner.run_ahead(req)
+        self.requests.follow_grammars()
 
     # ---- failure --------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class Stats:
             "running_requests": self._running_requests,
             "blocked_requests": 0 if gates is None else gates.blocked,
             "held_requests": 0 if gates is None else gates.held,
+            "seated_requests": len(self._planner.seated),
+            "quarantined_tokens": 0 if gates is None else sum(req.kv.allocated_len for req in gates.quarantined),
             "free_tokens": memory.allocator.free_tokens,
             "cached_tokens_now": memory.cache.cached_tokens,
             "locked_tokens": memory.cache.locked_tokens,

@@ -26,6 +26,12 @@ class TestDrillGate(AdmissionGateContract):
     def held_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
+    def seated_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"act": "bring", "token": 9, "linger": 0.5}})
+
+    def followed_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"hold": 0.5}})
+
 
 class World:
     """A harness with two test gates in a row, and a clock that a test moves."""

@@ -28,6 +28,12 @@ class GateSuite(AdmissionGateContract):
     def held_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
+    def seated_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"act": "bring", "token": 9, "linger": 0.5}})
+
+    def followed_request(self, gate: AdmissionGate) -> Req:
+        return gated_request({"drill": {"hold": 0.5}})
+
 
 class ConcernsEverybody(DrillGate):
     def concerns(self, req):
@@ -241,7 +247,72 @@ class HoldsWithoutSayingSo(DrillGate):
         return True
 
 
+class LosesWhatItBrought(DrillGate):
+    def poll(self, blocked):
+        return {rid: replace(verdict, arrived=None) for rid, verdict in super().poll(blocked).items()}
+
+
+class BringsTooMuch(DrillGate):
+    """The token's KV, too, which is not there."""
+
+    def poll(self, blocked):
+        verdicts = super().poll(blocked)
+        for rid, verdict in verdicts.items():
+            if verdict.arrived is not None:
+                arrived = replace(verdict.arrived, length=verdict.arrived.length + 1)
+                verdicts[rid] = replace(verdict, arrived=arrived)
+        return verdicts
+
+
+class ReleasesSeatsAtOnce(DrillGate):
+    def released(self):
+        free = [*super().released(), *self._until]
+        self._until.clear()
+        self._seats.clear()
+        return free
+
+
+class KeepsSeats(DrillGate):
+    def released(self):
+        gone = dict(self._seats)
+        free = super().released()
+        self._seats |= {rid: seat for rid, seat in gone.items() if rid in free}
+        return free
+
+
+class FearsForSeatsItNeverHad(DrillGate):
+    def cancel(self, req):
+        super().cancel(req)
+        return True
+
+
+class AsksForSeatsInSecret(DrillGate):
+    """Of the core, which was not told that it does."""
+
+    def enter(self, req):
+        return replace(super().enter(req), seat=True)
+
+
+class TakesSeatsInSecret(DrillGate):
+    pass
+
+
+class MindsRetractions(DrillGate):
+    def computed(self, req, slots):
+        assert slots.max() > 0
+        super().computed(req, slots)
+
+
+class KeepsPlaces(DrillGate):
+    def finished(self, req):
+        places = dict(self.places)
+        held = super().finished(req)
+        self.places |= places
+        return held
+
+
 HOLDS = frozenset({"holds"})
+SEATS, FOLLOWS = frozenset({"seats"}), frozenset({"follows"})
 
 
 def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> Mutant:
@@ -249,6 +320,16 @@ def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> M
 
 
 MUTANTS = [
+    mutant(LosesWhatItBrought, "test_what_was_brought_arrives", SEATS),
+    mutant(BringsTooMuch, "test_what_was_brought_arrives", SEATS),
+    mutant(ReleasesSeatsAtOnce, "test_a_seat_that_is_given_back_is_forgotten", SEATS),
+    mutant(KeepsSeats, "test_a_seat_that_is_given_back_is_forgotten", SEATS),
+    mutant(FearsForSeatsItNeverHad, "test_a_request_may_end_before_it_is_seated", SEATS),
+    mutant(AsksForSeatsInSecret, "test_no_seat_is_asked_for"),
+    mutant(TakesSeatsInSecret, "test_no_seat_is_asked_for"),
+    mutant(MindsRetractions, "test_what_is_computed_is_followed", FOLLOWS),
+    mutant(KeepsPlaces, "test_what_is_computed_is_followed", FOLLOWS),
+    mutant(TakesSeatsInSecret, "test_nothing_is_followed"),
     mutant(ConcernsEverybody, "test_a_request_that_asks_for_nothing_does_not_concern_it"),
     mutant(ConcernsNobody, "test_blocked_until_the_way_is_clear"),
     mutant(TrustsTheRequest, "test_nonsense_is_taken_or_refused"),

@@ -12,8 +12,8 @@ plugin = Plugin(
             name="drill",
             factory="pegboard_drills.gate:DrillGate",
             config="pegboard_drills.options:DrillGateOptions",
-            provides=frozenset({"holds"}),
-            summary="delays, fails, holds or forgets requests, by its options and by what a request asks for",
+            provides=frozenset({"holds", "seats", "follows"}),
+            summary="delays, fails, holds, forgets requests or brings their KV, by options and by what they ask for",
         ),
     ),
 )

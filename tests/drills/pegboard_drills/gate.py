@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, AdmissionGateContext, Verdict
+from pegboard.core.interfaces.admission_gate import (
+    OPEN,
+    AdmissionGate,
+    AdmissionGateContext,
+    Arrived,
+    GateState,
+    Seat,
+    Verdict,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.req import Req
     from pegboard_drills.options import DrillGateOptions
 
@@ -25,7 +37,15 @@ class DrillGate(AdmissionGate):
         self._since: dict[str, tuple[float, DrillGateOptions]] = {}
         """When each request that has not ended came, and what it asks for."""
         self._until: dict[str, float] = {}
-        """Until when each held request is held."""
+        """Until when each held request is held, and each seat of a cancelled one written to."""
+        self._seats: dict[str, tuple[float, Seat]] = {}
+        """The seats, since when."""
+        self.places: dict[str, NDArray[np.int32]] = {}
+        """Where the KV of each request lies that has passed, as it was told."""
+        self.write: Callable[[str, Seat, bool], None] | None = None
+        """Writes to a seat, when it is there and when the KV arrives, and as long as one that was given back is still
+        written to; the last value says whether it is wanted.
+        """
 
     def concerns(self, req: Req) -> bool:
         return "drill" in req.params or self.options.act != "open" or self.options.hold > 0
@@ -45,29 +65,67 @@ class DrillGate(AdmissionGate):
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         return {req.rid: self._verdict(req.rid) for req in blocked}
 
-    def cancel(self, req: Req) -> None:
-        self._since.pop(req.rid, None)
+    def seated(self, req: Req, seat: Seat) -> None:
+        self._seats[req.rid] = (self.ctx.clock(), seat)
+        self._write(req.rid, True)
+
+    def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
+        self.places[req.rid] = slots
+
+    def cancel(self, req: Req) -> bool:
+        _, wants = self._since.pop(req.rid, (0.0, None))
+        if wants is None or not wants.linger or req.rid not in self._seats:
+            self._seats.pop(req.rid, None)
+            return False
+        self._until[req.rid] = self.ctx.clock() + wants.linger
+        return True
 
     def finished(self, req: Req) -> bool:
         _, wants = self._since.pop(req.rid)
+        if not wants.hold:
+            self.places.pop(req.rid, None)
         if wants.hold > 0:
             self._until[req.rid] = self.ctx.clock() + wants.hold
         return wants.hold > 0
 
     def released(self) -> Iterable[str]:
         now = self.ctx.clock()
+        for rid in self._until.keys() & self._seats.keys():
+            self._write(rid, False)
         free = [rid for rid, until in self._until.items() if now >= until]
         for rid in free:
             del self._until[rid]
+            self._seats.pop(rid, None)
+            self.places.pop(rid, None)
         return free
 
     def drop(self, req: Req) -> None:
         self._until.pop(req.rid, None)
+        self.places.pop(req.rid, None)
+
+    def _write(self, rid: str, wanted: bool) -> None:
+        if self.write is not None:
+            self.write(rid, self._seats[rid][1], wanted)
+
+    def _bring(self, rid: str, wants: DrillGateOptions) -> Verdict:
+        since, seat = self._seats.get(rid, (0.0, None))
+        if seat is None:
+            return Verdict.blocked("a seat", seat=True)
+        waited = self.ctx.clock() - since
+        if waited < wants.delay:
+            return Verdict.blocked(f"KV, for {wants.delay:g} s", waited / wants.delay, seat=True)
+        self._write(rid, True)
+        del self._seats[rid]
+        length = seat.length if wants.length is None else wants.length
+        arrived = Arrived(length, wants.token, logprob=-0.5, tops=((-0.5, 3),), chosen=((-0.5, 3),), cached_tokens=2)
+        return Verdict(GateState.OPEN, arrived=arrived, max_new_tokens=wants.most)
 
     def _verdict(self, rid: str) -> Verdict:
         since, wants = self._since[rid]
+        if wants.act == "bring":
+            return self._bring(rid, wants)
         if wants.act in ("open", "raise"):
-            return OPEN
+            return replace(OPEN, max_new_tokens=wants.most)
         waited = self.ctx.clock() - since
         if wants.act == "never":
             return Verdict.blocked("something that never happens")

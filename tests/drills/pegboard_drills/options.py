@@ -9,7 +9,7 @@ from pydantic import Field
 from pegboard.core.interfaces.admission_gate import GateOptions
 from pegboard.core.interfaces.options import Options
 
-Act = Literal["open", "delay", "fail", "never", "raise"]
+Act = Literal["open", "delay", "fail", "never", "raise", "bring"]
 Lie = Literal[
     "no",
     "nothing",
@@ -36,13 +36,27 @@ class DrillGateOptions(GateOptions):
     """Seconds that a request may wait here; then it ends with status 504. null: for ever."""
 
     act: Act = "open"
-    """What happens to a request: let through, `delay`ed, failed after the delay, never answered, or the gate raises."""
+    """What happens to a request: let through, `delay`ed, failed after the delay, never answered, the gate raises, or it
+    asks for a seat and brings KV.
+    """
 
     delay: float = Field(default=0.1, ge=0)
     """Seconds before the gate opens or fails."""
 
     hold: float = Field(default=0.0, ge=0)
     """Seconds for which a finished request's KV is kept."""
+
+    token: int | None = None
+    """The token that comes with the KV it brings, `delay` seconds after the request was seated."""
+
+    length: int | None = None
+    """Tokens of the prompt that it brings KV of; all unless set."""
+
+    linger: float = Field(default=0.0, ge=0)
+    """Seconds for which the seat of a request that has ended early is still written to."""
+
+    most: int | None = None
+    """Tokens that a request gets at most."""
 
 
 class DrillSpeculatorOptions(Options):

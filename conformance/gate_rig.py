@@ -1,0 +1,165 @@
+"""What the conformance suite of AdmissionGate works with."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from pegboard.conformance.suite import ContractSuite
+from pegboard.conformance.traces import traces
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState, Verdict
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
+
+_NAMES = itertools.count()
+PATIENCE = 200
+"""How often a gate is polled before it counts as one that never opens: a hundredth of a second apart by its clock, and
+the last ones by the machine's as well, since its work may be done by a thread."""
+
+
+NONSENSE: tuple[Any, ...] = (None, True, 7, -1.5, "", "nonsense", [], ["nonsense", 3], {}, {"nonsense": {"x": []}})
+"""What a request may say to a gate: any plain value at all."""
+
+
+class ManualClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def gated_request(
+    params: Mapping[str, Any] | None = None, *, rid: str = "", sampling: SamplingParams | None = None, **fields: Any
+) -> Req:
+    """Return a waiting request with parameters for gates; `fields` go to Req (principal, priority).
+
+    Its rid is like no other's, so that traces of it can be found.
+    """
+    name, ids = rid or f"gated-{next(_NAMES)}-request", np.arange(1, 6, dtype=np.int64)
+    return Req(name, ids, sampling or SamplingParams(max_new_tokens=4), params=params, **fields)
+
+
+class GateRig(ContractSuite):
+    """What the suite's tests share, and what a subclass says of its gate."""
+
+    params: ClassVar[tuple[str, ...] | None] = None
+    """Where in a request's `params` the gate looks: by default under the provider's name. () where it reads none."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def gate(self, clock: ManualClock) -> AdmissionGate:
+        built: AdmissionGate = self.build(AdmissionGateContext(clock))
+        return built
+
+    def unconcerned_request(self) -> Req | None:
+        """Return a request that has nothing to do with the gate: by default one that asks for nothing. None where every
+        request concerns it (a limit of the rate, say), which is tested then.
+        """
+        return gated_request()
+
+    def blocked_request(self, gate: AdmissionGate) -> Req:
+        """Return a new request that the gate blocks when it enters. Override this."""
+        pytest.skip("override blocked_request: the suite cannot know what this gate waits for")
+
+    def clear(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """Whatever `req` waits for happens now. Override this where the clock alone does not bring it about."""
+
+    def held_request(self, gate: AdmissionGate) -> Req:
+        """Return a new request that passes when it enters and that the gate holds after its end (capability
+        `holds`).
+        """
+        pytest.skip("override held_request: the suite cannot know what this gate holds")
+
+    def let_go(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """End what `req` is held for. Override this where the clock alone does not bring it about."""
+
+    def seated_request(self, gate: AdmissionGate) -> Req:
+        """Return a new request for which the gate asks for a seat, now or soon (capability `seats`)."""
+        pytest.skip("override seated_request: the suite cannot know what this gate brings KV for")
+
+    def bring(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """Let the KV of a seated request arrive. Override this where the clock alone does not bring it about."""
+
+    def stop_writing(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        """Let the writing end to the seat of a request that was cancelled. Override this where the clock alone does not
+        bring it about.
+        """
+
+    def followed_request(self, gate: AdmissionGate) -> Req:
+        """Return a new request that passes when it enters, and that the gate follows (capability `follows`)."""
+        pytest.skip("override followed_request: the suite cannot know what this gate follows")
+
+    # What the tests share.
+
+    def blocked(self, gate: AdmissionGate) -> tuple[Req, Verdict]:
+        req = self.blocked_request(gate)
+        assert gate.concerns(req), "a gate that blocks a request says that it concerns it"
+        verdict = gate.enter(req)
+        assert verdict.state is GateState.BLOCKED
+        return req, verdict
+
+    def wait_until_open(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        for turn in range(PATIENCE):
+            verdict = gate.poll([req]).get(req.rid)
+            if verdict is not None and verdict.state is GateState.OPEN:
+                return
+            assert verdict is None or verdict.state is GateState.BLOCKED, f"the way was clear, yet: {verdict}"
+            clock.advance(0.01)
+            let_threads_work(turn)
+        pytest.fail(f"not open after {PATIENCE} polls")
+
+    def assert_forgotten(self, gate: AdmissionGate, req: Req) -> None:
+        __tracebackhide__ = True
+        found = traces(gate, req)
+        assert not found, f"the request is gone, but the gate keeps it, or its rid, in {', '.join(found)}"
+
+    def names(self) -> tuple[str, ...]:
+        """Return the keys of `params` that the gate reads."""
+        return self.params if self.params is not None else (self.subject.own_name,)
+
+    def nonsense(self) -> Iterator[tuple[str, Req]]:
+        """Yield requests that say what makes no sense, each with what it says."""
+        for name in self.names():
+            for said in NONSENSE:
+                yield f"params[{name!r}] = {said!r}", gated_request({name: said})
+
+    def try_nonsense(self, gate: AdmissionGate, what: str, req: Req) -> bool:
+        """Return whether it concerned the gate, which must then take or refuse it, and forget it."""
+        __tracebackhide__ = True
+        try:
+            if not gate.concerns(req):
+                return False
+            verdict = gate.enter(req)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error} for {what}"
+            raise AssertionError(f"the gate raised {text}. Refuse it: Verdict.failed(..., status=400)") from error
+        if verdict.state is GateState.FAILED:
+            assert 400 <= verdict.status <= 499, f"{what} is the client's mistake, not the server's: {verdict.status}"
+            assert verdict.reason.strip(), "people read the reason"
+        gate.cancel(req)
+        self.assert_forgotten(gate, req)
+        return True
+
+
+def let_threads_work(turn: int) -> None:
+    if turn >= PATIENCE - 50:
+        time.sleep(0.02)
+
+
+def state_of(req: Req) -> tuple[Any, ...]:
+    """Return what a gate must leave as it is: everything but the slots."""
+    return (req.rid, req.status, req.priority, req.flags, tuple(req.tokens.view()), req.blocked_by, dict(req.params))

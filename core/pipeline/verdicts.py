@@ -1,0 +1,72 @@
+"""Verdicts of gates, made fit to be acted on and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from pegboard.core.interfaces.admission_gate import Arrived, GateState, Verdict
+from pegboard.core.interfaces.status import FinishReason, FinishType
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.req import Req
+
+
+def checked(verdict: object) -> Verdict:
+    """Return the verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
+        raise TypeError(f"it answered {verdict!r}, which is not a verdict")
+    if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
+        raise TypeError(f"reason, code and param of a verdict are strings, not {verdict!r}")
+    status: object = verdict.status
+    if verdict.state is GateState.FAILED and not (isinstance(status, int) and 400 <= status <= 599):
+        raise TypeError(f"the status of a failure is from 400 to 599, not {status!r}")
+    most: object = verdict.max_new_tokens
+    if most is not None and not (type(most) is int and most >= 1):
+        raise TypeError(f"max_new_tokens of a verdict is at least 1, not {most!r}")
+    arrived: object = verdict.arrived
+    if arrived is not None and not (isinstance(arrived, Arrived) and verdict.state is GateState.OPEN):
+        raise TypeError(f"only a verdict that opens has something that arrived, not {verdict!r}")
+    progress = verdict.progress
+    if progress is None or (type(progress) is float and 0.0 <= progress <= 1.0):
+        return verdict
+    # A share that is none (or a NaN) is not worth a request: it counts as unknown. Others become plain, to be sent.
+    return replace(verdict, progress=float(progress) if 0.0 <= progress <= 1.0 else None)
+
+
+def late(name: str, verdict: Verdict, waited: float) -> Verdict:
+    """Return the failure of a request that a gate has blocked for too long."""
+    done = "" if verdict.progress is None else f", {verdict.progress:.0%} done"
+    text = f"not ready after {waited:.1f} s at the gate {name!r}: {verdict.reason}{done}"
+    return Verdict.failed(text, status=504, code="gate_timeout")
+
+
+def reason_of(verdict: Verdict) -> FinishReason:
+    """Return how a request ends that a gate has failed."""
+    return FinishReason(
+        FinishType.ABORT, message=verdict.reason, status=verdict.status, code=verdict.code, param=verdict.param
+    )
+
+
+def limit(req: Req, most: int | None) -> None:
+    """Allow a request no more than `most` new tokens; None: as many as it asked for."""
+    params = req.sampling
+    if most is not None and (params.max_new_tokens is None or params.max_new_tokens > most):
+        req.sampling = structs.replace(params, max_new_tokens=most, min_new_tokens=min(params.min_new_tokens, most))
+
+
+def misfit(req: Req, arrived: Arrived, vocab_size: int, seated: bool) -> str:
+    """Return what of that which has arrived does not fit a request, "" where all of it does."""
+    if not seated:
+        return "KV has arrived for a request without a seat"
+    if arrived.token is None:
+        return "" if 0 <= arrived.length <= req.input_len else f"KV of {arrived.length} of {req.input_len} tokens"
+    if arrived.length != req.input_len:
+        return f"a token behind {arrived.length} of {req.input_len} tokens"
+    if not 0 <= arrived.token < vocab_size:
+        return f"the token {arrived.token} is not among the model's {vocab_size}"
+    if req.logprobs is not None and arrived.logprob is None:
+        return "a token without the logprob that was asked for"
+    return ""

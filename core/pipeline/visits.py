@@ -1,0 +1,54 @@
+"""Visits: where requests stand with the admission gates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, Arrived, Verdict
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.status import FinishReason
+
+
+@dataclass(slots=True)
+class GateNews:
+    """What has changed since the last step: requests that may go on, with what a gate has brought for them, ones that
+    failed, ones held no more.
+    """
+
+    ready: list[tuple[Req, Arrived | None]] = field(default_factory=list)
+    failed: list[tuple[Req, FinishReason]] = field(default_factory=list)
+    released: list[Req] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Post:
+    """One gate under its name, with the requests that it blocks and holds, by rid."""
+
+    name: str
+    gate: AdmissionGate
+    provides: Collection[str]
+    timeout: float | None
+    hold_timeout: float | None
+    blocked: dict[str, Req] = field(default_factory=dict)
+    held: dict[str, Req] = field(default_factory=dict)
+    failures: int = 0
+    known: set[str] = field(default_factory=set)
+    """Calls that have raised before, whose traceback is in the log."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request on its way: the posts that concern it, how many of them it has passed, and where it stands, since when.
+    `followed`: some gate has been told where its KV is. `quarantined`: it has ended, and its seat is still written to.
+    """
+
+    posts: list[Post]
+    passed: int
+    since: float
+    verdict: Verdict
+    holders: set[str] = field(default_factory=set)
+    followed: bool = False
+    quarantined: bool = False

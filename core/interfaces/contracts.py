@@ -219,7 +219,11 @@ ADMISSION_GATE: Contract[AdmissionGate, AdmissionGateContext] = Contract(
     f"{_I}.admission_gate:AdmissionGate",
     "holds a request back until something is ready, or keeps a finished one's KV for a while",
     suite=f"{_S}.admission_gate:AdmissionGateContract",
-    capabilities={"holds": "may keep a finished request's KV until it says so"},
+    capabilities={
+        "holds": "may keep a finished request's KV until it says so",
+        "seats": "asks for places in memory, and brings KV into them; the last gate in the list",
+        "follows": "wants to know where the KV of requests lies that it has let through",
+    },
 )
 
 LOGITS_PROCESSOR: Contract[LogitsProcessor, LogitsProcessorContext] = Contract(

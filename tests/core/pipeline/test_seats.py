@@ -215,7 +215,7 @@ def test_seats_wait_for_room_and_for_retracted_requests(loop: str) -> None:
     for _ in range(5):
         world.step()
     assert world.harness.scheduler.info()["seated_requests"] == 0
-    assert world.harness.scheduler.info()["gates"][0]["reason"] == "a seat"
+    assert world.keeper.waiting_on()[0]["reason"] == "a seat"
     world.run()
     assert world.harness.tokens("a") == oracle(range(30, 85), 6, ignore_eos=True)
     assert world.harness.scheduler.counters.retractions == 0
@@ -338,9 +338,9 @@ def traffic(loop: str, seed: int, **more: Any) -> World:
             world.harness.scheduler.receive([AbortRequest(rid=victim)])
             aborted.add(victim)
     world.run()
-    for rid, prompt in world.prompts.items():
+    for rid, asked in world.prompts.items():
         tokens = world.harness.tokens(rid)
-        assert tokens == oracle(prompt, 20, ignore_eos=True)[: len(tokens)], rid
+        assert tokens == oracle(asked, 20, ignore_eos=True)[: len(tokens)], rid
         assert rid in aborted or world.harness.finish(rid) == {"type": "length"}, rid
     return world
 

@@ -104,14 +104,24 @@ class AsyncEngineClient(EngineClient):
         self.pending.fail_all(_unavailable(message, "engine_failed"))
 
     async def drain(self, timeout: float) -> None:
-        """Accept nothing more; return when all requests have ended. After `timeout` seconds the rest is aborted."""
+        """Accept nothing more; return when all requests have ended, and gates hold none of them any more. After
+        `timeout` seconds the rest is aborted.
+        """
         self._draining = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.pending.empty.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self.pending.empty.wait()
+                if self._settings.get("gates"):
+                    await self._let_go()
         if self.pending.streams:
             await self.abort(all_requests=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.pending.empty.wait(), 1.0)
+
+    async def _let_go(self) -> None:
+        """Wait until gates hold no finished request: another server may still read what it had."""
+        while self._outbox.wire is not None and (await self._call("info")).payload.get("held_requests"):
+            await asyncio.sleep(0.05)
 
     async def broken(self) -> str:
         """Wait until the wire that is attached has become unusable; what the scheduler did, as a predicate. Everything

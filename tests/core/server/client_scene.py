@@ -56,10 +56,10 @@ def tokens(rid: str, text: str, finish: dict[str, Any] | None = None) -> TokenOu
 Scene = Callable[[AsyncEngineClient, Wire], Awaitable[None]]
 
 
-def play(scene: Scene) -> None:
+def play(scene: Scene, **settings: Any) -> None:
     async def whole() -> None:
         info = FakeEngineClient().info
-        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1})
+        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1, **settings})
         wire = Wire()
         client.attach(wire, info)  # type: ignore[arg-type]
         await scene(client, wire)

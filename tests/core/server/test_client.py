@@ -184,6 +184,30 @@ def test_drain_waits_for_running_requests() -> None:
     play(scene)
 
 
+def test_drain_waits_for_what_gates_hold() -> None:
+    """Another server may be reading the KV of a request that was answered."""
+
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        draining = asyncio.ensure_future(client.drain(60))
+        for held in (2, 1, 0):
+            while not wire.sent:
+                await asyncio.sleep(0.01)
+            call = wire.sent.pop()
+            assert isinstance(call, ControlRequest)
+            assert not draining.done()
+            await wire.say(ControlReply(call_id=call.call_id, ok=True, payload={"held_requests": held}))
+        await draining
+
+    play(scene, gates=[{"use": "holding"}])
+
+
+def test_drain_waits_for_gates_no_longer_than_it_may() -> None:
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        await client.drain(0.1)
+
+    play(scene, gates=[{"use": "holding"}])
+
+
 def test_drain_aborts_what_does_not_end() -> None:
     async def scene(client: AsyncEngineClient, wire: Wire) -> None:
         await submit(client, wire)

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pegboard.core.config.body_fields import declaring, shared_fields
 from pegboard.core.config.merge import Merged, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
@@ -146,6 +147,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
     part_params(solution)
     problems += solution.problems
+    problems += shared_fields(declaring(solution.candidates))
     if problems or engine is None:
         raise ConfigError(problems)
     return ResolvedConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from pegboard.core.config.body_fields import declaring, taken_fields
 from pegboard.core.config.requires import solve
 from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
@@ -33,6 +34,8 @@ def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozens
     for contract, records in resolved.candidates.items():
         if contract in contracts and (contract in resolved.named or contract not in _NAMED_ONLY):
             errors += _import_first(resolved, contract, records)
+    if "api" in contracts and not errors:
+        errors += _taken_fields(resolved)
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -70,6 +73,11 @@ def _import_first(
         if not many:
             break
     return errors
+
+
+def _taken_fields(resolved: ResolvedConfig) -> list[PluginError | ConfigError]:
+    problems = list(taken_fields(declaring(resolved.candidates), resolved.candidates.get("api", ())))
+    return [ConfigError(problems)] if problems else []
 
 
 def _missing(resolved: ResolvedConfig, record: ProviderRecord, error: MissingExtra) -> Problem:

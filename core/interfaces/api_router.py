@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.client import EngineClient
     from pegboard.core.interfaces.output_parser import OutputParser
+    from pegboard.core.interfaces.plugin import BodyField
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class ApiContext:
     the parsers of the model's answers (see `pegboard.core.toolkit.chat.tool_calls`), where there are any, and the
     sessions of all APIs together, which requests with `session_params` continue (see `SessionStore`). `providers` are
     the names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
+    `body_fields` are the fields of bodies that chosen providers declare, by provider name: routes that generate read
+    them with `pegboard.core.toolkit.http.request_fields.with_declared`.
     """
 
     client: EngineClient
@@ -31,6 +34,7 @@ class ApiContext:
     reasoning_parser: OutputParser | None = None
     sessions: SessionStore = field(default_factory=NoSessions)
     providers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    body_fields: Mapping[str, Sequence[BodyField]] = field(default_factory=dict)
 
 
 class ApiRouter(abc.ABC, Generic[OptionsT]):
@@ -49,6 +53,13 @@ class ApiRouter(abc.ABC, Generic[OptionsT]):
     def supports(cls, options: OptionsT, ctx: ApiContext) -> str | None:
         """Return None, or the reason why it cannot serve here."""
         return None
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        """Return which fields its bodies of generation have themselves. A config with a provider that declares one of
+        these is refused.
+        """
+        return frozenset()
 
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:

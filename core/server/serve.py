@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pegboard.core.config.body_fields import body_fields
 from pegboard.core.config.early import API_SIDE, import_chosen
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.media_frontend import build_media
@@ -267,7 +268,8 @@ def build_api(
     longest = server.max_body_bytes
     if client.media is not None:
         longest = max(longest, resolved.engine.media.max_body_bytes)
-    ctx = ApiContext(client=client, max_body_bytes=longest)
+    declared = body_fields(resolved, client.info.providers)
+    ctx = ApiContext(client=client, max_body_bytes=longest, body_fields=declared)
     ctx = with_parsers(with_sessions(ctx, selection), selection)
     choices = selection.choose_all(API, ctx)
     routers = [(choice.name, choice.build(ctx)) for choice in choices]

@@ -225,7 +225,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
             priority=self.priority,
             cache_salt=self.salt,
             add_special_tokens=False,
-            params=self.params,
+            params=self.params_of((1,))[0],
         )
 
 

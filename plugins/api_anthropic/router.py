@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from pegboard.core.interfaces.api_router import ApiRouter
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.chat.turn import Turn, take_turn
 from pegboard.core.toolkit.http.answers import json_response
@@ -18,6 +18,7 @@ from pegboard.core.toolkit.http.events import EventStream, until_disconnect
 from pegboard.core.toolkit.http.generation import Answers, check_model
 from pegboard.core.toolkit.http.levels import LARGE, USER
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_anthropic.answers import MessageAnswer, TokenCount
 from pegboard.plugins.api_anthropic.errors import (
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
 class AnthropicRouter(ApiRouter[AnthropicOptions]):
     """/v1/messages, whole and streamed, /v1/messages/count_tokens, and /v1/models for Anthropic's clients."""
 
+    def __init__(self, options: AnthropicOptions, ctx: ApiContext) -> None:
+        super().__init__(options, ctx)
+        self._body = with_declared(MessagesBody, ctx.body_fields)
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        return frozenset(MessagesBody.model_fields)
+
     def routes(self) -> APIRouter:
         router = api_router(errors=write_error, tags=["anthropic"], dependencies=[USER, LARGE])
         conversation = {
@@ -53,7 +62,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         router.post(
             "/v1/messages",
             summary="Answer a conversation",
-            openapi_extra=body_docs(MessagesBody, {**conversation, "max_tokens": 32, "temperature": 0}),
+            openapi_extra=body_docs(self._body, {**conversation, "max_tokens": 32, "temperature": 0}),
             responses={**answer, **errors},
         )(self.messages)
         router.post(
@@ -66,7 +75,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         return router
 
     async def messages(self, request: Request) -> Response:
-        body = await parse_body(request, MessagesBody)
+        body = await parse_body(request, self._body)
         check_model(self.client.info, body.model)
         body.check()
         tools = body.checked_tools()

@@ -38,9 +38,14 @@ class PromptBody(RequestModel):
     routed_dp_rank: int | None = None
     """0: there is one engine."""
 
+    @classmethod
+    def not_taken(cls) -> list[str]:
+        """Return the fields that it has to refuse them."""
+        return [name for name in (*_UNSUPPORTED, *cls.unsupported) if name not in cls.taken]
+
     def check_supported(self) -> None:
         """Raise InvalidRequest for a field that would change the answer and that this server does not have."""
-        refuse_unsupported(self, [name for name in (*_UNSUPPORTED, *self.unsupported) if name not in self.taken])
+        refuse_unsupported(self, self.not_taken())
 
     @property
     def batch(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -16,11 +16,12 @@ from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import validate_part
 from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of
-from pegboard.core.toolkit.http.request_fields import RequestFields
+from pegboard.core.toolkit.http.request_fields import RequestFields, with_declared
 from pegboard.plugins.api_native.bodies import PromptBody, each
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.core.interfaces.plugin import BodyField
 
 Prompt = str | list[int] | MediaPrompt
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -108,6 +109,11 @@ class GenerateBody(RequestFields, PromptBody):
     bootstrap_port: Any = None
     bootstrap_room: Any = None
 
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        """Return the fields that mean something of their own here."""
+        return frozenset(cls.model_fields) - frozenset(cls.not_taken())
+
     def with_media(self, prompts: Sequence[str | list[int]], processor: MediaProcessor | None) -> list[Prompt]:
         """Return the prompts with the body's media, for a model whose `processor` reads them. Raises InvalidRequest,
         with the place, for what is none.
@@ -130,6 +136,14 @@ class GenerateBody(RequestFields, PromptBody):
         else:
             called = {**_CALLED, "prompt": self.prompt_field}.get(param, param)
         return InvalidRequest(error.message, param=called or None, code=error.code, status=error.status)
+
+
+def generate_body(model: type[GenerateBody], body_fields: Mapping[str, Sequence[BodyField]]) -> type[GenerateBody]:
+    """Return a body with the fields that providers declare, which it does not refuse."""
+    made = with_declared(model, body_fields)
+    if made is not model:
+        made.taken = (*model.taken, *(field.name for _, field in made.declared))
+    return made
 
 
 _SAMPLING_FIELDS = frozenset({*SamplingBody.model_fields, *SamplingParams.__struct_fields__})
@@ -156,6 +170,7 @@ def engine_requests(body: GenerateBody, processor: MediaProcessor | None = None)
         raise InvalidRequest(f"prompts times n must be at most {MAX_REQUESTS}, got {total}", param=body.prompt_field)
     rids = body.rids([sampling.n for sampling in samplings])
     made: dict[int, SamplingParams] = {}
+    params_of = body.params_of([sampling.n for sampling in samplings])
     requests: list[GenerateRequest] = []
     asked = body.with_media(prompts, processor)
     for prompt, sampling, wanted in zip(asked, samplings, _wanted(body, count), strict=True):
@@ -170,7 +185,7 @@ def engine_requests(body: GenerateBody, processor: MediaProcessor | None = None)
                 stream=body.stream,
                 priority=body.priority,
                 cache_salt=body.salt,
-                params=body.params,
+                params=params_of[len(requests)],
             )
             requests.append(msgspec.structs.replace(request, **wanted))
     return requests, body.batch or total > 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
-from pegboard.core.interfaces.api_router import ApiRouter
+from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
@@ -26,7 +26,7 @@ from pegboard.plugins.api_native.load import LoadRoutes
 from pegboard.plugins.api_native.media import MediaGenerateBody
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.parsing import Parsing
-from pegboard.plugins.api_native.requests import GenerateBody, engine_requests
+from pegboard.plugins.api_native.requests import GenerateBody, engine_requests, generate_body
 from pegboard.plugins.api_native.responses import GeneratedAnswer, Responder
 
 _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
@@ -36,6 +36,15 @@ class NativeRouter(ApiRouter[NativeOptions]):
     """/generate with sessions, /encode, /parse_function_call, /separate_reasoning, /health, /model_info, /server_info,
     /load, and for operators /flush_cache, /abort_request, /pause_generation, /configure_logging and the profiler.
     """
+
+    def __init__(self, options: NativeOptions, ctx: ApiContext) -> None:
+        super().__init__(options, ctx)
+        body = GenerateBody if self.client.media is None else MediaGenerateBody
+        self._body = generate_body(body, ctx.body_fields)
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        return GenerateBody.own_fields() | MediaGenerateBody.own_fields()
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["native"], dependencies=[USER])
@@ -49,10 +58,6 @@ class NativeRouter(ApiRouter[NativeOptions]):
         for part in (Conversations(ctx), Embedding(ctx), Parsing(ctx), *said, Administration(ctx)):
             part.add_to(router)
         return router
-
-    @property
-    def _body(self) -> type[GenerateBody]:
-        return GenerateBody if self.client.media is None else MediaGenerateBody
 
     async def generate(self, request: Request) -> Response:
         started = time.monotonic()

@@ -8,6 +8,7 @@ from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.chat.turn import Turn, take_turn
 from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.core.toolkit.http.openapi import error_responses
+from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.chat_body import ChatBody, MediaChatBody
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
@@ -21,7 +22,8 @@ class Chat:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self.body = ChatBody if surface.client.media is None else MediaChatBody
+        body = ChatBody if surface.client.media is None else MediaChatBody
+        self.body: type[ChatBody] = with_declared(body, surface.ctx.body_fields)
         """What requests are read as."""
 
     def add_to(self, router: APIRouter) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.bodies import parse_body
+from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.logprobs import CompletionLogprobs
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
@@ -182,6 +183,7 @@ class Completions:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self._body = with_declared(CompletionBody, surface.ctx.body_fields)
 
     def add_to(self, router: APIRouter) -> None:
         example = {
@@ -190,11 +192,11 @@ class Completions:
             "max_tokens": 16,
             "temperature": 0,
         }
-        docs = documented(CompletionBody, Completion, example, 409, 504, events="Chunks of a completion, then [DONE].")
+        docs = documented(self._body, Completion, example, 409, 504, events="Chunks of a completion, then [DONE].")
         router.post("/v1/completions", summary="Continue a text", **docs)(self.create)
 
     async def create(self, request: Request) -> Response:
-        body = await parse_body(request, CompletionBody)
+        body = await parse_body(request, self._body)
         surface = self._surface
         surface.check_model(body.model)
         body.check()

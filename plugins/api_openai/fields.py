@@ -166,6 +166,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         if self.prompt_logprobs is not None:
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
+        params_of = self.params_of([self.copies] * len(prompts))
         params = self._sampling(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
         return [
             GenerateRequest(
@@ -179,7 +180,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
                 logprob_start=logprob_start,
                 return_hidden_states=self.return_hidden_states,
                 add_special_tokens=add_special_tokens,
-                params=self.params,
+                params=params_of[i * self.copies + answer],
             )
             for i, prompt in enumerate(prompts)
             for answer in range(self.copies)

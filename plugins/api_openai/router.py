@@ -8,13 +8,15 @@ from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.toolkit.http.levels import USER
 from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_openai.chat import Chat
-from pegboard.plugins.api_openai.completions import Completions
+from pegboard.plugins.api_openai.chat_body import MediaChatBody
+from pegboard.plugins.api_openai.completions import CompletionBody, Completions
 from pegboard.plugins.api_openai.embeddings import Embeddings
 from pegboard.plugins.api_openai.invocations import Invocations
 from pegboard.plugins.api_openai.models import Models
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.pooling import Pooling
 from pegboard.plugins.api_openai.render import Render
+from pegboard.plugins.api_openai.responses.body import MediaResponseBody
 from pegboard.plugins.api_openai.responses.routes import Responses
 from pegboard.plugins.api_openai.scoring import Scoring
 from pegboard.plugins.api_openai.surface import Surface
@@ -24,6 +26,11 @@ from pegboard.plugins.api_openai.tokens import Tokens
 
 class OpenAIRouter(ApiRouter[OpenAIOptions]):
     """/v1/chat/completions, /v1/completions, /v1/responses, whole and streamed; embeddings, scores, tokens, models."""
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        bodies = (MediaChatBody, CompletionBody, MediaResponseBody)
+        return frozenset().union(*(body.model_fields for body in bodies))
 
     def routes(self) -> APIRouter:
         router = api_router(tags=["openai"], dependencies=[USER])

@@ -18,6 +18,7 @@ from pegboard.core.toolkit.http.events import EventStream, until_disconnect
 from pegboard.core.toolkit.http.generation import are_large
 from pegboard.core.toolkit.http.levels import principal_of
 from pegboard.core.toolkit.http.openapi import error_responses, json_answer
+from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.contents import RESPONSE_PARTS, Contents
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import (
@@ -58,7 +59,8 @@ class Responses:
         self._store = ResponseStore(options.stored_responses, options.stored_bytes)
         self._running: dict[str, Run] = {}
         media = surface.client.media is not None
-        self._body: type[ResponseBody] = MediaResponseBody if media else ResponseBody
+        body = MediaResponseBody if media else ResponseBody
+        self._body: type[ResponseBody] = with_declared(body, surface.ctx.body_fields)
         self._count_body: type[ResponseBody] = MediaCountBody if media else CountBody
 
     def add_to(self, router: APIRouter) -> None:
@@ -257,5 +259,5 @@ def _engine_request(body: ResponseBody, turn: Turn, identity: str) -> GenerateRe
         cache_salt=body.salt,
         logprobs=body.logprobs,
         add_special_tokens=False,
-        params=body.params,
+        params=body.params_of((1,))[0],
     )

@@ -57,18 +57,19 @@ def show(
     name: Annotated[str, typer.Argument(help="A plugin, a provider, or contract/provider.")], as_json: Json = False
 ) -> None:
     """Show what a plugin or provider offers, needs and can be told."""
-    from pegboard.core.config.describe import option_keys
+    from pegboard.core.config.describe import body_keys, option_keys
     from pegboard.core.registry.registry import Registry
 
     found = []
     for record in find_records(Registry.discover(), name):
         keys = option_keys(record) if not record.problem else ()
         options = [{"path": k.path, "type": k.type, "default": k.default, "meaning": k.meaning} for k in keys]
-        found.append((_plain(record), options))
+        body = [{"name": k.path, "type": k.type, "meaning": k.meaning} for k in body_keys(record)]
+        found.append((_plain(record), options, body))
     if as_json:
-        write_json([{**one, "options": options} for one, options in found])
+        write_json([{**one, "options": options, "body": body} for one, options, body in found])
         return
-    for one, options in found:
+    for one, options, body in found:
         write(f"{one['contract']}/{one['provider']}: {one['summary']}")
         for key in (
             *("plugin", "from", "config", "factory", "rank", "provides", "requires", "suite", "conformance", "problem"),
@@ -78,6 +79,8 @@ def show(
                 write(f"  {key:11} {', '.join(value) if isinstance(value, list) else value}")
         for option in options:
             write(f"  {option['path']}: {option['type']}, default {option['default'] or 'none'}. {option['meaning']}")
+        for field in body:
+            write(f"  {field['name']} (in request bodies): {field['type']}. {field['meaning']}".rstrip())
         write()
 
 

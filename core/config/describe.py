@@ -91,6 +91,15 @@ def option_keys(record: ProviderRecord) -> Sequence[Key]:
     return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
 
 
+def body_keys(record: ProviderRecord) -> Sequence[Key]:
+    """Return the fields of request bodies that a provider declares; none of one that cannot be chosen."""
+    found = []
+    for field in () if record.problem else record.provider.body:
+        kind: Any = field.kind
+        found.append(Key(field.name, type_text(kind | list[kind] if field.each else kind), "", field.meaning))
+    return found
+
+
 def _key(path: str, info: FieldInfo) -> Key:
     required = info.is_required()
     default = "" if required else _written(info.get_default(call_default_factory=True))

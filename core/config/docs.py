@@ -99,6 +99,8 @@ def _provider(record: ProviderRecord) -> str:
     for need in record.provider.requires:
         capability = f".{need.capability}" if need.capability else ""
         facts.append(f"requires `{need.contract}{capability}`")
+    if record.provider.body:
+        facts.append(f"reads {', '.join(f'`{one.name}`' for one in record.provider.body)} of request bodies")
     text = f"- **`{record.name}`**: {record.provider.summary} ({'; '.join(facts)})\n"
     keys = option_keys(record)
     return text + (f"\n{_table(keys)}" if keys else "")

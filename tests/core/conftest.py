@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 RECORD = """
-from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
+from pegboard.core.interfaces.plugin import BodyField, Plugin, Provider, Requirement
 
 plugin = Plugin(name={plugin!r}, version="1.0", api={api!r}, providers=({providers}))
 """

@@ -188,6 +188,21 @@ class TestPlugins:
         assert torch["contract"] == "sampler"
         assert re.search(r"requires +prefix_cache\.reuse", run("plugins", "show", "lpm").stdout)
 
+    def test_fields_of_bodies_are_shown(self, site: Any) -> None:
+        body = "(BodyField('room', int, meaning='Where.'), BodyField('wait', float, each=False))"
+        site.install("acme", "1.0", acme=site.plugin("acme", site.provider("admission_gate", "far", body=body)))
+        body = "(BodyField('room', bytes),)"
+        site.install("bad", "1.0", bad=site.plugin("bad", site.provider("admission_gate", "near", body=body)))
+        (far,) = run_json("plugins", "show", "far")
+        assert far["body"] == [
+            {"name": "room", "type": "integer or list of integers", "meaning": "Where."},
+            {"name": "wait", "type": "number", "meaning": ""},
+        ]
+        assert (
+            "  room (in request bodies): integer or list of integers. Where.\n" in run("plugins", "show", "far").stdout
+        )
+        assert "has the kind <class 'bytes'>" in run("plugins", "show", "near").stdout
+
     def test_an_unknown_name_has_a_suggestion(self) -> None:
         with pytest.raises(PluginError, match="no plugin or provider 'radxi' is installed; did you mean 'radix'"):
             run("plugins", "show", "radxi")

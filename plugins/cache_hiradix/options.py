@@ -42,8 +42,8 @@ class HiRadixOptions(Options):
     lost."""
 
     clean_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """With write_back: the share of the device's pool that should be copied and evictable at any time (at most half of
-    the host's pages)."""
+    """With write_back: the share of the device's pool that eviction should be able to take at any time before it meets
+    what has no copy (at most half of the host's pages)."""
 
     store_share: float = Field(default=0.25, ge=0.0, le=1.0)
     """The share of the host's pages that may wait to be written to storages; what comes beyond it is not written."""

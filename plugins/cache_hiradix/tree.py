@@ -49,9 +49,11 @@ class TierTree:
         self.tails_locked = 0
         self.host_evicted = 0
         self.tick = 0
+        self.settled = 0
+        """Grows with every change among the victims."""
         self.protected: ProtectedSegment[Entry] | None = None
         self.changed = changed
-        key = KEYS[order]
+        self.key = key = KEYS[order]
         self.victims = VictimHeap[Entry](key, lambda entry: entry.leaves_device)
         later = _LATER if copies_first else 0
         self.host_victims = VictimHeap[Side](
@@ -258,6 +260,7 @@ class TierTree:
         if self.protected is not None:
             self.protected.clear()
         self.entries.clear()
+        self.settled += 1
         pages = np.concatenate(device)
         self.epoch[pages] += 1
         self.host.give(np.concatenate(host))
@@ -299,6 +302,7 @@ class TierTree:
 
     def settle(self, entry: Entry) -> None:
         """Put an entry where it belongs among the victims."""
+        self.settled += 1
         self.victims.update(entry)
         self.host_victims.update(entry.on_host)
         self.uncopied.update(entry.uncopied)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.cache.block_keys import BlockKeys
 from pegboard.plugins.cache_hiradix.counters import Counters
 from pegboard.plugins.cache_hiradix.jobs import Leftovers
+from pegboard.plugins.cache_hiradix.outlook import Outlook
 from pegboard.plugins.cache_hiradix.prefetching import Prefetcher
 from pegboard.plugins.cache_hiradix.saving import Saver
 from pegboard.plugins.cache_hiradix.storing import Storer
@@ -32,8 +34,9 @@ class Writing:
         self._hits_to_save = options.hits_to_save
         self._sync_pages = options.sync_tokens // tree.page_size
         # More copies than half of the host's pages would push each other out.
-        self._wanted_clean = min(options.clean_share * (tree.epoch.size - 1), tree.host.num_pages / 2)
+        self._wanted_clean = math.ceil(min(options.clean_share * (tree.epoch.size - 1), tree.host.num_pages / 2))
         self._tree = tree
+        self._outlook = Outlook(tree)
         self._counters = counters
         self.leftovers = Leftovers(tree, mover)
         self.saver = Saver(tree, mover, options.save_batch, counters, self.leftovers)
@@ -119,4 +122,4 @@ class Writing:
     def _cleaning(self) -> bool:
         if self._policy != "write_back" or self._stuck or self._closed:
             return False
-        return self._tree.clean_pages < self._wanted_clean and bool(len(self._tree.uncopied))
+        return bool(len(self._tree.uncopied)) and not self._outlook.can_lose(self._wanted_clean)

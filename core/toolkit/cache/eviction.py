@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Literal, TypeVar
 
 from pegboard.core.toolkit.cache.radix_tree import RadixNode
@@ -99,6 +99,20 @@ class VictimHeap(Generic[C]):
     def pop(self) -> C | None:
         """Take out the next victim; None where nothing is evictable."""
         return self._take_out(0) if self._items else None
+
+    @property
+    def first_key(self) -> int | None:
+        """The key of the next victim; None where nothing is evictable."""
+        return self._keys[0] if self._keys else None
+
+    def before(self, key: int) -> Iterator[C]:
+        """Go through the candidates of smaller keys, in no order. Looks at no others but for those next to them."""
+        todo = [0]
+        while todo:
+            place = todo.pop()
+            if place < len(self._keys) and self._keys[place] < key:
+                yield self._items[place]
+                todo += (2 * place + 1, 2 * place + 2)
 
     def clear(self) -> None:
         for item in self._items:

@@ -158,6 +158,20 @@ def test_write_back_copies_the_coldest_before_they_are_needed() -> None:
     assert on_host(books, range(6), range(100, 106), range(200, 206)) == [0, 6, 6]
 
 
+def test_write_back_looks_at_what_goes_first_and_not_at_what_is_copied_and_warm() -> None:
+    books = books_of(write_policy="write_back", clean_share=0.25, sync_tokens=0)
+    for start in (0, 100, 200):
+        books.insert(range(start, start + 8))
+    books.settle()
+    assert counted(books, "cleaned") == 8
+    books.match(range(8))  # what is copied goes last now
+    books.settle()
+    assert counted(books, "cleaned") == 16
+    books.evict(8)
+    assert counted(books, "dropped") == 0
+    assert books.match(range(100, 108)).host_len == 8
+
+
 def test_what_eviction_finds_uncopied_is_copied_up_to_a_bound() -> None:
     books = books_of(write_policy="write_back", clean_share=0.0, sync_tokens=8)
     books.mover.on_wait = lambda jobs: books.mover.finish_all()

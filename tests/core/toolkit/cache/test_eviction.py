@@ -86,3 +86,15 @@ def test_the_heap_agrees_with_a_sorted_list() -> None:
             inside = [other for other in entries if other.place >= 0]
             assert heap.pop() is min(inside, key=lambda other: other.last_access)
             heap.check()
+
+
+def test_those_before_a_key_are_found_without_a_look_at_the_others() -> None:
+    random = np.random.default_rng(0)
+    heap = VictimHeap[Kept](lambda entry: CountedKey(entry.last_access), Kept.evictable)
+    assert (heap.first_key, list(heap.before(5))) == (None, [])
+    for tick in random.permutation(4096).tolist():
+        heap.update(Kept(tick))
+    CountedKey.comparisons = 0
+    assert sorted(entry.last_access for entry in heap.before(50)) == list(range(50))
+    assert CountedKey.comparisons <= 2 * 50 + 1
+    assert heap.first_key == 0

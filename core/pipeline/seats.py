@@ -103,7 +103,7 @@ class Seats:
         stages, requests = self._stages, self._requests
         self._memory.cache_unfinished(req)
         req.move_to(ReqStatus.RUNNING)
-        req.timing.ready = req.timing.first_scheduled = now
+        req.timing.ready = req.timing.first_scheduled = req.timing.last_token = now
         req.output.cached_tokens = arrived.cached_tokens
         batch = self._batch(req, now)
         if self._batch_scheduled:

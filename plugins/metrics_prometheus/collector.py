@@ -61,6 +61,8 @@ _GAUGES = (
     ("num_requests_waiting", "waiting_requests", "Requests in the queue."),
     ("num_requests_blocked", "blocked_requests", "Requests that an admission gate holds back."),
     ("num_requests_held", "held_requests", "Requests that have finished and whose KV is still in use."),
+    ("num_requests_seated", "seated_requests", "Of the blocked ones, those whose KV a gate brings into their memory."),
+    ("num_quarantined_tokens", "quarantined_tokens", "Tokens of the KV pool out of use, since they may be written to."),
     ("max_total_num_tokens", "total_tokens", "Tokens that the KV pool holds."),
     ("num_free_tokens", "free_tokens", "Tokens of the KV pool that are free."),
     ("new_token_ratio", "new_token_ratio", "Share of the remaining output that admission reserves memory for."),
@@ -108,7 +110,8 @@ class SchedulerCollector(Collector):
         now = batch.committed_at
         decode = batch.decoding == len(batch.reqs)
         mode = "decode" if decode else "mixed" if batch.decoding else "prefill"
-        self._steps[mode].observe(now - batch.planned_at)
+        if decode or batch.num_tokens:  # a batch of what was computed elsewhere is not a step
+            self._steps[mode].observe(now - batch.planned_at)
         intervals = batch.token_intervals
         if intervals is not None:
             self._inter_token.observe_many(intervals)
@@ -163,9 +166,20 @@ class SchedulerCollector(Collector):
         yield from self._shares(stats)
         yield from encoding(families, stats)
         yield from self._tiers(stats.get("tiers", {}))
+        yield from self._gates(stats.get("gate_stats", {}))
         policy = stats.get("policy", {})
         yield families.gauge("policy", "What the schedule policy says of itself.", policy, "figure")
         yield from self._histograms()
+
+    def _gates(self, gates: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+        """Yield what gates tell of themselves; nothing where none does."""
+        told = {f"{gate}_{name}": value for gate, figures in gates.items() for name, value in figures.items()}
+        if not told:
+            return
+        totals = {name.removesuffix("_total"): value for name, value in told.items() if name.endswith("_total")}
+        now = {name: value for name, value in told.items() if not name.endswith("_total")}
+        yield self._families.counter("gates", "What admission gates have done, by gate and figure.", totals, "figure")
+        yield self._families.gauge("gates_now", "What admission gates have now, by gate and figure.", now, "figure")
 
     def _tiers(self, tiers: Mapping[str, float]) -> Iterator[Metric]:
         """Yield what moves between device, host and storages; nothing where the prefix cache has no tiers."""

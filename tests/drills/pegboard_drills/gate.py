@@ -40,6 +40,7 @@ class DrillGate(AdmissionGate):
         """Until when each held request is held, and each seat of a cancelled one written to."""
         self._seats: dict[str, tuple[float, Seat]] = {}
         """The seats, since when."""
+        self._brought = 0
         self.places: dict[str, NDArray[np.int32]] = {}
         """Where the KV of each request lies that has passed, as it was told."""
         self.write: Callable[[str, Seat, bool], None] | None = None
@@ -103,6 +104,9 @@ class DrillGate(AdmissionGate):
         self._until.pop(req.rid, None)
         self.places.pop(req.rid, None)
 
+    def stats(self) -> Mapping[str, float]:
+        return {"brought_total": self._brought, "seats": len(self._seats)}
+
     def _write(self, rid: str, wanted: bool) -> None:
         if self.write is not None:
             self.write(rid, self._seats[rid][1], wanted)
@@ -116,6 +120,7 @@ class DrillGate(AdmissionGate):
             return Verdict.blocked(f"KV, for {wants.delay:g} s", waited / wants.delay, seat=True)
         self._write(rid, True)
         del self._seats[rid]
+        self._brought += 1
         length = seat.length if wants.length is None else wants.length
         arrived = Arrived(length, wants.token, logprob=-0.5, tops=((-0.5, 3),), chosen=((-0.5, 3),), cached_tokens=2)
         return Verdict(GateState.OPEN, arrived=arrived, max_new_tokens=wants.most)

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pegboard.conformance.admission_gate import ManualClock
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.batch import ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.hooks import hookimpl
@@ -19,10 +21,13 @@ from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
+from pegboard_drills.gate import DrillGate
+from pegboard_drills.options import DrillGateOptions
 from tests.core.pipeline.harness import Harness, Seer
 
 EVERY = {"sampling": {"ignore_eos": True}}
@@ -108,6 +113,26 @@ def test_times_are_the_clocks() -> None:
     decode = times.finished - times.first_token
     assert value("inter_token_latency_seconds_sum") == pytest.approx(decode)
     assert decode > 0
+
+
+def test_what_a_gate_brings() -> None:
+    """Its first token is one, and no step; and the gate says what it does."""
+    clock = ManualClock()
+    gate = DrillGate(DrillGateOptions(), AdmissionGateContext(clock))
+    keeper = GateKeeper([("drill", gate)], clock, {"drill": {"seats"}})
+    watched = Watched(parts={"gates": keeper})
+    params = {"drill": {"act": "bring", "token": 9, "delay": 1.0}}
+    gate.write = lambda rid, seat, wanted: watched.harness.model.slots.__setitem__(seat.slots, 1)
+    watched.harness.submit("brought", [1] * 20, 6, params=params, **EVERY)  # type: ignore[arg-type]
+    watched.harness.step()
+    assert watched.value("num_requests_seated") == watched.value("gates_now", figure="drill_seats") == 1
+    clock.advance(2.0)
+    watched.harness.run()
+    value = watched.value
+    assert value("gates_total", figure="drill_brought") == 1
+    assert value("time_to_first_token_seconds_count") == 1
+    assert value("inter_token_latency_seconds_count") == value("generation_tokens_total") == 5
+    assert value("step_seconds_count", mode="prefill") + value("step_seconds_count", mode="decode") == 5
 
 
 def test_cached_tokens_and_share() -> None:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 API_SIDE = frozenset({"api", "media_processor", "session_store", "tool_parser", "reasoning_parser"})
 """Contracts whose providers the API process of a server builds; it imports no others, which bring torch."""
 ENGINE_SIDE = frozenset(CONTRACTS) - API_SIDE
-_NAMED_ONLY = frozenset({"host_pool", "media_encoder", "media_processor", "pooler"})
-"""Contracts that not every engine needs a provider of: which one does is known by its model, or its prefix cache."""
+_NAMED_ONLY = frozenset({"host_pool", "kv_transfer", "media_encoder", "media_processor", "pooler"})
+"""Contracts that not every engine needs a provider of: which one does is known by its model, its prefix cache or
+its gates."""
 
 
 def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozenset(CONTRACTS)) -> None:

@@ -15,7 +15,7 @@ from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
 
-MAY_LACK = frozenset({"host_pool", "media_encoder", "media_processor"})
+MAY_LACK = frozenset({"host_pool", "kv_transfer", "media_encoder", "media_processor"})
 """Contracts that an engine can do without a provider of, as long as nothing asks for one."""
 
 

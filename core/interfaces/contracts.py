@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
+    from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
     from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
@@ -172,6 +173,20 @@ KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
     capabilities={
         "persistent": "what was written is there after a restart",
         "shared": "several servers may use one place at once",
+    },
+)
+
+KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
+    "kv_transfer",
+    "kv_transfer",
+    Cardinality.ONE,
+    f"{_I}.kv_transfer:KVTransfer",
+    "reads KV out of other servers' memory, for gates that bring it",
+    suite=f"{_S}.kv_transfer:KVTransferContract",
+    capabilities={
+        "fenced": "a lease that ended gives no bytes any more",
+        "one_sided": "the source takes no part in a read",
+        "staged": "wants few, large ranges",
     },
 )
 

@@ -49,7 +49,7 @@ class Region:
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """Pieces of regions, one after the other: `region` int32 [n] is an index into the context's regions, `offset` int64
-    [n] in bytes from its beginning, `nbytes` int64 [n] the piece's length.
+    [n] in bytes from its beginning, `nbytes` int64 [n] the piece's length, at least 1.
     """
 
     region: NDArray[np.int32]
@@ -129,7 +129,7 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
     def connect(self, peer: str, host: str, description: bytes) -> None:
         """Get to know a peer at this address, with what it has said of itself. Connecting may go on behind the call;
         where it comes to nothing, reads fail. Raises TransferError for a description that is not one: it came over the
-        network, and may be anything.
+        network, and may be anything. A peer of this name is forgotten first, as by `disconnect`.
         """
 
     @abc.abstractmethod
@@ -138,7 +138,7 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
         read has had. Both have as many bytes; their pieces need not be cut in the same places.
 
         Raises TransferError for a peer that is not connected, and ValueError for a target beyond the regions, or with
-        another number of bytes. A source beyond the peer's regions makes the read fail.
+        another number of bytes. Both may be empty. A source beyond the peer's regions makes the read fail.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,1 @@
+"""For engines that read KV out of other servers' memory: pieces of buffers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -161,6 +162,14 @@ class AdmissionGateContract(SeatTests):
         if gate.finished(req):
             gate.drop(req)
         self.assert_forgotten(gate, req)
+
+    def test_it_tells_of_itself_in_numbers(self, gate: AdmissionGate) -> None:
+        """Under names that metrics can have; whatever requests are at it."""
+        req, _ = self.blocked(gate)
+        for name, value in gate.stats().items():
+            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
+            assert math.isfinite(value), f"{name} is {value}"
+        gate.cancel(req)
 
     @capability("holds")
     def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:

@@ -61,9 +61,10 @@ class GateRig(ContractSuite):
         return ManualClock()
 
     @pytest.fixture
-    def gate(self, clock: ManualClock) -> AdmissionGate:
+    def gate(self, clock: ManualClock) -> Iterator[AdmissionGate]:
         built: AdmissionGate = self.build(AdmissionGateContext(clock))
-        return built
+        yield built
+        built.close()
 
     def unconcerned_request(self) -> Req | None:
         """Return a request that has nothing to do with the gate: by default one that asks for nothing. None where every

@@ -208,3 +208,10 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
 
     def drop(self, req: Req) -> None:  # optional: only a gate that holds needs it
         """Let a held request go at once: it was aborted, or `released` has raised."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Return what an operator may want to know of this gate (rooms by state, bytes brought...), by name."""
+        return {}
+
+    def close(self) -> None:  # optional: most gates have nothing to close
+        """Let go of threads, files and connections. No other call comes after it."""

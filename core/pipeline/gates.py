@@ -103,6 +103,27 @@ class GateKeeper:
             if (visit := self._visits.get(rid)) is not None
         ]
 
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Return what the gates tell of themselves, by name."""
+        found = {}
+        for post in self._posts:
+            try:
+                told = {name: float(value) for name, value in post.gate.stats().items()}
+            except Exception as error:
+                self._raised(post, "stats", error)
+                continue
+            if told:
+                found[post.name] = told
+        return found
+
+    def close(self) -> None:
+        """Close the gates; none of them is called any more."""
+        for post in self._posts:
+            try:
+                post.gate.close()
+            except Exception as error:
+                self._raised(post, "close", error)
+
     def arrive(self, req: Req) -> Verdict | None:
         """Lead a new request as far as it gets. A failure is returned, and then nothing is kept of it; otherwise the
         request is through, or its status is BLOCKED and `blocked_by` names the gate.

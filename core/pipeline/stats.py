@@ -60,6 +60,7 @@ class Stats:
             "max_queued_tokens": self._bounds.tokens,
             "new_token_ratio": self._planner.ratio.current,
             "gates": [] if gates is None else gates.waiting_on(),
+            "gate_stats": {} if gates is None else gates.stats(),
             "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),

@@ -247,6 +247,11 @@ class HoldsWithoutSayingSo(DrillGate):
         return True
 
 
+class TellsNames(DrillGate):
+    def stats(self):
+        return {f"seat of {rid}": 1.0 for rid in self._since}
+
+
 class LosesWhatItBrought(DrillGate):
     def poll(self, blocked):
         return {rid: replace(verdict, arrived=None) for rid, verdict in super().poll(blocked).items()}
@@ -320,6 +325,7 @@ def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> M
 
 
 MUTANTS = [
+    mutant(TellsNames, "test_it_tells_of_itself_in_numbers"),
     mutant(LosesWhatItBrought, "test_what_was_brought_arrives", SEATS),
     mutant(BringsTooMuch, "test_what_was_brought_arrives", SEATS),
     mutant(ReleasesSeatsAtOnce, "test_a_seat_that_is_given_back_is_forgotten", SEATS),

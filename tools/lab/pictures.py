@@ -90,21 +90,26 @@ def _tiers(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
 
 
 def _ttft_by_run(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     for name in ("p50", "p95", "p99"):
         ax.plot([one["ttft"][name] for one in summaries], marker="o", label=name)
     _runs(ax, summaries)
     ax.set(title="Time to first token, by run", ylabel="seconds", yscale="log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.grid(alpha=0.3)
     ax.legend()
 
 
 def _runs(ax: Any, summaries: Sequence[dict[str, Any]]) -> None:
-    """Name the runs along the axis, upright where there is no room for them."""
+    """Name the runs along the axis, smaller or slanted where there is little room for them."""
     labels = [one["label"].replace(" + ", "\n+ ") for one in summaries]
     longest = max(len(line) for label in labels for line in label.split("\n"))
-    ax.set_xticks(range(len(labels)), labels, rotation=0 if longest * len(labels) < 90 else 20, fontsize="small")
+    width = longest * len(labels)
+    size = "small" if width < 80 else "x-small"
+    ax.set_xticks(range(len(labels)), labels, rotation=0 if width < 90 else 20, fontsize=size)
 
 
 def _longest(ax: Any, outcomes: Sequence[Outcome]) -> None:

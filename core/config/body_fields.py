@@ -10,11 +10,11 @@ from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.plugin import BODY_CONTRACTS
 
 if TYPE_CHECKING:
-    from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.interfaces.api_router import ApiRouter
     from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.plugin import BodyField
     from pegboard.core.registry.records import ProviderRecord
+    from pegboard.core.registry.registry import Registry
 
 Records = Sequence["ProviderRecord"]
 
@@ -59,13 +59,15 @@ def _own_fields(api: ProviderRecord) -> frozenset[str]:
         return cls.own_fields()
 
 
-def body_fields(resolved: ResolvedConfig, chosen: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[BodyField]]:
+def body_fields(
+    registry: Registry, chosen: Mapping[str, Sequence[str]], apis: Records
+) -> Mapping[str, Sequence[BodyField]]:
     """Return the fields that an engine's providers declare, by the providers' names: `chosen` are those, by contract.
-    Raises ConfigError for a field with two owners.
+    Raises ConfigError for a field with two owners; `apis` are those of the config.
     """
     names = [(contract, name) for contract in BODY_CONTRACTS for name in chosen.get(contract, ())]
-    found = [one for one in (resolved.registry.get(*pair) for pair in names) if one is not None and one.provider.body]
-    problems = [*shared_fields(found), *taken_fields(found, resolved.candidates.get("api", ()))]
+    found = [one for one in (registry.get(*pair) for pair in names) if one is not None and one.provider.body]
+    problems = [*shared_fields(found), *taken_fields(found, apis)]
     if problems:
         raise ConfigError(problems)
     fields: dict[str, Sequence[BodyField]] = {}

@@ -95,8 +95,8 @@ def body_keys(record: ProviderRecord) -> Sequence[Key]:
     """Return the fields of request bodies that a provider declares; none of one that cannot be chosen."""
     found = []
     for field in () if record.problem else record.provider.body:
-        kind: Any = field.kind
-        found.append(Key(field.name, type_text(kind | list[kind] if field.each else kind), "", field.meaning))
+        kind = type_text(field.kind)
+        found.append(Key(field.name, f"{kind} or list of {kind}s" if field.each else kind, "", field.meaning))
     return found
 
 

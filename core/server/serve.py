@@ -268,7 +268,7 @@ def build_api(
     longest = server.max_body_bytes
     if client.media is not None:
         longest = max(longest, resolved.engine.media.max_body_bytes)
-    declared = body_fields(resolved, client.info.providers)
+    declared = body_fields(resolved.registry, client.info.providers, resolved.candidates["api"])
     ctx = ApiContext(client=client, max_body_bytes=longest, body_fields=declared)
     ctx = with_parsers(with_sessions(ctx, selection), selection)
     choices = selection.choose_all(API, ctx)

@@ -24,7 +24,6 @@ from pegboard.plugins.api_openai.completions import CompletionBody
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import ResponseBody
 from pegboard.plugins.api_openai.router import OpenAIRouter
-from tests.plugins.api_anthropic.parsers import fake_parsers
 
 FIELDS = {
     "far": (
@@ -48,7 +47,7 @@ TWO: dict[str, Any] = {"sampling_params": {"n": 2}}
 
 
 def app_of(client: FakeEngineClient, fields: Any) -> Any:
-    ctx = ApiContext(client=client, max_body_bytes=10**6, body_fields=fields, **fake_parsers())  # type: ignore[arg-type]
+    ctx = ApiContext(client=client, max_body_bytes=10**6, body_fields=fields)
     routers: list[tuple[str, ApiRouter]] = [
         ("openai", OpenAIRouter(OpenAIOptions.model_validate({}), ctx)),
         ("anthropic", AnthropicRouter(AnthropicOptions(), ctx)),
@@ -96,7 +95,7 @@ def test_what_is_wrong_is_named(path: str, body: dict[str, Any]) -> None:
 
 
 @ROUTES
-def test_what_nobody_declares_is_refused_as_before(path: str, body: dict[str, Any]) -> None:
+def test_what_is_not_declared_is_refused_as_before(path: str, body: dict[str, Any]) -> None:
     status, error, params = post(path, {**body, "bootstrap_room": 5}, fields={})
     assert (status, param_of(error), params) == (400, "bootstrap_room", [])
     assert "not supported" in error["message"]

@@ -24,6 +24,12 @@ from pegboard.core.toolkit.http.refusals import RefusingModel
 _WHOLE = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer that reaches the engine as it is."""
 
+Params = dict[str, Any]
+"""What a request says to plugins, by provider name: plain values from the network."""
+
+Told = dict[str, dict[str, object]]
+"""What declared fields say to one request, by provider name."""
+
 Declared = tuple[tuple[str, BodyField], ...]
 """Fields, each with the name of its provider."""
 
@@ -38,7 +44,7 @@ class RequestFields(RequestModel):
     cache_salt: str = ""
     """Cached prefixes are shared only between requests with the same one."""
     extra_key: str = ""
-    params: dict[str, Any] = {}
+    params: Params = {}
     """What the request says to plugins that act on requests (admission gates), by provider name."""
 
     @property
@@ -46,7 +52,7 @@ class RequestFields(RequestModel):
         """`cache_salt` of the engine's request: both of the names that the field has for it."""
         return salt_of(self.cache_salt, self.extra_key)
 
-    def params_of(self, answers: Sequence[int]) -> Sequence[dict[str, Any]]:
+    def params_of(self, answers: Sequence[int]) -> Sequence[Params]:
         """Return the `params` of each request that the body makes: `answers` is how many to each prompt, and requests
         stand prompt by prompt. Raises InvalidRequest for a list of another length, and for what is said twice.
         """
@@ -54,9 +60,9 @@ class RequestFields(RequestModel):
             return [self.params] * sum(answers)
         return [_with(self.params, own) for own in self._dealt(answers)]
 
-    def _dealt(self, answers: Sequence[int]) -> list[dict[str, dict[str, Any]]]:
+    def _dealt(self, answers: Sequence[int]) -> list[Told]:
         """Return what declared fields say to each request, by provider."""
-        found: list[dict[str, dict[str, Any]]] = [{} for _ in range(sum(answers))]
+        found: list[Told] = [{} for _ in range(sum(answers))]
         for place, (provider, field) in enumerate(self.declared):
             given = getattr(self, _attribute(place))
             for own, value in zip(found, _of_each(field.name, given, answers), strict=True):
@@ -100,7 +106,7 @@ def _attribute(place: int) -> str:
     return f"declared_field_{place}"
 
 
-def _type_of(field: BodyField) -> Any:
+def _type_of(field: BodyField) -> object:
     kind: Any = _WHOLE if field.kind is int else field.kind
     return kind | list[kind | None] | None if field.each else kind | None
 
@@ -110,7 +116,7 @@ def _meaning(provider: str, field: BodyField) -> str:
     return f"{field.meaning} (For {provider}{each}.)".lstrip()
 
 
-def _of_each(name: str, given: Any, answers: Sequence[int]) -> Iterator[Any]:
+def _of_each(name: str, given: object, answers: Sequence[int]) -> Iterator[object]:
     """Yield what a field says to each request."""
     total = sum(answers)
     if not isinstance(given, list):
@@ -125,7 +131,7 @@ def _of_each(name: str, given: Any, answers: Sequence[int]) -> Iterator[Any]:
     return iter(given)
 
 
-def _with(params: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _with(params: Params, own: Told) -> Params:
     """Return `params` with what declared fields say beside it."""
     found = dict(params)
     for provider, fields in own.items():

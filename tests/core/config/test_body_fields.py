@@ -68,11 +68,11 @@ def test_a_field_of_an_api_is_refused_before_anything_is_loaded() -> None:
 
 
 def test_those_of_chosen_providers_are_found() -> None:
-    resolved = composed(gate("near", HOST), gate("far", ROOM), gates=["far"])
-    assert body_fields(resolved, {"admission_gate": ["far"], "sampler": ["torch"]}) == {"far": (ROOM,)}
-    assert body_fields(resolved, {"admission_gate": ["session"]}) == {}
+    registry = registry_of(gate("near", HOST), gate("far", ROOM), gate("wide", ROOM))
+    assert body_fields(registry, {"admission_gate": ["far"], "sampler": ["torch"]}, ()) == {"far": (ROOM,)}
+    assert body_fields(registry, {"admission_gate": ["session"]}, ()) == {}
     with pytest.raises(ConfigError, match="both declare"):
-        body_fields(composed(gate("near", ROOM), gate("far", ROOM)), {"admission_gate": ["near", "far"]})
+        body_fields(registry, {"admission_gate": ["far", "wide"]}, ())
 
 
 def test_what_auto_has_chosen_is_told_to_the_apis() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
-from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.contracts import ADMISSION_GATE, PREFIX_CACHE, SCHEDULE_POLICY, TOKEN_ALLOCATOR
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
@@ -63,8 +63,7 @@ def assemble(
     tiers: LabTiers | None = None,
 ) -> Scheduler:
     """Return a scheduler around `execute`, and around `encode` where it takes `media`; with drafts if there is a
-    `speculator`. A prefix cache with tiers has its mover from `tiers`. Raise ConfigError where the config asks for what
-    the lab cannot do.
+    `speculator`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
     if config.scheduler.loop == "overlap":
@@ -77,16 +76,14 @@ def assemble(
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
     memory = _memory(selection, context, TokenAllocatorContext(pages, page_size), tiers, clock)
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
-    policy = selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx)
     report = StepReport(0, clock, memory.total_tokens)
-    gates = _gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed))
     stages = Stages(
         memory,
-        policy,
+        selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx),
         BatchBuilder(memory, (), vocab_size),
         ResultStage(None, {EOS}),
         InlineExecutor(execute, encode=encode),
-        gates=GateKeeper(gates, clock) if gates else None,
+        gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
         media=media,
         hooks=hooks,
@@ -116,6 +113,7 @@ def _memory(
     return MemoryManager(rows, allocator, choice.build(cache_ctx))
 
 
-def _gates(selection: Selection, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
-    """Build the gates that the config lists, by name."""
-    return [(choice.name, choice.build(ctx)) for choice in selection.choose_all(ADMISSION_GATE, ctx)]
+def _gates(selection: Selection, ctx: AdmissionGateContext) -> GateKeeper | None:
+    """Build the gates that the config lists; None where there are none."""
+    gates = [(choice.name, choice.build(ctx)) for choice in selection.choose_all(ADMISSION_GATE, ctx)]
+    return GateKeeper(gates, ctx.clock) if gates else None

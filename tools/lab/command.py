@@ -17,6 +17,7 @@ from pegboard.core.cli.output import check_writable, write, write_json, write_ta
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
+    from pegboard.tools.lab.cost import CostModel
     from pegboard.tools.lab.run import Outcome, Simulation
 
 WORKLOAD_HELP = (
@@ -73,6 +74,41 @@ class LoadOptions:
             raise ConfigError(f"--rate must be above 0, got {self.rate}")
 
 
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What is modelled."""
+
+    cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2"
+    tiers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier",
+            help="Speeds of a tier in GB/s, and seconds a move: 'host:read=25,write=25', 'files:read=2,latency=0.001', "
+            "of a storage also the bytes that it keeps; may be given again.",
+            metavar="NAME:K=N,...",
+        ),
+    ] = None
+    accept: Annotated[
+        str | None,
+        typer.Option(help="Draft tokens, and accept them so often at each depth: 0.8,0.6,0.5.", metavar="RATES"),
+    ] = None
+
+    def cost_model(self) -> CostModel:
+        """Return the cost model with what is said of tiers. Raises ConfigError."""
+        from pegboard.tools.lab.cost import load_cost
+
+        model = load_cost(self.cost)
+        for tier in self.tiers or ():
+            model = model.with_tier(tier)
+        return model
+
+    def rates(self) -> tuple[float, ...]:
+        """Return how often drafts are accepted, by depth; none where nothing is drafted. Raises ConfigError."""
+        from pegboard.tools.lab.drafts import parse_rates
+
+        return () if self.accept is None else parse_rates(self.accept)
+
+
 @with_option_groups
 def simulate(
     *,
@@ -82,21 +118,8 @@ def simulate(
     ] = None,
     overrides: Overrides = None,
     load: LoadOptions,
-    cost: Annotated[str, typer.Option(help="Cost model: a name, or a .yaml or .json file.")] = "cpu-smollm2",
-    tiers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tier",
-            help="Speeds of a tier in GB/s, and seconds a move: 'host:read=25,write=25', 'files:read=2,latency=0.001', "
-            "of a storage also the bytes that it keeps; may be given again.",
-            metavar="NAME:K=N,...",
-        ),
-    ] = None,
+    device: DeviceOptions,
     variants: VariantOptions,
-    accept: Annotated[
-        str | None,
-        typer.Option(help="Draft tokens, and accept them so often at each depth: 0.8,0.6,0.5.", metavar="RATES"),
-    ] = None,
     optimal: Annotated[bool, typer.Option(help="Compute the best possible hit rate (takes memory).")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file; - prints.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
@@ -110,14 +133,19 @@ def simulate(
     for path, option in ((json_file, "--json"), (png, "--png")):
         if path is not None and str(path) != "-":
             check_writable(path, option)
-    runs = _simulations(workload, files or [], overrides or [], variants, load, cost, tiers or [], optimal, accept)
+    runs = _simulations(workload, files or [], overrides or [], variants, load, device, optimal)
     outcomes = [_run(one, load.requests) for one in runs]
     summaries = [summarise(one) for one in outcomes]
     _write(summaries, json_file)
     if png is not None:
         from pegboard.tools.lab.pictures import draw
 
-        draw(outcomes, summaries, png, f"{workload}, {load.requests} requests at {load.rate:g}/s, cost model {cost}")
+        draw(
+            outcomes,
+            summaries,
+            png,
+            f"{workload}, {load.requests} requests at {load.rate:g}/s, cost model {device.cost}",
+        )
         if json_file is None or str(json_file) != "-":
             write(f"picture: {png}")
 
@@ -140,22 +168,16 @@ def _simulations(
     overrides: list[str],
     variants: VariantOptions,
     load: LoadOptions,
-    cost_name: str,
-    tiers: Sequence[str],
+    device: DeviceOptions,
     optimal: bool,
-    accept: str | None,
 ) -> list[Simulation]:
     from pegboard.tools.lab.assemble import resolve
-    from pegboard.tools.lab.cost import load_cost
-    from pegboard.tools.lab.drafts import parse_rates
     from pegboard.tools.lab.run import Simulation
     from pegboard.tools.lab.workloads import WorkloadChoice
 
     labelled = variants.labelled()
     load.check()
-    choice, cost = WorkloadChoice.parse(text), load_cost(cost_name)
-    for tier in tiers:
-        cost = cost.with_tier(tier)
+    choice, cost, rates = WorkloadChoice.parse(text), device.cost_model(), device.rates()
     return [
         Simulation(
             label,
@@ -163,7 +185,7 @@ def _simulations(
             choice.build(load.requests, load.rate, load.seed),
             cost,
             optimal=optimal,
-            rates=() if accept is None else parse_rates(accept),
+            rates=rates,
         )
         for label, more in labelled
     ]

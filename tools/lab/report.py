@@ -48,8 +48,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "itl": _from_histogram(outcome.intervals),
         "e2e": _spread([r.finished - r.arrived for r in done]),
         "queue": _spread(queued),
-        **_hit_rates(outcome, prompts),
-        **_tiers(outcome, done, prompts),
+        **_hit_rates(outcome, done, prompts),
         "retractions": outcome.retractions,
         "preemptions": outcome.preemptions,
         "prefill_steps": outcome.prefill_steps,
@@ -80,8 +79,10 @@ def _encoding(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _hit_rates(outcome: Outcome, prompt_tokens: int) -> dict[str, float | None]:
-    """Return the hit rate, the best possible one, and the share of it; None where the best is unknown or nothing."""
+def _hit_rates(outcome: Outcome, done: Sequence[Record], prompt_tokens: int) -> dict[str, float | None]:
+    """Return the hit rate, the best possible one, and the share of it; None where the best is unknown or nothing. Then
+    what there is to say of tiers.
+    """
     total = max(1, prompt_tokens)
     rate = outcome.cached_tokens / total
     optimal = None if outcome.optimal_cached is None else outcome.optimal_cached / total
@@ -89,6 +90,7 @@ def _hit_rates(outcome: Outcome, prompt_tokens: int) -> dict[str, float | None]:
         "hit_rate": rate,
         "optimal_hit_rate": optimal,
         "hit_rate_of_optimal": rate / optimal if optimal is not None and optimal >= NOTABLE else None,
+        **_tiers(outcome, done, prompt_tokens),
     }
 
 

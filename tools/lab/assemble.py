@@ -66,11 +66,7 @@ def assemble(
     `speculator`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
-    if config.scheduler.loop == "overlap":
-        raise ConfigError(
-            "scheduler.loop: the lab runs one step after the other; use 'normal', with a cost model whose overhead is "
-            "what the overlap loop leaves of it"
-        )
+    _refuse_overlap(config)
     selection, page_size = Selection(resolved), config.memory.page_size
     pages = (config.memory.max_total_tokens or DEFAULT_TOKENS) // page_size
     context = min(config.model.context_length or DEFAULT_CONTEXT, pages * page_size)
@@ -91,6 +87,15 @@ def assemble(
     )
     limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)
+
+
+def _refuse_overlap(config: EngineConfig) -> None:
+    """Raise ConfigError where the config asks for the overlap loop."""
+    if config.scheduler.loop == "overlap":
+        raise ConfigError(
+            "scheduler.loop: the lab runs one step after the other; use 'normal', with a cost model whose overhead is "
+            "what the overlap loop leaves of it"
+        )
 
 
 def chunk_of(config: EngineConfig) -> int | None:

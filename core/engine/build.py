@@ -13,6 +13,7 @@ import torch
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
+from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
 from pegboard.core.engine.operation import Operation, RequestLog
@@ -20,11 +21,11 @@ from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.tiers import Tiers, build_tiers, watches
+from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
-from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.contracts import (
-    ADMISSION_GATE,
     GRAMMAR,
     MODEL_FAMILY,
     POOLER,
@@ -35,7 +36,7 @@ from pegboard.core.interfaces.contracts import (
     Ctx,
     T,
 )
-from pegboard.core.interfaces.errors import ConfigError, ModelError, Problem
+from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
@@ -47,7 +48,6 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor, no_media
-from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
@@ -89,6 +89,7 @@ class BuiltScheduler:
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
     media: MediaParts | None = None
+    transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
@@ -114,8 +115,10 @@ class BuiltScheduler:
         if stages.tiers is not None:
             stages.memory.cache.close()
             stages.tiers.close()
-        if self.grammar_gate is not None:
-            self.grammar_gate.close()
+        if stages.gates is not None:
+            stages.gates.close()
+        if self.transfer is not None:
+            self.transfer.close()
 
 
 def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
@@ -221,7 +224,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed)
     grammars = _grammars(chosen, gate_ctx)
-    gates = _gates(chosen, grammars, gate_ctx)
+    gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     pooler = _pooler(chosen)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
@@ -248,7 +251,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     scheduler = Scheduler(settings, stages, limits)
     profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)
     scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
 
 
 def _built(
@@ -259,6 +262,7 @@ def _built(
     worker: Worker,
     grammars: _Grammars,
     media: MediaParts | None,
+    transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
@@ -272,6 +276,7 @@ def _built(
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
         media=media,
+        transfer=transfer,
     )
 
 
@@ -356,27 +361,6 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     settings = chosen.resolved.engine.grammar
     gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
     return _Grammars(gate, kinds, "rollback" in choice.provides)
-
-
-def _gates(chosen: Chosen, grammars: _Grammars, ctx: AdmissionGateContext) -> GateKeeper | None:
-    """Return the gates in their order. That of grammars comes first: what it refuses need not pass the others.
-
-    Raises ConfigError where one that brings KV is not the last, or is beside a speculator that could not know it.
-    """
-    gates: list[tuple[str, AdmissionGate]] = [] if grammars.gate is None else [("grammar", grammars.gate)]
-    choices = chosen.selection.choose_all(ADMISSION_GATE, ctx)
-    for place, one in enumerate(choices, start=1):
-        if "seats" not in one.provides:
-            continue
-        if place < len(choices):
-            others = ", ".join(other.name for other in choices[place:])
-            raise ConfigError(Problem("gates", f"{one.name!r} brings KV, so it comes last; put {others} before it"))
-        if chosen.speculator.layers:
-            text = f"{one.name!r} brings KV without what the speculator keeps of it; set speculation.use to none"
-            raise ConfigError(Problem("gates", text))
-    gates += [(one.name, one.build(ctx)) for one in choices]
-    provides = {one.name: one.provides for one in choices}
-    return GateKeeper(gates, time.monotonic, provides) if gates else None
 
 
 def _pooler(chosen: Chosen) -> Pooler | None:

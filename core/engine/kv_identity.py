@@ -27,14 +27,30 @@ def kv_identity(model: ModelContext, layers: Sequence[LayerSpec], *, numerics: S
 
     A copy of a model elsewhere has the same identity. Raises OSError where its weights cannot be read.
     """
-    fields = [
-        weights_digest(model.directory),
-        _json(_counted(model.hf_config)),
-        str(model.dtype).encode(),
-        _json([dataclasses.asdict(layer) for layer in layers]),
-        *(text.encode("utf-8", "surrogatepass") for text in numerics),
-    ]
-    return sha256(framed(FORMAT, *fields))
+    return sha256(framed(*_fields(model, layers, numerics).values()))
+
+
+def described_kv(model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = ()) -> dict[str, str]:
+    """Return what an identity is made of, by name: short texts as they are, of others the first hexadecimal digits of
+    their digest. Two identities differ where one of these does.
+    """
+    return {name: _short(value) for name, value in _fields(model, layers, numerics).items()}
+
+
+def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence[str]) -> dict[str, bytes]:
+    return {
+        "format": FORMAT,
+        "weights": weights_digest(model.directory),
+        "config": _json(_counted(model.hf_config)),
+        "dtype": str(model.dtype).encode(),
+        "layers": _json([dataclasses.asdict(layer) for layer in layers]),
+        **{f"numerics {place}": text.encode("utf-8", "surrogatepass") for place, text in enumerate(numerics)},
+    }
+
+
+def _short(value: bytes) -> str:
+    plain = len(value) <= 64 and value.isascii() and value.decode("ascii").isprintable()
+    return value.decode("ascii") if plain else f"sha256 {sha256(value).hex()[:16]}"
 
 
 def _counted(value: object) -> object:

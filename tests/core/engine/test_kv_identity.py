@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.conformance.attention_fakes import make_layer
-from pegboard.core.engine.kv_identity import kv_identity
+from pegboard.core.engine.kv_identity import described_kv, kv_identity
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.model_family import ModelContext
 
@@ -145,6 +145,18 @@ def test_a_gguf_file_is_read_tensor_by_tensor(tmp_path: Path) -> None:
 def test_what_else_makes_another(other: dict[str, Any], tmp_path: Path) -> None:
     directory = write(tmp_path / "a", weights())
     assert identity(directory) != identity(directory, **other)
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    """Where identities differ so does one of the parts that are told, and no others."""
+    directory = write(tmp_path / "a", weights())
+    first, second = (
+        described_kv(ModelContext(directory, CONFIG, torch.float32, torch.device("cpu")), LAYERS, numerics=numerics)
+        for numerics in (("avx2", ""), ("amx", ""))
+    )
+    assert {name for name in first if first[name] != second[name]} == {"numerics 0"}
+    assert (first["numerics 0"], first["dtype"], first["format"]) == ("avx2", "torch.float32", "pegboard-kv-1")
+    assert first["config"].startswith("sha256 ")
 
 
 def test_what_a_config_says_of_its_origin_counts_for_nothing(tmp_path: Path) -> None:

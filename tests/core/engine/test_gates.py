@@ -1,0 +1,68 @@
+"""What an engine gives to gates that bring KV, and when it refuses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.transfer import TransferBuilder
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard_drills.gate import DrillGate
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2)
+
+
+def config(model: Path, *gates: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu", "context_length": 256},
+        "memory": {"max_total_tokens": 1024, "page_size": 16},
+        "log_level": "error",
+        "gates": list(gates),
+        **more,
+    }
+
+
+def test_what_a_gate_works_with(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool as it lies, what its KV depends on, and an engine that is built when it is asked for."""
+    seen: list[AdmissionGateContext] = []
+    closed: list[DrillGate] = []
+    start = DrillGate.__init__
+
+    def watched(self: DrillGate, options: Any, ctx: AdmissionGateContext) -> None:
+        seen.append(ctx)
+        start(self, options, ctx)
+
+    monkeypatch.setattr(DrillGate, "__init__", watched)
+    monkeypatch.setattr(DrillGate, "close", closed.append)
+    with Engine.from_config(config(model, "drill")) as engine:
+        (kv,) = [ctx.kv for ctx in seen]
+        assert isinstance(kv, KVAccess)
+        pool = engine.built.pool
+        buffers = [one(layer) for layer in pool.layer_ids for one in (pool.keys, pool.values)]
+        assert [region.address for region in kv.regions] == [buffer.data_ptr() for buffer in buffers]
+        assert (kv.page_size, len(kv.identity), kv.described["dtype"]) == (16, 32, "torch.float32")
+        builder = engine.built.transfer
+        assert isinstance(builder, TransferBuilder)
+        assert not builder.stats()
+        assert kv.transfer() is kv.transfer()
+    assert len(closed) == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        kv.transfer()
+
+
+def test_other_gates_have_nothing_to_do_with_the_pool(model: Path) -> None:
+    with Engine.from_config(config(model, "session")) as engine:
+        assert engine.built.transfer is None
+
+
+def test_the_gate_that_brings_kv_comes_last(model: Path) -> None:
+    with pytest.raises(ConfigError, match="'drill' brings KV, so it comes last; put session before it"):
+        Engine.from_config(config(model, "drill", "session"))

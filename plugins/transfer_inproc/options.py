@@ -21,8 +21,8 @@ class InprocOptions(Options):
     linger: Annotated[float, Field(ge=0)] = 0.0
     """Seconds that an abandoned read is written to before it ends."""
     fail_every: Annotated[int, Field(ge=0)] = 0
-    """Each so-manieth read fails halfway; 0: none."""
+    """Every n-th read fails halfway; 0: none does."""
     stall_every: Annotated[int, Field(ge=0)] = 0
-    """Each so-manieth read stops halfway for ever, until it is abandoned; 0: none."""
+    """Every n-th read stops halfway, until it is abandoned; 0: none does."""
     shuffle: bool = False
     """Let later reads end before earlier ones."""

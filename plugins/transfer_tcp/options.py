@@ -19,6 +19,6 @@ class TcpOptions(Options):
     connections: Annotated[int, Field(ge=1, le=16)] = 2
     """Connections to each peer that is read from."""
     connect_timeout: Annotated[float, Field(gt=0)] = 5.0
-    """Seconds that connecting to a peer may take."""
+    """Seconds that connecting to a peer may take, and a peer that connects to say who it is."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
     """Seconds without a byte after which a connection is given up, and the reads on it fail."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELLO_SECONDS = 5.0
 MOST_STRANGERS = 64
 """Connections that have not said hello yet."""
 MOST_CONNECTIONS = 512
@@ -51,7 +50,7 @@ class Lease:
 
 
 class Source:
-    """Listens, and has a thread for each connection.
+    """Listens once it has been described, and has a thread for each connection.
 
     A lease needs no lock: it is looked at before each chunk is gathered, and once more after the last one. One that
     still lasts then has lasted while all bytes were read. So `revoke` waits for nothing.
@@ -68,10 +67,8 @@ class Source:
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._strangers = 0
         self._closed = False
-        self._listener = _listen(options.listen_host, options.listen_port)
-        self.port: int = self._listener.getsockname()[1]
-        self._accepting = threading.Thread(target=self._accept, name=f"kv-accept-{self.port}", daemon=True)
-        self._accepting.start()
+        self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
 
     def allow(self, lease: int) -> None:
         """Let peers read under this lease."""
@@ -83,24 +80,36 @@ class Source:
         if ended is not None:
             ended.lasts = False
 
+    def listen(self) -> int:
+        """Listen, from the first call on; return the port. Raises OSError, with what to do."""
+        if self._listener is None:
+            listener = self._listener = _listen(self._options.listen_host, self._options.listen_port)
+            self._accepting = threading.Thread(target=self._accept, args=(listener,), name="kv-accept", daemon=True)
+            self._accepting.start()
+        port: int = self._listener.getsockname()[1]
+        return port
+
     def close(self) -> None:
         """End all connections and threads. When this returns nothing reads the memory."""
         with self._lock:
             self._closed = True
             connections = dict(self._connections)
         for one in (self._listener, *connections):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            if one is not None:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
         for thread in (self._accepting, *connections.values()):
-            thread.join()
-        self._listener.close()
+            if thread is not None:
+                thread.join()
+        if self._listener is not None:
+            self._listener.close()
 
     # ---- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 if not self._closed:  # too many files are open, which may pass
                     time.sleep(0.05)
@@ -114,7 +123,7 @@ class Source:
         with self._lock:
             if self._closed or self._strangers >= MOST_STRANGERS or len(self._connections) >= MOST_CONNECTIONS:
                 return False
-            thread = threading.Thread(target=self._serve, args=(connection,), name=f"kv-send-{self.port}", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True)
             self._strangers += 1
             self._connections[connection] = thread
             thread.start()
@@ -139,7 +148,7 @@ class Source:
         """Return whether the token is right. Nothing else is looked at before."""
         hello = bytearray(HELLO)
         try:
-            _receive(connection, memoryview(hello), HELLO_SECONDS)
+            _receive(connection, memoryview(hello), self._options.connect_timeout)
         except OSError:
             return False
         finally:

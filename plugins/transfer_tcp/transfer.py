@@ -46,7 +46,7 @@ class TcpTransfer(KVTransfer[TcpOptions]):
         return None
 
     def describe(self) -> bytes:
-        return pack_description(self._source.port, self._source.token)
+        return pack_description(self._source.listen(), self._source.token)
 
     def allow(self, lease: int) -> None:
         self._source.allow(lease)

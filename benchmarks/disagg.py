@@ -1,0 +1,189 @@
+"""What KV costs to move between servers: engines of the contract `kv_transfer`, over loopback.
+
+    python -m benchmarks.disagg                 # 47 MB as 60 buffers of 2,048 tokens, medians of 15
+    python -m benchmarks.disagg --quick         # to see that it works; figures mean little
+
+A source lives in a process of its own, as in another server. Each row reads the same bytes, out of pages of so many
+tokens that are spread over its pool, into pages that are spread over the reader's; a page of 16 tokens is a piece of
+6,144 B in each buffer. The plain socket sends as many bytes from one buffer into another one, in a loop of sendall and
+recv_into, and says ready before each run as the reader does. All rows take turns, and ratios are medians over the runs
+of one turn: above 1 an engine is faster than the plain socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from pegboard.core.interfaces.contracts import KV_TRANSFER
+from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Ranges, Region, TransferState
+from pegboard.core.registry.registry import Registry
+from pegboard.tools.bench.report import machine
+
+REGIONS = 60
+"""K and V of the demo model's 30 layers."""
+SLOT = 384
+"""Bytes of a token in each: 3 heads of 64, in bf16."""
+TIMES = 4
+"""Slots of a pool over those that are read."""
+LEASE = 1
+PAGES = (1, 16, 64)
+TIMEOUT = 60.0
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens whose KV is read")
+    parser.add_argument("--engines", nargs="+", default=["tcp"], help="providers of kv_transfer")
+    parser.add_argument("--quick", action="store_true", help="few and short runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    args = parser.parse_args(words)
+    if args.quick:
+        args.runs, args.tokens = 2, 256
+    return args
+
+
+def pool(tokens: int) -> tuple[list[np.ndarray], tuple[Region, ...]]:
+    """Return the memory of a pool, all of it written to, and its regions."""
+    buffers = [np.full(TIMES * tokens * SLOT, number, np.uint8) for number in range(REGIONS)]
+    return buffers, tuple(Region(one.ctypes.data, one.nbytes, SLOT, heads=3, buffer=one.data) for one in buffers)
+
+
+def build(engine: str, regions: tuple[Region, ...]) -> KVTransfer:
+    """Return an engine of this name. Raises SystemExit where it does not work here."""
+    record = Registry.discover().get(KV_TRANSFER.name, engine)
+    if record is None:
+        raise SystemExit(f"--engines: there is no kv_transfer {engine!r}")
+    cls, options, ctx = record.load(), record.options_model()(), KVTransferContext(regions)
+    if objection := cls.supports(options, ctx):
+        raise SystemExit(f"--engines: {engine} {objection}")
+    made: KVTransfer = cls(options, ctx)
+    return made
+
+
+def pieces(tokens: int, page: int, seed: int) -> Ranges:
+    """Return pages of this size that have so many tokens together, anywhere in a pool, region after region."""
+    count = tokens // page
+    pages = np.random.default_rng(seed).permutation(TIMES * count)[:count]
+    offsets = np.tile(pages.astype(np.int64) * page * SLOT, REGIONS)
+    regions = np.repeat(np.arange(REGIONS, dtype=np.int32), count)
+    return Ranges(regions, offsets, np.full(len(offsets), page * SLOT, np.int64))
+
+
+def serve(pipe: Connection, engines: Sequence[str], tokens: int) -> None:
+    """Be the source, until the reader has had enough."""
+    _, regions = pool(tokens)
+    made = {name: build(name, regions) for name in engines}
+    for one in made.values():
+        one.allow(LEASE)
+    data = memoryview(np.ones(tokens * SLOT * REGIONS, np.uint8).data)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(({name: one.describe() for name, one in made.items()}, listener.getsockname()[1]))
+        connection, _ = listener.accept()
+        with connection:
+            while connection.recv(1):
+                connection.sendall(data)
+    for one in made.values():
+        one.close()
+
+
+class Plain:
+    """The plain socket."""
+
+    def __init__(self, port: int, nbytes: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._data = np.zeros(nbytes, np.uint8)
+
+    def run(self) -> float:
+        """Seconds that all bytes take."""
+        view, start = memoryview(self._data.data), time.perf_counter()
+        self._socket.sendall(b"!")
+        while view:
+            view = view[self._socket.recv_into(view) :]
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def read(engine: KVTransfer, source: Ranges, target: Ranges) -> float:
+    """Seconds that a read takes, from the call to the poll that tells its end."""
+    start = time.perf_counter()
+    handle = engine.read("source", LEASE, source, target)
+    while time.perf_counter() - start < TIMEOUT:
+        for news in engine.poll():
+            if news.handle == handle and news.state is not TransferState.DONE:
+                raise SystemExit(f"a read has failed: {news.reason}")
+            if news.handle == handle:
+                return time.perf_counter() - start
+        time.sleep(0.0002)
+    raise SystemExit(f"a read has not ended after {TIMEOUT:g} s")
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the seconds of each row's runs."""
+    nbytes = args.tokens * SLOT * REGIONS
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    source = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, args.engines, args.tokens))
+    source.start()
+    descriptions, port = ours.recv()
+    buffers, regions = pool(args.tokens)
+    made = {name: build(name, regions) for name in args.engines}
+    for name, one in made.items():
+        one.connect("source", "127.0.0.1", descriptions[name])
+    plain = Plain(port, nbytes)
+    rows: dict[str, list[float]] = {}
+    for run in range(args.runs + 1):
+        times = {"socket": plain.run()}
+        for name, engine in made.items():
+            for page in PAGES:
+                wanted, target = (pieces(args.tokens, page, seed) for seed in (2 * run, 2 * run + 1))
+                for buffer in buffers:
+                    buffer[:] = 255
+                times[f"{name} {page}"] = read(engine, wanted, target)
+                found = [int((one == number).sum()) for number, one in enumerate(buffers)]
+                assert found == [args.tokens * SLOT] * REGIONS, "a read has brought other bytes"
+        if run:
+            for name, seconds in times.items():
+                rows.setdefault(name, []).append(seconds)
+    for one in made.values():
+        one.close()
+    plain.close()
+    source.join()
+    return rows
+
+
+def report(rows: dict[str, list[float]], nbytes: int) -> dict[str, dict[str, float]]:
+    """Print and return medians, and ratios to the plain socket's speed."""
+    found = {}
+    print(f"{'row':16} {'ms':>8} {'GB/s':>7} {'x socket':>9}")
+    for name, seconds in rows.items():
+        median = statistics.median(seconds)
+        ratio = statistics.median(plain / own for plain, own in zip(rows["socket"], seconds, strict=True))
+        found[name] = {"ms": median * 1e3, "gb_per_s": nbytes / median / 1e9, "ratio": ratio}
+        print(f"{name:16} {median * 1e3:8.1f} {nbytes / median / 1e9:7.2f} {ratio:9.2f}")
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = arguments(words)
+    nbytes = args.tokens * SLOT * REGIONS
+    print(f"{nbytes / 1e6:.0f} MB, {args.runs} runs, on {machine()}")
+    rows = measure(args)
+    found = report(rows, nbytes)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "rows": rows, "medians": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -54,6 +54,8 @@ class Lifecycle:
         self._gates = gates
         self._requests_finished = requests_finished
         self._clock = clock
+        if gates is not None and gates.follows:
+            memory.leaving = gates.leaving
 
     def begin(self, req: Req) -> None:
         """Take a request in. It joins the queue unless a gate blocks it."""

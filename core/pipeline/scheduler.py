@@ -67,18 +67,14 @@ class Scheduler:
             self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock
         )
         self.bounds = QueueBounds(
-            settings.max_running_requests,
-            stages.memory.total_tokens,
-            settings.max_queued_requests,
+            settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
             settings.max_queued_tokens,
-        )
+        )  # fmt: skip
         self.reception = Reception(self.requests, stages, limits, self.bounds, self.counters, settings.seed, clock)
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
         self.seats = Seats(self.planner, stages, self.requests, clock, (self._batch_scheduled, self._batch_committed))
-        if stages.gates is not None and stages.gates.follows:
-            stages.memory.leaving = stages.gates.leaving
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""

@@ -41,7 +41,7 @@ def test_what_a_gate_works_with(model: Path, monkeypatch: pytest.MonkeyPatch) ->
         start(self, options, ctx)
 
     monkeypatch.setattr(DrillGate, "__init__", watched)
-    monkeypatch.setattr(DrillGate, "close", closed.append)
+    monkeypatch.setattr(DrillGate, "close", lambda self: closed.append(self))
     with Engine.from_config(config(model, "drill")) as engine:
         (kv,) = [ctx.kv for ctx in seen]
         assert isinstance(kv, KVAccess)

@@ -123,7 +123,7 @@ def test_what_a_gate_brings() -> None:
     watched = Watched(parts={"gates": keeper})
     params = {"drill": {"act": "bring", "token": 9, "delay": 1.0}}
     gate.write = lambda rid, seat, wanted: watched.harness.model.slots.__setitem__(seat.slots, 1)
-    watched.harness.submit("brought", [1] * 20, 6, params=params, **EVERY)  # type: ignore[arg-type]
+    watched.harness.submit("brought", [1] * 20, 6, params=params, sampling=EVERY["sampling"])
     watched.harness.step()
     assert watched.value("num_requests_seated") == watched.value("gates_now", figure="drill_seats") == 1
     clock.advance(2.0)

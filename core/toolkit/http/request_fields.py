@@ -65,6 +65,8 @@ class RequestFields(RequestModel):
         found: list[Told] = [{} for _ in range(sum(answers))]
         for place, (provider, field) in enumerate(self.declared):
             given = getattr(self, _attribute(place))
+            if given is None:
+                continue
             for own, value in zip(found, _of_each(field.name, given, answers), strict=True):
                 if value is not None:
                     own.setdefault(provider, {})[field.name] = value

@@ -261,7 +261,7 @@ class BringsTooMuch(DrillGate):
     """The token's KV, too, which is not there."""
 
     def poll(self, blocked):
-        verdicts = super().poll(blocked)
+        verdicts = dict(super().poll(blocked))
         for rid, verdict in verdicts.items():
             if verdict.arrived is not None:
                 arrived = replace(verdict.arrived, length=verdict.arrived.length + 1)

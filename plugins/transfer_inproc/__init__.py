@@ -13,7 +13,7 @@ plugin = Plugin(
             factory="pegboard.plugins.transfer_inproc.transfer:InprocTransfer",
             config="pegboard.plugins.transfer_inproc.options:InprocOptions",
             summary="copies between the pools of one process, slowly or wrongly where a test wants that",
-            provides=frozenset({"fenced", "one_sided"}),
+            provides=frozenset({"fenced"}),
             rank=-1,
         ),
     ),

@@ -98,7 +98,7 @@ class TellsHandlesOfOthers(InprocTransfer):
 
     def poll(self):
         news = list(super().poll())
-        return [one._replace(handle=news[0].handle) for one in news] if len(news) > 1 else news
+        return [TransferNews(news[0].handle, one.state, one.reason) for one in news] if len(news) > 1 else news
 
 
 class FirstPeerOnly(InprocTransfer):

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Link:
-    """Reads parts one after the other. What is lost with the connection fails, and the next part makes a new one.
+    """Reads parts one after the other. What is under way fails with the connection, and the next part makes a new one.
 
     `submit`, `nudge` and `stop` are for the engine's thread; the rest happens in the link's own. Only that one writes
     to targets, so a part that it has ended is written to no more.
@@ -98,22 +98,21 @@ class Link:
 
     def _run(self) -> None:
         try:
-            self._try(self._connect)
+            self._try(self._connect, self._lose_all)
             while not self._stopped:
                 if self._socket is not None:
-                    self._try(self._serve)
+                    self._try(self._serve, self._lose)
                 elif self._waiting:
-                    self._try(self._connect)
+                    self._try(self._connect, self._lose_all)
                 else:
                     self._wait(None)
         finally:
             self._stopped = True
-            self._take()
-            self._lose("the reader has ended")
+            self._lose_all("the reader has ended")
             self._bell.close()
             self._ringer.close()
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def _try(self, work: Callable[[], None], lose: Callable[[str], None]) -> None:
         try:
             work()
         except Exception as error:
@@ -122,19 +121,25 @@ class Link:
                 logger.exception("reading KV from %s has failed", why)
             else:
                 logger.debug("KV cannot be read from %s", why)
-            self._take()
-            self._lose(why)
+            lose(why)
+
+    def _lose_all(self, why: str) -> None:
+        """Close the connection; what is under way or waits fails."""
+        self._lose(why)
+        for part in self._waiting:
+            self._end(part, why)
+        self._waiting.clear()
 
     def _lose(self, why: str) -> None:
-        """Close the connection; what is under way or waits fails."""
+        """Close the connection; what is under way fails, and with it what waits of the same reads."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        for part in (*(one.part for one in self._coming), *self._waiting):
-            self._end(part, "" if self._stopped or part.read.stopped else why)
+        for one in self._coming:
+            self._end(one.part, "" if self._stopped or one.part.read.stopped else why)
         self._coming.clear()
-        self._waiting.clear()
         self._unsent = b""
+        self._take()
 
     def _end(self, part: Part, why: str = "") -> None:
         """End a part that is not complete: it failed, or is not wanted any more."""
@@ -246,6 +251,7 @@ class Link:
         assert self._socket is not None
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            self._heard = self._clock()
 
     def _receive(self) -> None:
         """Receive once, as much as there is room for."""

@@ -65,7 +65,7 @@ class Source:
         self._hello = MAGIC + self.token
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._strangers = 0
+        self._strangers: dict[socket.socket, None] = {}
         self._closed = False
         self._listener: socket.socket | None = None
         self._accepting: threading.Thread | None = None
@@ -119,14 +119,24 @@ class Source:
                 connection.close()
 
     def _take_in(self, connection: socket.socket) -> bool:
-        """Start a thread for a connection. False where there are too many."""
+        """Start a thread for a connection; the first of too many that have not said hello makes way. False where there
+        are too many all the same.
+        """
+        thread = threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True)
         with self._lock:
-            if self._closed or self._strangers >= MOST_STRANGERS or len(self._connections) >= MOST_CONNECTIONS:
+            if self._closed or len(self._connections) >= MOST_CONNECTIONS:
                 return False
-            thread = threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True)
-            self._strangers += 1
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads
+                return False
             self._connections[connection] = thread
-            thread.start()
+            self._strangers[connection] = None
+            if len(self._strangers) > MOST_STRANGERS:
+                first = next(iter(self._strangers))
+                del self._strangers[first]
+                with contextlib.suppress(OSError):
+                    first.shutdown(socket.SHUT_RDWR)
         return True
 
     def _serve(self, connection: socket.socket) -> None:
@@ -153,7 +163,7 @@ class Source:
             return False
         finally:
             with self._lock:
-                self._strangers -= 1
+                self._strangers.pop(connection, None)
         if not hmac.compare_digest(hello, self._hello):
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -291,15 +291,26 @@ class FearsForSeatsItNeverHad(DrillGate):
         return True
 
 
-class AsksForSeatsInSecret(DrillGate):
+class Plain(DrillGate):
+    """As a gate is that brings nothing and follows nothing."""
+
+    seated = AdmissionGate.seated
+    computed = AdmissionGate.computed
+
+
+class AsksForSeatsInSecret(Plain):
     """Of the core, which was not told that it does."""
 
     def enter(self, req):
         return replace(super().enter(req), seat=True)
 
 
-class TakesSeatsInSecret(DrillGate):
-    pass
+class TakesSeatsInSecret(Plain):
+    seated = DrillGate.seated
+
+
+class FollowsInSecret(Plain):
+    computed = DrillGate.computed
 
 
 class MindsRetractions(DrillGate):
@@ -309,11 +320,8 @@ class MindsRetractions(DrillGate):
 
 
 class KeepsPlaces(DrillGate):
-    def finished(self, req):
-        places = dict(self.places)
-        held = super().finished(req)
-        self.places |= places
-        return held
+    def drop(self, req):
+        self._until.pop(req.rid, None)
 
 
 HOLDS = frozenset({"holds"})
@@ -335,7 +343,7 @@ MUTANTS = [
     mutant(TakesSeatsInSecret, "test_no_seat_is_asked_for"),
     mutant(MindsRetractions, "test_what_is_computed_is_followed", FOLLOWS),
     mutant(KeepsPlaces, "test_what_is_computed_is_followed", FOLLOWS),
-    mutant(TakesSeatsInSecret, "test_nothing_is_followed"),
+    mutant(FollowsInSecret, "test_nothing_is_followed"),
     mutant(ConcernsEverybody, "test_a_request_that_asks_for_nothing_does_not_concern_it"),
     mutant(ConcernsNobody, "test_blocked_until_the_way_is_clear"),
     mutant(TrustsTheRequest, "test_nonsense_is_taken_or_refused"),

@@ -1,0 +1,140 @@
+"""The gate that parts prefill from decode."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Verdict
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.plugins.disagg.decode import DecodeSide
+from pegboard.plugins.disagg.handshake import INSTANCE, Self
+from pegboard.plugins.disagg.link import LinkLimits
+from pegboard.plugins.disagg.messages import Facts
+from pegboard.plugins.disagg.network import NetworkLimits, ThreadedNetwork
+from pegboard.plugins.disagg.options import DisaggOptions, split_address
+from pegboard.plugins.disagg.prefill import PrefillSide
+from pegboard.plugins.disagg.reading import Reader
+from pegboard.plugins.disagg.requests import has_room
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.admission_gate import KVAccess, Seat
+    from pegboard.core.interfaces.kv_transfer import KVTransfer
+    from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.disagg.events import Network
+
+BACKLOG = 128
+
+
+class DisaggGate(AdmissionGate[DisaggOptions]):
+    """A request that names a room is computed on a prefill server and answered on a decode server.
+
+    On prefill it goes through with one token, and is held until its KV was read. On decode it waits until its KV is
+    here. Both sides and what they say to each other are in prefill.py, decode.py and messages.py.
+    """
+
+    def __init__(self, options: DisaggOptions, ctx: AdmissionGateContext, network: Network | None = None) -> None:
+        super().__init__(options, ctx)
+        kv = ctx.kv
+        if kv is None:
+            raise ConfigError("the gate `disagg` needs a KV pool, and there is none here")
+        transfer = kv.transfer()
+        self.network = network or self._connected(kv, transfer)
+        slot_bytes = [region.slot_bytes for region in kv.regions]
+        self.side: PrefillSide | DecodeSide
+        if options.role == "prefill":
+            tokens = kv.regions[0].nbytes // kv.regions[0].slot_bytes
+            self.side = PrefillSide(
+                options, self.network, transfer, clock=ctx.clock, page_size=kv.page_size, tokens=tokens
+            )
+        else:
+            self.side = DecodeSide(options, self.network, Reader(transfer, slot_bytes, options.max_bytes_in_flight))
+
+    @classmethod
+    def supports(cls, options: DisaggOptions, ctx: AdmissionGateContext) -> str | None:
+        return "there is no KV pool here that could be read or filled" if ctx.kv is None else None
+
+    def concerns(self, req: Req) -> bool:
+        if req.pooling is not None:
+            return False
+        return has_room(req) or not self.options.allow_plain
+
+    def enter(self, req: Req) -> Verdict:
+        if not has_room(req):
+            text = "this server takes requests that name a room only: bootstrap_host, bootstrap_port, bootstrap_room"
+            return Verdict.failed(text, code="room_required", param="bootstrap_room")
+        return self.side.enter(req)
+
+    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
+        return self.side.poll(blocked)
+
+    def seated(self, req: Req, seat: Seat) -> None:
+        if isinstance(self.side, PrefillSide):
+            super().seated(req, seat)
+        else:
+            self.side.seated(req, seat)
+
+    def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
+        if isinstance(self.side, DecodeSide):
+            super().computed(req, slots)
+        else:
+            self.side.computed(req, slots)
+
+    def cancel(self, req: Req) -> bool | None:
+        return self.side.cancel(req)
+
+    def finished(self, req: Req) -> bool:
+        return self.side.finished(req)
+
+    def released(self) -> Iterable[str]:
+        return self.side.released()
+
+    def drop(self, req: Req) -> None:
+        self.side.drop(req)
+
+    def stats(self) -> Mapping[str, float]:
+        """Return figures for operators, by name."""
+        return self.side.stats()
+
+    def close(self) -> None:
+        """End all connections."""
+        if isinstance(self.network, ThreadedNetwork):
+            self.network.close()
+
+    @property
+    def port(self) -> int:
+        """Where this prefill server listens; 0 where it does not."""
+        return self.network.port if isinstance(self.network, ThreadedNetwork) else 0
+
+    def _connected(self, kv: KVAccess, transfer: KVTransfer) -> ThreadedNetwork:
+        options = self.options
+        facts = Facts(
+            identity=kv.identity,
+            described=dict(kv.described),
+            engine=type(transfer).__name__,
+            slot_bytes=tuple(region.slot_bytes for region in kv.regions),
+        )
+        prefill = options.role == "prefill"
+        try:
+            secret = options.secret()
+            listening = listen(options.listen) if prefill else None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the gate `disagg`: {error}") from error
+        own = Self(options.role, secrets.token_bytes(INSTANCE), facts, transfer.describe() if prefill else b"", secret)
+        links = LinkLimits(opening=options.connect_timeout, ping=options.ping)
+        return ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at `host:port`. Raises OSError, with the address."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port or 0), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen at {address}: {error.strerror or error}") from error

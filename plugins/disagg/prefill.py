@@ -1,0 +1,390 @@
+"""The prefill side of rooms: KV is announced as it is computed, and kept until decode has it. No I/O here."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.admission_gate import GateState, Verdict
+from pegboard.plugins.disagg.events import Lost, Network, Opened, Said
+from pegboard.plugins.disagg.messages import (
+    MAX_RUNS,
+    Drop,
+    Fail,
+    FromDecode,
+    FromPrefill,
+    Gone,
+    Kept,
+    Ready,
+    RoomKey,
+    Taken,
+    Want,
+    key_of,
+)
+from pegboard.plugins.disagg.prefill_room import Claim, PrefillRoom, Question
+from pegboard.plugins.disagg.ranges import Runs
+from pegboard.plugins.disagg.requests import Malformed, asked_by, meta_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.kv_transfer import KVTransfer
+    from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.disagg.options import DisaggOptions
+
+WANT_WAITS = 60.0
+"""Seconds that a decode server's question waits for its request."""
+LOOKS = 0.05
+"""Seconds between two looks at whose time is up."""
+MAX_TAKEN = 4096
+"""Rooms that are remembered after they were taken, for a decode server that did not hear of it."""
+
+
+class PrefillSide:
+    """Requests are let through with one token, and after it they are held until decode has their KV, does not want it,
+    or is not heard of.
+    """
+
+    def __init__(
+        self,
+        options: DisaggOptions,
+        network: Network,
+        transfer: KVTransfer,
+        *,
+        clock: Clock,
+        page_size: int,
+        tokens: int,
+    ) -> None:
+        self._options, self._network, self._transfer = options, network, transfer
+        self._clock, self._page_size = clock, page_size
+        self._most_held = options.max_held_share * tokens
+        self._rooms: dict[RoomKey, PrefillRoom] = {}
+        self._keys: dict[str, RoomKey] = {}
+        self._questions: dict[RoomKey, Question] = {}
+        """Of rooms whose request has not come yet."""
+        self._taken: dict[RoomKey, tuple[Claim, int, float]] = {}
+        """Rooms that were taken: by which request, in which epoch, and until when that is remembered."""
+        self._instances: dict[int, bytes] = {}
+        """Who is at the other end of each connection."""
+        self._free: list[str] = []
+        self._lease = secrets.randbits(40) << 16
+        self._waiting: list[str] = []
+        """Rids that wait for others to be taken, in their order."""
+        self._open_tokens = 0
+        self._next_look = 0.0
+        self.counts: Counter[str] = Counter()
+
+    # ---- the gate -------------------------------------------------------------------------------------------------
+
+    def enter(self, req: Req) -> Verdict:
+        self.pump()
+        try:
+            key = asked_by(req).key
+        except Malformed as error:
+            return error.verdict()
+        if key in self._rooms:
+            text = f"the room {key} is in use by another request"
+            return Verdict.failed(text, status=409, code="room_in_use", param="bootstrap_room")
+        room = self._rooms[key] = PrefillRoom(key, req.rid, req.input_len, self._new_lease())
+        self._keys[req.rid] = key
+        self._taken.pop(key, None)
+        question = self._questions.pop(key, None)
+        if question is not None:
+            self._answer(room, question)
+        if not self._waiting and self._fits(room):
+            return self._open(room)
+        self._waiting.append(req.rid)
+        return Verdict.blocked(f"{self._open_tokens} tokens of others wait to be taken by decode servers")
+
+    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
+        self.pump()
+        asked, news = {req.rid for req in blocked}, {}
+        for rid in [rid for rid in self._waiting if rid in asked]:
+            room = self._rooms[self._keys[rid]]
+            if not self._fits(room):
+                break
+            self._waiting.remove(rid)
+            news[rid] = self._open(room)
+        return news
+
+    def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
+        self.pump()
+        room = self._room(req)
+        if room is None or room.failed:
+            return
+        known = min(int(slots.shape[0]), room.length)
+        # A page that is not full yet may go into the cache as another one; the prompt's last one stays as it is.
+        upto = known if known == room.length else known // self._page_size * self._page_size
+        told = room.slots.shape[0]
+        if upto < told or not np.array_equal(slots[:told], room.slots):
+            self._new_epoch(room)
+        if upto > room.slots.shape[0]:
+            room.slots = slots[:upto].astype(np.int32, copy=True)
+            self._transfer.allow(room.lease)
+            self._announce(room)
+
+    def cancel(self, req: Req) -> None:
+        self._end(req, "prefill_cancelled", "the request ended on the prefill server before it was computed")
+
+    def finished(self, req: Req) -> bool:
+        self.pump()
+        room = self._room(req)
+        if room is None:
+            return False
+        meta = meta_of(req)
+        if room.failed or room.unwanted or meta is None or room.slots.shape[0] < room.length:
+            self._failed_there(req)
+            return False
+        room.meta, room.ended = meta, self._clock()
+        self._announce(room)
+        return True
+
+    def released(self) -> Iterable[str]:
+        self.pump()
+        free, self._free = self._free, []
+        return free
+
+    def drop(self, req: Req) -> None:
+        self._end(req, "prefill_dropped", "the prefill server has let the KV go")
+        self._free = [rid for rid in self._free if rid != req.rid]
+
+    # ---- the network ----------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Take what the network has to say, and end what has waited for too long."""
+        for event in self._network.events():
+            if isinstance(event, Opened):
+                self._instances[event.link] = event.peer.instance
+            elif isinstance(event, Lost):
+                self._lost(event.link)
+            elif isinstance(event, Said) and isinstance(event.message, FromDecode):
+                self._hear(event.link, event.message)
+        self._expire()
+
+    def rooms(self) -> list[dict[str, object]]:
+        """Return the rooms with their states, for operators."""
+        return [
+            {"room": room.key.room, "index": room.key.answer, "state": room.state.value}
+            for room in self._rooms.values()
+        ]
+
+    def stats(self) -> Mapping[str, float]:
+        self.pump()
+        held = sum(room.ended is not None for room in self._rooms.values())
+        return {
+            "connections": len(self._instances),
+            "rooms": len(self._rooms),
+            "rooms_held": held,
+            "rooms_wanted_before_they_came": len(self._questions),
+            **{f"{name}_total": count for name, count in self.counts.items()},
+        }
+
+    def _hear(self, link: int, message: FromDecode) -> None:
+        instance = self._instances.get(link)
+        if instance is None:
+            self.counts["messages_ignored"] += 1
+        elif isinstance(message, Want):
+            self._wanted(Question(instance, message.attempt, message.length, link, self._clock()), key_of(message))
+        elif isinstance(message, Taken):
+            self._taken_by((instance, message.attempt), message, link)
+        else:
+            self._dropped((instance, message.attempt), message)
+
+    def _wanted(self, question: Question, key: RoomKey) -> None:
+        room = self._rooms.get(key)
+        standing = self._questions.get(key) if room is None else room.question
+        if standing is not None and standing.instance == question.instance and standing.attempt > question.attempt:
+            self.counts["messages_ignored"] += 1
+        elif standing is not None and standing.instance != question.instance and standing.lost is None:
+            self._say_no(key, question, 409, "room_in_use", "another decode server has asked for this room")
+        elif room is not None and room.failed:
+            self._say_no(key, question, 502, "prefill_failed", "the prefill server has no KV of this room")
+        elif room is not None:
+            self._answer(room, question)
+        elif key in self._taken:
+            # It was taken by this very request, which has not heard of it, and will say `taken` again; or by another.
+            if self._taken[key][0] != question.claim:
+                self._say_no(key, question, 409, "room_taken", "the room's KV has been taken already")
+        elif standing is None and len(self._questions) >= self._options.max_rooms:
+            self._say_no(key, question, 503, "too_many_rooms", "too many rooms are wanted whose requests have not come")
+        else:
+            self._questions[key] = question
+
+    def _answer(self, room: PrefillRoom, question: Question) -> None:
+        """Tell everything from the start: this is its first question, or it has missed some."""
+        if question.length != room.length:
+            text = f"its prompt has {room.length} tokens here, and {question.length} on the decode server"
+            self._say_no(room.key, question, 409, "prompt_differs", text)
+            self._give_up(room)
+            return
+        if room.question is not None and room.question.claim == question.claim:
+            question.since = room.question.since
+        room.question, room.sent, room.told_all, room.unwanted = question, 0, False, False
+        self._announce(room)
+
+    def _taken_by(self, claim: Claim, message: Taken, link: int) -> None:
+        key = key_of(message)
+        room = self._rooms.get(key)
+        if room is None or room.failed:
+            self._taken_again(claim, message, link)
+            return
+        if room.question is None or room.question.claim != claim:
+            self.counts["messages_ignored"] += 1
+            return
+        said = (*key, message.attempt, message.epoch)
+        if message.epoch != room.epoch or message.upto > room.sent:
+            self._network.send(link, Gone(*said))
+            return
+        self._network.send(link, Kept(*said, message.upto))
+        if message.last and message.upto == room.length and room.told_all:
+            self._taken[key] = (claim, room.epoch, self._clock() + self._options.hold)
+            while len(self._taken) > MAX_TAKEN:
+                del self._taken[next(iter(self._taken))]
+            self.counts["rooms_taken"] += 1
+            self._free.append(room.rid)
+            self._forget(room)
+
+    def _taken_again(self, claim: Claim, message: Taken, link: int) -> None:
+        """Confirm again: what was taken before it was let go was valid, however often that is said."""
+        known = self._taken.get(key_of(message))
+        if known is not None and known[:2] == (claim, message.epoch):
+            said = (message.room, message.index, message.attempt, message.epoch)
+            self._network.send(link, Kept(*said, message.upto))
+        else:
+            self.counts["messages_ignored"] += 1
+
+    def _dropped(self, claim: Claim, message: Drop) -> None:
+        key = key_of(message)
+        room, question = self._rooms.get(key), self._questions.get(key)
+        if question is not None and question.claim == claim:
+            del self._questions[key]
+        elif room is not None and room.question is not None and room.question.claim == claim:
+            self.counts["rooms_dropped"] += 1
+            if room.ended is not None:
+                self._give_up(room)
+            else:
+                room.question, room.unwanted = None, True
+        else:
+            self.counts["messages_ignored"] += 1
+
+    def _lost(self, link: int) -> None:
+        now = self._clock()
+        self._instances.pop(link, None)
+        standing = [room.question for room in self._rooms.values() if room.question is not None]
+        for question in [*standing, *self._questions.values()]:
+            if question.link == link and question.lost is None:
+                question.lost = now
+
+    # ---- rooms ----------------------------------------------------------------------------------------------------
+
+    def _fits(self, room: PrefillRoom) -> bool:
+        """Return whether there is room for its KV. One goes whatever its length."""
+        return not self._open_tokens or self._open_tokens + room.length <= self._most_held
+
+    def _open(self, room: PrefillRoom) -> Verdict:
+        self._open_tokens += room.length
+        room.open = True
+        return Verdict(GateState.OPEN, max_new_tokens=1)
+
+    def _announce(self, room: PrefillRoom) -> None:
+        """Tell what has not been told, in as many messages as it takes."""
+        question = room.question
+        if question is None or question.lost is not None or room.failed:
+            return
+        upto, meta = int(room.slots.shape[0]), room.meta
+        while room.sent < upto or (meta is not None and not room.told_all):
+            start = room.sent
+            runs = Runs.of(room.slots[start : start + MAX_RUNS])
+            room.sent = min(upto, start + MAX_RUNS)
+            last = meta if room.sent == upto else None
+            room.told_all = last is not None
+            ready = Ready(*room.key, question.attempt, room.epoch, room.lease, start, room.sent, runs.packed(), last)
+            self._network.send(question.link, ready)
+
+    def _new_epoch(self, room: PrefillRoom) -> None:
+        """Take back what was announced: it is not there any more."""
+        self._transfer.revoke(room.lease)
+        if room.sent:
+            self._tell(room, Gone(*room.key, self._attempt(room), room.epoch))
+        self.counts["epochs_ended"] += 1
+        room.epoch, room.lease = room.epoch + 1, self._new_lease()
+        room.slots, room.sent, room.told_all = room.slots[:0].copy(), 0, False
+
+    def _give_up(self, room: PrefillRoom) -> None:
+        """Its KV is not wanted, or not there. A request that still runs answers as ever, and is not held then."""
+        self._transfer.revoke(room.lease)
+        room.failed, room.question, room.slots = True, None, room.slots[:0].copy()
+        if room.ended is not None:
+            self._free.append(room.rid)
+            self._forget(room)
+
+    def _end(self, req: Req, code: str, reason: str, status: int = 502) -> None:
+        room = self._room(req)
+        if room is not None:
+            self._tell(room, Fail(*room.key, self._attempt(room), status, code, reason))
+            self._transfer.revoke(room.lease)
+            self._forget(room)
+
+    def _failed_there(self, req: Req) -> None:
+        reason = req.output.finish_reason
+        if reason is None or not reason.status:
+            self._end(req, "prefill_failed", "the prefill server has ended the request without a token")
+        else:
+            self._end(req, reason.code or "prefill_failed", reason.message, reason.status)
+
+    def _forget(self, room: PrefillRoom) -> None:
+        self._transfer.revoke(room.lease)
+        if self._rooms.get(room.key) is room:
+            del self._rooms[room.key]
+        self._keys.pop(room.rid, None)
+        if room.open:
+            self._open_tokens -= room.length
+        else:
+            self._waiting = [rid for rid in self._waiting if rid != room.rid]
+
+    def _expire(self) -> None:
+        now, options = self._clock(), self._options
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOKS
+        for key, question in list(self._questions.items()):
+            if question.lost is not None and now - question.lost >= options.grace:
+                del self._questions[key]
+            elif now - question.since >= WANT_WAITS:
+                del self._questions[key]
+                self._say_no(key, question, 504, "no_request", "the prefill server was not sent this room's request")
+        for room in list(self._rooms.values()):
+            asked = room.question
+            if asked is not None and asked.lost is not None and now - asked.lost >= options.grace:
+                self.counts["rooms_lost"] += 1
+                self._give_up(room)
+            elif room.ended is not None and now - max(room.ended, asked.since if asked else 0.0) >= options.hold:
+                self.counts["leases_ended"] += 1
+                self._tell(room, Fail(*room.key, self._attempt(room), 504, "lease_ended", "it was not taken in time"))
+                self._give_up(room)
+        while self._taken and next(iter(self._taken.values()))[2] <= now:
+            del self._taken[next(iter(self._taken))]
+
+    def _say_no(self, key: RoomKey, question: Question, status: int, code: str, text: str) -> None:
+        self.counts["rooms_refused"] += 1
+        self._network.send(question.link, Fail(*key, question.attempt, status, code, text))
+
+    def _tell(self, room: PrefillRoom, message: FromPrefill) -> None:
+        if room.question is not None:
+            self._network.send(room.question.link, message)
+
+    def _attempt(self, room: PrefillRoom) -> int:
+        return 0 if room.question is None else room.question.attempt
+
+    def _room(self, req: Req) -> PrefillRoom | None:
+        key = self._keys.get(req.rid)
+        return None if key is None else self._rooms[key]
+
+    def _new_lease(self) -> int:
+        self._lease += 1
+        return self._lease

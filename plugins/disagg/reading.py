@@ -1,0 +1,188 @@
+"""Reads of rooms: what is announced is brought into seats, in the order in which it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.kv_transfer import TransferState
+from pegboard.plugins.disagg.decode_room import DecodeRoom, Piece
+from pegboard.plugins.disagg.ranges import ranges_of
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.kv_transfer import KVTransfer
+
+AT_ONCE = 2
+"""Reads of one room that are under way at most."""
+PARTS = 4
+"""A read takes this part of all bytes that may be under way at most."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A read under way; `room` is None once it was abandoned."""
+
+    room: DecodeRoom | None
+    peer: str
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """How a prefill server is read from. `anew`: a read of it has failed, so it is connected to again."""
+
+    host: str
+    description: bytes
+    reads: int = 0
+    anew: bool = False
+
+
+class Reader:
+    """The transfer engine, with what is under way."""
+
+    def __init__(self, transfer: KVTransfer, slot_bytes: Sequence[int], most_bytes: int) -> None:
+        self._transfer = transfer
+        self._slot_bytes = tuple(slot_bytes)
+        self._token_bytes = sum(slot_bytes)
+        self._most_bytes = most_bytes
+        self._reads: dict[int, _Read] = {}
+        self._sources: dict[str, _Source] = {}
+        self._unsafe: dict[str, set[int]] = {}
+        """Reads that may still write to seats whose requests are gone, by rid."""
+        self._safe: list[str] = []
+        self.bytes_begun = 0
+
+    @property
+    def quarantined(self) -> int:
+        """Seats that are out of use because they may still be written to."""
+        return len(self._unsafe)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._reads)
+
+    # ---- sources --------------------------------------------------------------------------------------------------
+
+    def meet(self, instance: bytes, host: str, description: bytes) -> None:
+        """Get to know a prefill server. Raises TransferError for a description that is not one."""
+        peer = instance.hex()
+        if peer not in self._sources:
+            self._transfer.connect(peer, host, description)
+            self._sources[peer] = _Source(host, description)
+
+    def keep(self, instances: Iterable[bytes]) -> None:
+        """Forget all prefill servers but these: they run no more."""
+        named = {instance.hex() for instance in instances}
+        for peer in [peer for peer in self._sources if peer not in named]:
+            del self._sources[peer]
+            self._transfer.disconnect(peer)
+
+    # ---- reads ----------------------------------------------------------------------------------------------------
+
+    def begin(self, rooms: Iterable[DecodeRoom]) -> None:
+        """Begin what can be read now. Raises TransferError, and ValueError, where the engine refuses."""
+        for room in rooms:
+            while self._may_begin(room) and self._fits(room):
+                self._read(room)
+
+    def _may_begin(self, room: DecodeRoom) -> bool:
+        if room.seat is None or room.stale or room.void or room.failure is not None:
+            return False
+        under_way = sum(piece.handle is not None for piece in room.pieces)
+        return under_way < AT_ONCE and room.begun < room.source.shape[0]
+
+    def _fits(self, room: DecodeRoom) -> bool:
+        used = sum(read.nbytes for read in self._reads.values() if read.room is not None)
+        return not used or used + self._size(room) * self._token_bytes <= self._most_bytes
+
+    def _size(self, room: DecodeRoom) -> int:
+        most = max(1, self._most_bytes // PARTS // self._token_bytes)
+        return min(int(room.source.shape[0]) - room.begun, most)
+
+    def _read(self, room: DecodeRoom) -> None:
+        assert room.seat is not None
+        start, stop = room.begun, room.begun + self._size(room)
+        peer = room.instance.hex()
+        source = self._source(peer)
+        here = ranges_of(room.seat.slots[start:stop], self._slot_bytes)
+        there = ranges_of(room.source[start:stop], self._slot_bytes)
+        handle = self._transfer.read(peer, room.lease, there, here)
+        source.reads += 1
+        self._reads[handle] = _Read(room, peer, here.total)
+        self.bytes_begun += here.total
+        room.pieces.append(Piece(start, stop, handle))
+        room.begun = stop
+
+    def _source(self, peer: str) -> _Source:
+        source = self._sources[peer]
+        if source.anew and not source.reads:
+            self._transfer.disconnect(peer)
+            self._transfer.connect(peer, source.host, source.description)
+            source.anew = False
+        return source
+
+    def abandon(self, room: DecodeRoom) -> None:
+        """Let go of everything that is being read for a room. Its seat is written to until it has no handles."""
+        room.set_back()
+        for handle in room.stale:
+            read = self._reads[handle]
+            if read.room is not None:
+                read.room = None
+                self._transfer.abandon(handle)
+
+    def poll(self, rooms: Iterable[DecodeRoom]) -> list[tuple[DecodeRoom, str]]:
+        """Take the ends of reads. Return the rooms that one has failed for, with the reason."""
+        failed = []
+        for handle, state, reason in self._transfer.poll():
+            read = self._reads.pop(handle, None)
+            if read is None:
+                continue
+            source = self._sources.get(read.peer)
+            if source is not None:
+                source.reads -= 1
+                source.anew |= state is TransferState.FAILED
+            if read.room is None:
+                self._ended(handle, rooms)
+            elif self._landed(read.room, handle, state):
+                failed.append((read.room, reason))
+        return failed
+
+    def _landed(self, room: DecodeRoom, handle: int, state: TransferState) -> bool:
+        """Note the end of a read that counts. Return whether it has failed."""
+        piece = next(piece for piece in room.pieces if piece.handle == handle)
+        piece.handle = None
+        if state is TransferState.DONE:
+            return False
+        room.pieces = [one for one in room.pieces if one is not piece]
+        room.begun = min(room.begun, piece.start)
+        return True
+
+    def _ended(self, handle: int, rooms: Iterable[DecodeRoom]) -> None:
+        for room in rooms:
+            room.stale.discard(handle)
+        for rid, handles in list(self._unsafe.items()):
+            handles.discard(handle)
+            if not handles:
+                del self._unsafe[rid]
+                self._safe.append(rid)
+
+    # ---- quarantine -----------------------------------------------------------------------------------------------
+
+    def leave(self, room: DecodeRoom) -> bool:
+        """Let go of a room whose request is gone. Return whether its seat may still be written to: `safe` tells then
+        when it is not any more.
+        """
+        self.abandon(room)
+        if room.handles:
+            self._unsafe[room.rid] = set(room.handles)
+        return bool(room.handles)
+
+    def safe(self) -> list[str]:
+        """Return the rids whose seats are written to no more, once."""
+        safe, self._safe = self._safe, []
+        return safe
+
+    def forget(self, rid: str) -> None:
+        self._unsafe.pop(rid, None)
+        self._safe = [one for one in self._safe if one != rid]

@@ -52,7 +52,7 @@ class Summary:
     """Tokens from the storage after each restart."""
     files: int = 0
     torn: int = 0
-    """Files that were found to be damaged."""
+    """Files of blocks that were shorter than others after a kill, or were damaged when a server read them."""
     temporaries: int = 0
     """Files that were half written at a kill, and gone after the next start."""
 
@@ -87,14 +87,16 @@ class Clients:
 
     def _talk(self, chance: random.Random) -> None:
         with httpx.Client(base_url=self._address, timeout=PATIENCE) as client:
+            salt = self._salt
             while not self.ending:
                 for turn in chance.choice(self._talks):
-                    if not self._one(client, turn):
+                    if not self._one(client, turn, salt):
                         return
+                salt = f"{self._salt} {chance.random()}"  # so that there is always something new to write
 
-    def _one(self, client: httpx.Client, turn: Turn) -> bool:
+    def _one(self, client: httpx.Client, turn: Turn, salt: str) -> bool:
         try:
-            ask(client, turn, self._salt)
+            ask(client, turn, salt)
         except (httpx.HTTPError, AssertionError) as error:
             with self._lock:
                 if isinstance(error, httpx.HTTPError) and self._killed():
@@ -197,7 +199,9 @@ def one_round(number: int, world: World, folder: Path, seed: int, summary: Summa
     summary.rounds += 1
     summary.requests += clients.answered
     summary.cut_off += clients.cut_off
-    summary.files = len(files_in(folder)) - len(temporaries(folder))
+    sizes = [path.stat().st_size for path in files_in(folder, "[!.]*")]
+    summary.files = len(sizes)
+    summary.torn += sum(size < max(sizes) for size in sizes)
     summary.temporaries += len(left)
 
 

@@ -117,6 +117,8 @@ class Engine:
         """Media of requests under way, whose files they need."""
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
+        self._ended: set[str] = set()
+        """Of these the last word has been said. What a gate still holds of them is not their reader's to give up."""
         self._stopped: Exception | None = None
         """What the scheduler raised: which memory belongs to which request is not known any more."""
         self._polled: dict[str, OutputState] = {}
@@ -334,6 +336,8 @@ class Engine:
         for output in outputs:
             if output.rid in self._mail:
                 self._mail[output.rid].append(output)
+                if output.finish_reason is not None:
+                    self._ended.add(output.rid)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[Scheduler]:
@@ -349,12 +353,14 @@ class Engine:
         """Their reader has gone: abort those that have not ended."""
         for rid in rids:
             self._mail.pop(rid, None)
+        running = [rid for rid in rids if rid not in self._ended]
+        self._ended.difference_update(rids)
         if self._stopped is not None:
             self._drop_files(rids)
         if self._built is None or self._stopped is not None:
             return
         with self._watched() as scheduler:
-            scheduler.receive([AbortRequest(rid=rid) for rid in rids])
+            scheduler.receive([AbortRequest(rid=rid) for rid in running])
         self._drop_files(rids)
         if not self._mail:
             # Nothing is left to run; the scheduler only says its last words.

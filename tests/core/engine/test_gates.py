@@ -11,7 +11,9 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard_drills.gate import DrillGate
 
 
@@ -66,3 +68,21 @@ def test_other_gates_have_nothing_to_do_with_the_pool(model: Path) -> None:
 def test_the_gate_that_brings_kv_comes_last(model: Path) -> None:
     with pytest.raises(ConfigError, match="'drill' brings KV, so it comes last; put session before it"):
         Engine.from_config(config(model, "drill", "session"))
+
+
+def test_readers_do_not_give_up_what_a_gate_holds(model: Path) -> None:
+    """An answer that was read to its end is over; one that was not is aborted, and then nothing is held."""
+    sampling = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    with Engine.from_config(config(model, {"use": "drill", "hold": 60.0})) as engine:
+        engine.generate([[3, 4, 5]], sampling)
+        assert engine.stats()["held_requests"] == 1
+        list(engine.stream([3, 4, 5], sampling))
+        assert engine.stats()["held_requests"] == 2
+        engine.submit(GenerateRequest(prompt=[3, 4, 5], sampling=sampling))
+        while not any(chunk.finish_reason for chunk in engine.poll()):
+            pass
+        assert engine.stats()["held_requests"] == 3
+        left = engine.submit(GenerateRequest(prompt=[3, 4, 5], sampling=sampling))
+        engine.poll()
+        engine.abort(left)
+        assert engine.stats()["held_requests"] == 3

@@ -124,8 +124,9 @@ class PrefillSide:
         if upto < told or not np.array_equal(slots[:told], room.slots):
             self._new_epoch(room)
         if upto > room.slots.shape[0]:
+            if not room.slots.shape[0]:
+                self._transfer.allow(room.lease)
             room.slots = slots[:upto].astype(np.int32, copy=True)
-            self._transfer.allow(room.lease)
             self._announce(room)
 
     def cancel(self, req: Req) -> None:

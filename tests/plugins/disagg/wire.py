@@ -90,6 +90,7 @@ class VirtualTransfer(KVTransfer[NoOptions]):
         return b"virtual"
 
     def allow(self, lease: int) -> None:
+        assert lease not in self.leases, "a lease is given once"
         self.leases.add(lease)
 
     def revoke(self, lease: int) -> None:

@@ -35,12 +35,10 @@ class Pair:
     def ask(self, requests: Sequence[GenerateRequest]) -> tuple[list[GenerateOutput], list[GenerateOutput]]:
         """Post all of them to both engines. Return decode's answers and prefill's, in the requests' order."""
         rooms = [msgspec.structs.replace(one, params={**one.params, **self.said()}) for one in requests]
-        outputs = [{self._submit(engine, one): GenerateOutput(one.rid or "") for one in rooms} for engine in self.both]
+        outputs = [{engine.submit(one): GenerateOutput(one.rid or "") for one in rooms} for engine in self.both]
         until = time.monotonic() + PATIENCE
         while not all(one.finish_reason for found in outputs for one in found.values()):
-            assert time.monotonic() < until, (
-                f"no end: {self.decode.stats()['gate_stats']}, {self.prefill.stats()['gate_stats']}"
-            )
+            assert time.monotonic() < until, [engine.stats()["gate_stats"] for engine in self.both]
             for engine, found in zip(self.both, outputs, strict=True):
                 if all(one.finish_reason for one in found.values()):
                     engine.built.scheduler.step()  # an engine without requests does not step by itself
@@ -74,9 +72,6 @@ class Pair:
     @property
     def both(self) -> tuple[Engine, Engine]:
         return self.prefill, self.decode
-
-    def _submit(self, engine: Engine, request: GenerateRequest) -> str:
-        return engine.submit(request)
 
 
 @contextlib.contextmanager

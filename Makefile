@@ -85,7 +85,7 @@ clients: $(STAMP)
 	@$(PIP) install $(UV)
 	$(BIN)/python -m tests.e2e.third_party_clients.install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 900 \
-	  tests/e2e/test_third_party_clients.py tests/e2e/test_router.py $(PYTEST_ARGS)
+	  tests/e2e/test_third_party_clients.py tests/e2e/test_router.py tests/e2e/test_router_pairs.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

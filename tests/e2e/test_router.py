@@ -59,19 +59,28 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def routing(workers: list[Served], log: Path) -> Iterator[str]:
-    """A router's address, once it has all workers."""
+def routing(
+    workers: list[Served], log: Path, *, policy: str = "round_robin", prefill: tuple[Served, int] | None = None
+) -> Iterator[str]:
+    """A router's address, once it has all workers. With a `prefill` server and its bootstrap port, the workers write
+    the answers to what that one computes.
+    """
     port, metrics = free_ports(2)
     command = [str(PYTHON), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
-    command += ["--worker-startup-check-interval", "1", "--policy", "round_robin", "--api-key", KEY]
+    command += ["--worker-startup-check-interval", "1", "--policy", policy, "--api-key", KEY]
     command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
-    command += ["--worker-urls", *(one.address for one in workers)]
+    if prefill is None:
+        command += ["--worker-urls", *(one.address for one in workers)]
+    else:
+        command += ["--pd-disaggregation", "--disable-retries", "--disable-circuit-breaker"]
+        command += ["--prefill", prefill[0].address, str(prefill[1])]
+        command += [word for one in workers for word in ("--decode", one.address)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     address = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(address, len(workers), process, log)
+        _wait_for(address, len(workers) + (prefill is not None), process, log)
         yield address
     finally:
         process.terminate()

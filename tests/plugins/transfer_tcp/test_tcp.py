@@ -85,7 +85,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """Receive so many bytes, or fewer where the other end closes: MSG_WAITALL does not wait where there are timeouts."""
+    """Receive so many bytes, or fewer where the other end closes (MSG_WAITALL minds no timeouts)."""
     found = b""
     while len(found) < count and (more := connection.recv(count - len(found))):
         found += more

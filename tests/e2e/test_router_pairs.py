@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 MESSAGES = [{"role": "user", "content": "Tell me of the sea, please."}]
-GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
-PLAIN = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+PLAIN: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
 IDLE = ("held_requests", "seated_requests", "quarantined_tokens", "blocked_requests", "running_requests")
 
 

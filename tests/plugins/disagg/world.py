@@ -330,10 +330,12 @@ class World:
 
     # ---- what clients do ------------------------------------------------------------------------------------------
 
-    def post(self, length: int, where: str = "both", *, room: int | None = None, alike: bool = True) -> None:
+    def post(
+        self, length: int, where: str = "both", *, room: int | None = None, seed: int = 0, alike: bool = True
+    ) -> None:
         """Post a prompt to both servers, or to one of them only."""
         room = next(self.rooms) if room is None else room
-        seed = next(self.instances)
+        seed = seed or next(self.instances)
         said = {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": room}
         ids = np.arange(length, dtype=np.int64) % 5 + 10 * seed
         for server in self.servers:

@@ -1,0 +1,302 @@
+"""What the gate says to requests, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pegboard.conformance.admission_gate import gated_request
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext, GateState, Verdict
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.kv_transfer import TransferState
+from pegboard.core.interfaces.req import ReqPooling
+from pegboard.plugins.disagg.gate import DisaggGate, listen
+from pegboard.plugins.disagg.options import DisaggOptions
+from tests.plugins.disagg.world import ADDRESS, Setup, World
+
+SAID = {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": 2**63 - 1}
+
+
+def entered(role: str, said: Mapping[str, Any] | None, **options: Any) -> Verdict | None:
+    """Return what a gate says; None where it is not concerned."""
+    kv = World().server(role).made.ctx.kv
+    world = World()
+    end = world.server(role).end
+    gate = DisaggGate(DisaggOptions(role=role, **options), AdmissionGateContext(world.clock, kv=kv), end)
+    req = gated_request({} if said is None else {"disagg": said})
+    return gate.enter(req) if gate.concerns(req) else None
+
+
+def failed(verdict: Verdict | None) -> tuple[int, str, str]:
+    assert verdict is not None
+    assert verdict.state is GateState.FAILED, verdict
+    return verdict.status, verdict.code, verdict.param
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bootstrap_room", -1),
+        ("bootstrap_room", 2**63),
+        ("bootstrap_room", True),
+        ("bootstrap_room", "7"),
+        ("bootstrap_room", None),
+        ("bootstrap_port", 0),
+        ("bootstrap_port", 65536),
+        ("bootstrap_host", ""),
+        ("bootstrap_host", "x" * 256),
+        ("bootstrap_host", "a\nb"),
+        ("bootstrap_host", 3),
+        ("index", -1),
+        ("index", 1.5),
+    ],
+)
+def test_malformed_fields(role: str, field: str, value: object) -> None:
+    assert failed(entered(role, {**SAID, field: value})) == (400, "invalid_bootstrap", field)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_without_a_room(role: str) -> None:
+    nothing = {"bootstrap_host": None, "bootstrap_port": None, "bootstrap_room": None}
+    for said in (None, nothing, {"index": 1}):
+        assert entered(role, said) is None
+        assert failed(entered(role, said, allow_plain=False)) == (400, "room_required", "bootstrap_room")
+
+
+def test_what_decode_may_connect_to() -> None:
+    for host in ("10.0.0.1", "127.0.0.1.evil.example", "169.254.169.254", "LOCALHOST.evil"):
+        assert failed(entered("decode", {**SAID, "bootstrap_host": host}))[1] == "peer_not_allowed"
+    allowed = {"peers": ("127.0.0.1:7000", "Localhost", "::1")}
+    for host, port, right in [
+        ("127.0.0.1", 7000, True),
+        ("127.0.0.1", 7001, False),
+        ("localhost", 1, True),
+        ("::1", 9, True),
+    ]:
+        verdict = entered("decode", {**SAID, "bootstrap_host": host, "bootstrap_port": port}, **allowed)
+        assert verdict is not None
+        assert (verdict.state is GateState.BLOCKED) is right
+    assert failed(entered("decode", {"bootstrap_room": 1})) == (400, "invalid_bootstrap", "bootstrap_host")
+
+
+def test_embeddings_are_plain() -> None:
+    gate = World().prefill.made
+    assert not gate.concerns(gated_request({"disagg": SAID}, pooling=ReqPooling()))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_room_in_use(role: str) -> None:
+    gate = World().server(role).made
+    first = gated_request({"disagg": SAID})
+    gate.enter(first)
+    assert failed(gate.enter(gated_request({"disagg": SAID}))) == (409, "room_in_use", "bootstrap_room")
+    assert gate.enter(gated_request({"disagg": {**SAID, "index": 1}})).state is not GateState.FAILED
+    gate.cancel(first)
+    assert gate.enter(gated_request({"disagg": SAID})).state is not GateState.FAILED
+
+
+# ---- what happens to rooms -------------------------------------------------------------------------------------------
+
+
+def run(world: World, turns: int = 20, wait: float = 0.1) -> None:
+    for _ in range(turns):
+        world.work()
+        world.end_read(0, True)
+        world.wait(wait)
+        world.check()
+
+
+def ends(world: World, role: str) -> list[str]:
+    return list(world.answers[role].values())
+
+
+def test_a_question_before_its_request() -> None:
+    world = World()
+    world.post(20, "decode", room=7, seed=3)
+    run(world)
+    world.post(20, "prefill", room=7, seed=3)
+    run(world)
+    assert (ends(world, "prefill"), ends(world, "decode")) == (["length"], ["length"])
+    world.check_settled()
+
+
+def test_a_request_that_comes_to_prefill_alone_is_answered_and_let_go() -> None:
+    world = World()
+    world.post(20, "prefill")
+    run(world)
+    assert ends(world, "prefill") == ["length"]
+    assert world.prefill.left
+    run(world, 40, 1.0)
+    world.check_settled()
+
+
+def test_a_request_that_comes_to_decode_alone_has_a_minute() -> None:
+    world = World()
+    world.post(20, "decode")
+    run(world, 56, 1.0)
+    assert ends(world, "decode") == []
+    run(world, 10, 1.0)
+    assert ends(world, "decode") in (["gate_timeout"], ["no_request"])
+    world.check_settled()
+
+
+def test_another_prompt_on_the_other_side() -> None:
+    world = World()
+    world.post(20, alike=False)
+    run(world)
+    assert ends(world, "decode") == ["prompt_differs"]
+    world.check_settled()
+
+
+@pytest.mark.parametrize(("on_loss", "end"), [("fail", "prefill_unreachable"), ("compute", "length")])
+def test_no_prefill_server(on_loss: str, end: str) -> None:
+    world = World(Setup(on_loss=on_loss))
+    world.up = False
+    world.post(20, "decode")
+    run(world)
+    assert ends(world, "decode") == [end]
+
+
+@pytest.mark.parametrize(("on_loss", "end"), [("fail", "prefill_lost"), ("compute", "length")])
+def test_prefill_starts_anew_while_it_is_read_from(on_loss: str, end: str) -> None:
+    world = World(Setup(on_loss=on_loss))
+    world.post(20)
+    for _ in range(8):
+        world.work()
+    assert world.reads()
+    world.kill("prefill")
+    for _ in range(4):
+        world.work()
+    if on_loss == "compute":
+        assert ends(world, "decode") == [], "its seat may still be written to"
+    world.decode.transfer.end(world.reads()[0], TransferState.GONE)
+    run(world)
+    assert ends(world, "decode") == [end]
+    world.check_settled()
+
+
+def test_a_read_that_never_ends_keeps_its_seat() -> None:
+    """As of a stopped peer: the request is answered in time, and its pages are not given away."""
+    world = World()
+    world.post(20)
+    for _ in range(8):
+        world.work()
+    read = world.reads()[0]
+    for _ in range(70):
+        world.work()
+        world.wait(1.0)
+    assert ends(world, "decode") != []
+    assert world.decode.made.stats()["seats_quarantined"] == 1
+    assert any(world.decode.pages.values())
+    world.decode.transfer.end(read, TransferState.GONE)
+    run(world)
+    world.check_settled()
+
+
+def test_a_decode_server_that_is_gone_costs_prefill_five_seconds() -> None:
+    world = World()
+    world.post(20)
+    for _ in range(8):
+        world.work()
+    world.kill("decode")
+    for _ in range(3):
+        world.work()
+        world.wait(1.0)
+    assert world.prefill.left, "it may come back"
+    for _ in range(4):
+        world.work()
+        world.wait(1.0)
+    world.check_settled()
+
+
+def test_a_lost_connection_costs_nothing() -> None:
+    """What was missed is told again, and nothing is read twice."""
+    world = World()
+    world.post(20)
+    for turn in range(30):
+        world.work()
+        if turn % 4 == 3:
+            world.lose(turn // 2)
+            world.wait(1.0)
+        world.end_read(0, True)
+    assert ends(world, "decode") == ["length"]
+    assert world.decode.made.stats()["bytes_read_total"] == 20 * 12
+    world.check_settled()
+
+
+def test_what_is_cached_is_not_read() -> None:
+    world = World()
+    world.decode.cached = 15
+    world.post(20)
+    run(world)
+    assert ends(world, "decode") == ["length"]
+    assert world.decode.made.stats()["bytes_read_total"] == 5 * 12
+
+
+def test_prefill_holds_no_more_than_its_share() -> None:
+    """Decode is away: what it does not take leaves room for others, and comes to an end."""
+    world = World(Setup(share=0.5))
+    for _ in range(6):
+        world.post(20, "prefill")
+    held = []
+    for _ in range(200):
+        world.work()
+        world.wait(0.5)
+        held.append(20 - len(world.prefill.free))
+    assert 0 < max(held) <= 11
+    assert len(ends(world, "prefill")) == 6
+    world.check_settled()
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"role": "prefill", "listen": "0.0.0.0:8998"},
+        {"role": "decode", "peers": ("10.0.0.1",)},
+        {"role": "decode", "peers": ("localhost", "prefill-1:8998")},
+        {"listen": "8998"},
+        {"listen": "host:port"},
+        {"listen": "host:99999"},
+        {"peers": ("host:99999",)},
+        {"role": "both"},
+        {"max_held_share": 0.0},
+        {"hold": 0.0},
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        DisaggOptions.model_validate(options)
+
+
+def test_off_loopback_with_a_secret(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    for options in ({"listen": "0.0.0.0:8998"}, {"role": "decode", "peers": ("10.0.0.1:8998",)}):
+        made = DisaggOptions.model_validate({**options, "secret_file": file})
+        file.write_text("sixteen bytes ok\n")
+        assert made.secret() == b"sixteen bytes ok"
+        file.write_text("short")
+        with pytest.raises(ValueError, match="at least 16"):
+            made.secret()
+
+
+def test_a_port_that_is_taken() -> None:
+    with listen("127.0.0.1:0") as taken:
+        kv = World().prefill.made.ctx.kv
+        options = DisaggOptions(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="cannot listen at"):
+            DisaggGate(options, AdmissionGateContext(kv=kv))
+
+
+def test_without_a_pool() -> None:
+    assert "no KV pool" in str(DisaggGate.supports(DisaggOptions(), AdmissionGateContext()))

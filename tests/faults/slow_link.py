@@ -27,7 +27,7 @@ class SlowLink:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listening.getsockname()[1]}"
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for one in self._ends:

@@ -7,6 +7,7 @@ Kills of the whole server are in tiers_kill.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -32,6 +33,8 @@ from tests.faults.tiers import VOCAB, Scene, World, answered, config, in_time, s
 from tests.plugins.storage_files.disks import mounted
 from tests.plugins.storage_redis.fake_server import FakeRedis
 from tests.plugins.storage_redis.real_server import RealRedis
+
+logger = logging.getLogger(__name__)
 
 RUBBISH = "rubbish"
 """A file that fills a disk."""
@@ -215,14 +218,32 @@ def test_a_disk_that_becomes_read_only(world: World, tmp_path: Path) -> None:
 # ---- Redis -----------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def fake() -> Iterator[FakeRedis]:
+    server = FakeRedis()
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+@contextlib.contextmanager
+def real(folder: Path, *options: str) -> Iterator[RealRedis]:
+    folder.mkdir()
+    server = RealRedis(folder, *options)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
 MORE = [pytest.param(one, marks=pytest.mark.full, id=name) for name, one in (("OK", b"+OK\r\n"), ("zeros", bytes(64)))]
 
 
 @pytest.mark.parametrize("rubbish", [pytest.param(b"", id="nothing"), *MORE])
 def test_redis_that_answers_nothing_or_rubbish(world: World, rubbish: bytes) -> None:
     def play(_: int) -> float:
-        server = FakeRedis()
-        with scene(world, {"use": "redis", "url": server.url}) as one:
+        with fake() as server, scene(world, {"use": "redis", "url": server.url}) as one:
             works(one)
             one.flush()
             server.rubbish = rubbish
@@ -234,7 +255,6 @@ def test_redis_that_answers_nothing_or_rubbish(world: World, rubbish: bytes) -> 
             server.going.set()
             settle(one.engine)
             assert rubbish == b"" or is_left_alone(one, "redis")
-        server.end()
         return one.late
 
     in_time(play)
@@ -256,10 +276,7 @@ def test_redis_itself_goes(world: World, tmp_path: Path, harm: Harm) -> None:
     """In the middle of a conversation. Soon it is left alone, and when it is there again nothing is asked of it yet."""
 
     def play(number: int) -> float:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        server = RealRedis(folder)
-        with scene(world, {"use": "redis", "url": server.url}) as one:
+        with real(tmp_path / str(number)) as server, scene(world, {"use": "redis", "url": server.url}) as one:
             works(one)
             one.flush()
             steps = iter(range(10**9))
@@ -273,7 +290,6 @@ def test_redis_itself_goes(world: World, tmp_path: Path, harm: Harm) -> None:
             one.flush()
             one.say(0, 1, 2)
             assert one.from_storage == found
-        server.end()
         return one.late
 
     in_time(play)
@@ -284,10 +300,8 @@ def test_redis_itself_is_full(world: World, tmp_path: Path) -> None:
     """It keeps what it has, and that is found; what it does not take is no failure."""
 
     def play(number: int) -> float:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        server = RealRedis(folder, "--save", "", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-        with scene(world, {"use": "redis", "url": server.url}) as one:
+        small = real(tmp_path / str(number), "--save", "", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+        with small as server, scene(world, {"use": "redis", "url": server.url}) as one:
             works(one)
             for _ in range(2):
                 one.flush()
@@ -295,7 +309,6 @@ def test_redis_itself_is_full(world: World, tmp_path: Path) -> None:
             settle(one.engine)
             assert storage_of(one).stats()["dropped"] > 0
             assert one.tells("redis_failures_total") == 0
-        server.end()
         return one.late
 
     in_time(play)
@@ -306,19 +319,17 @@ def test_a_store_of_a_megabyte_per_second(world: World, tmp_path: Path) -> None:
     """To load from it takes many times longer than to compute; what is written goes through it, too."""
 
     def play(number: int) -> float:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        server = RealRedis(folder)
-        link = SlowLink(str(server.socket))
-        with scene(world, {"use": "redis", "url": link.url}) as one:
+        with (
+            real(tmp_path / str(number)) as server,
+            contextlib.closing(SlowLink(str(server.socket))) as link,
+            scene(world, {"use": "redis", "url": link.url}) as one,
+        ):
             works(one)
             link.rate = 1e6
             for _ in range(2):
                 one.flush()
                 one.say(0, 1, 2)
             link.rate = 0.0
-        link.end()
-        server.end()
         return one.late
 
     in_time(play)
@@ -344,12 +355,7 @@ def ratio_to_none(broken: Engine, without: Engine, runs: int = 11) -> float:
 
 
 @pytest.mark.full
-def test_what_is_left_alone_costs_nothing(
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_what_is_left_alone_costs_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked no more, but for a probe each half minute; prompts are computed as soon as without a storage."""
     calls: list[float] = []
 
@@ -372,5 +378,5 @@ def test_what_is_left_alone_costs_nothing(
             ratios.append(ratio_to_none(one.engine, without))
         one.say(0, 1, 2)
         assert len(calls) - asked <= (time.monotonic() - last) / REST_SECONDS
-        record_property("against an engine without storage", ratios)
+        logger.info("against an engine without storage: %s", ratios)
         assert min(ratios) <= MOST, f"it takes {ratios} times as long"

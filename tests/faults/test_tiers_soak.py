@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from tests.faults.tiers import GREEDY, POOL, Turn, World, answered, config, settle, tiers
+
+logger = logging.getLogger(__name__)
 
 TOGETHER = 6
 """Requests under way at once, at most."""
@@ -112,14 +115,12 @@ class Soak:
         pytest.param(1000, "best_effort", "write_back", marks=pytest.mark.soak),
     ],
 )
-def test_turns_and_aborts(
-    world: World, tmp_path: Path, requests: int, wait: str, write: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_turns_and_aborts(world: World, tmp_path: Path, requests: int, wait: str, write: str) -> None:
     storage = {"use": "files", "dir": str(tmp_path), "max_bytes": 4 << 20}
     with Engine.from_config(config(world.model, **tiers(storage, wait=wait, write=write))) as engine:
         soak = Soak(world, engine, seed=7)
         soak.run(requests)
-    record_property("happened", dict(soak.happened))
+    logger.info("%d requests: %s", requests, dict(soak.happened))
     aborted = sum(soak.happened[f"aborted {place}"] for place in ("blocked", "running", "other"))
     assert aborted + soak.happened["answered"] == requests
     assert soak.happened["answered"] > requests / 2

@@ -16,7 +16,6 @@ from pegboard.conformance.storage_fakes import FakeStorage, Faults
 from tests.core.pipeline.tiers.tier_rig import PAGES, Rig, blocks, names, until
 
 Make = Callable[..., Rig]
-BROKEN = "broken on demand"
 ALONE = "the storage 'store0' is left alone for a while"
 
 
@@ -166,7 +165,8 @@ def test_what_works_does_not_hide_what_fails(make: Make) -> None:
     faults.only = ("set",)
     faults.fail()
     for _ in range(3):
-        assert rig.ended(rig.mover.store(0, names(2), blocks(2))) == (1, f"the storage 'store0': StorageError: {BROKEN}")
+        result, error = rig.ended(rig.mover.store(0, names(2), blocks(2)))
+        assert (result, error) == (1, "the storage 'store0': StorageError: broken on demand")
         assert rig.ended(rig.mover.fetch(names(1), blocks(1)))[0] == rig.ended(rig.mover.find(names(1)))[0]
     assert rig.ended(rig.mover.store(0, names(2), blocks(2))) == (0, ALONE)
     # What is asked next works, and then one more failure in the row is enough.

@@ -6,13 +6,20 @@ The requests and their references are those of test_scheduling_matrix.
 from __future__ import annotations
 
 import itertools
+import re
+import time
 from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
 import pytest
 
 from pegboard.conformance.covering import covering
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import SamplingParams
 from tests.e2e.disagg_pair import Pair, assert_answered, pair
-from tests.e2e.test_scheduling_matrix import TIGHT, World, check, world
+from tests.e2e.test_scheduling_matrix import EOS, TIGHT, World, check, world
 
 __all__ = ["world"]
 
@@ -85,3 +92,102 @@ def test_two_engines(setting: Setting, world: World) -> None:
 @pytest.mark.parametrize("setting", REST, ids=str)
 def test_every_pair_of_settings(setting: Setting, world: World) -> None:
     run(setting, world)
+
+
+PLAIN = Setting("overlap", 32, (16, 1), "inproc", False)
+
+
+def test_what_decode_has_cached_does_not_travel(world: World) -> None:
+    """The second time only the last token of each prompt does, and answers are the same."""
+    requests = [case.request for case in world.cases]
+    with PLAIN.pair(world) as both:
+        both.ask(requests)
+        before = moved(both)
+        answers, _ = both.ask(requests)
+        check(world.cases, answers)
+        assert moved(both) - before <= 0.05 * before
+        assert any(one.cached_tokens for one in answers), "what prefill had cached is told"
+        both.settle()
+        both.check_books()
+
+
+def moved(both: Pair) -> float:
+    return float(both.decode.stats()["gate_stats"]["disagg"]["bytes_read_total"])
+
+
+def test_ends_at_the_first_token(world: World) -> None:
+    """By a limit, a stop token, and a stop string: both sides know, and nothing is held for long."""
+    case = world.cases[12]
+    first = case.answer.token_ids[0]
+    kinds: list[dict[str, Any]] = [{"max_new_tokens": 1}, {"stop_token_ids": (first,)}, {"logit_bias": {EOS: 99.0}}]
+    requests = [
+        GenerateRequest(prompt=case.request.prompt, rid=f"r{i}", sampling=SamplingParams(temperature=0.0, **kind))
+        for i, kind in enumerate(kinds)
+    ]
+    with PLAIN.pair(world) as both:
+        alone = both.prefill.run(requests)
+        answers, _ = both.ask(requests)
+        assert_answered(answers)
+        assert [one.token_ids for one in answers] == [one.token_ids for one in alone]
+        assert [one.finish_reason for one in answers] == [one.finish_reason for one in alone]
+        both.settle()
+        both.check_books()
+
+
+def test_hidden_states_and_grammars(world: World) -> None:
+    """The first token's state travels with it, and each grammar takes the token once."""
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+    shaped = SamplingParams(temperature=0.0, max_new_tokens=24, grammar=Grammar("regex", "(12|34){3,6}x"))
+    prompt = world.cases[0].request.prompt
+    requests = [
+        GenerateRequest(prompt=prompt, rid="states", sampling=greedy, return_hidden_states=True),
+        GenerateRequest(prompt=prompt, rid="shaped", sampling=shaped),
+    ]
+    configs = [PLAIN.config(world, page_size, 4096) for page_size in PLAIN.pages]
+    prefill, decode = [{**one, "model": {**one["model"], "hidden_states": True}} for one in configs]
+    with pair(prefill, decode, transfer="inproc") as both:
+        alone = both.prefill.run(requests)
+        answers, _ = both.ask(requests)
+        assert_answered(answers)
+        assert [one.token_ids for one in answers] == [one.token_ids for one in alone]
+        assert re.fullmatch("(12|34){3,6}x?", answers[1].text)
+        ours, theirs = (np.array(one[0].hidden_states) for one in (answers, alone))
+        assert ours.shape == theirs.shape == (8, theirs.shape[1])
+        assert np.allclose(ours, theirs, atol=1e-3)
+
+
+def test_a_request_that_prefill_refuses_ends_on_decode(world: World) -> None:
+    """And one that its client gives up: neither leaves anything behind."""
+    request = world.cases[0].request
+    with PLAIN.pair(world) as both:
+        params = both.said()
+        rids = [engine.submit(msgspec.structs.replace(request, params=params)) for engine in both.both]
+        for engine in both.both:
+            engine.poll()
+        both.prefill.abort(rids[0])
+        reason = None
+        while reason is None:
+            both.prefill.built.scheduler.step()
+            reason = next((one.finish_reason for one in both.decode.poll() if one.finish_reason), None)
+        assert reason["status"] == 502
+        both.settle()
+        both.check_books()
+
+
+def test_a_prefill_engine_that_goes_is_noticed(world: World) -> None:
+    requests = [case.request for case in world.cases[:6]]
+    with PLAIN.pair(world) as both:
+        params = [both.said() for _ in requests]
+        for one, said in zip(requests, params, strict=True):
+            for engine in both.both:
+                engine.submit(msgspec.structs.replace(one, params=said))
+        for _ in range(3):
+            for engine in both.both:
+                engine.poll()
+        both.prefill.close()
+        began, ended = time.monotonic(), 0
+        while ended < len(requests):
+            assert time.monotonic() < began + 30.0
+            ended += sum(one.finish_reason is not None for one in both.decode.poll())
+        assert not both.left(both.decode)
+        assert both.decode.built.scheduler.stages.memory.idle_error() is None

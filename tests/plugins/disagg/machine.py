@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.plugins.disagg.world import Broken, Setup, World
+from tests.plugins.disagg.servers import Broken
+from tests.plugins.disagg.world import Setup, World
 
 NUMBERS = st.integers(0, 50)
 ROLES = st.sampled_from(["prefill", "decode"])

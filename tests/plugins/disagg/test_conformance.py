@@ -13,7 +13,8 @@ from pegboard.core.interfaces.kv_transfer import TransferState
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.disagg.gate import DisaggGate
-from tests.plugins.disagg.world import ADDRESS, DONE, Setup, World
+from tests.plugins.disagg.servers import DONE
+from tests.plugins.disagg.world import ADDRESS, Setup, World
 
 ROOMS = itertools.count(1)
 

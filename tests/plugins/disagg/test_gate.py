@@ -26,7 +26,8 @@ def entered(role: str, said: Mapping[str, Any] | None, **options: Any) -> Verdic
     kv = World().server(role).made.ctx.kv
     world = World()
     end = world.server(role).end
-    gate = DisaggGate(DisaggOptions.model_validate({"role": role, **options}), AdmissionGateContext(world.clock, kv=kv), end)
+    made = DisaggOptions.model_validate({"role": role, **options})
+    gate = DisaggGate(made, AdmissionGateContext(world.clock, kv=kv), end)
     req = gated_request({} if said is None else {"disagg": said})
     return gate.enter(req) if gate.concerns(req) else None
 

@@ -15,9 +15,9 @@ from pegboard.core.interfaces.req import Req
 from pegboard.plugins.disagg.events import Said
 from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.messages import AboutRooms, Gone, Kept, Ready, Taken
+from tests.plugins.disagg.servers import Broken
 from tests.plugins.disagg.walk import CALM, failures, walk
 from tests.plugins.disagg.wire import End, VirtualTransfer
-from tests.plugins.disagg.world import Broken
 
 
 class Around(AdmissionGate):

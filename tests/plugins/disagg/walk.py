@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.plugins.disagg.world import Broken, Setup, World
+from tests.plugins.disagg.servers import Broken
+from tests.plugins.disagg.world import Setup, World
 
 Act = Callable[[World, random.Random], None]
 

@@ -1,0 +1,288 @@
+"""Servers in virtual time: a gate, the scheduler's gate keeper and a small memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Arrived, KVAccess, Seat
+from pegboard.core.interfaces.req import NO_ROW, Req
+from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.plugins.disagg.gate import DisaggGate
+from pegboard.plugins.disagg.options import DisaggOptions
+from tests.plugins.disagg.wire import End, Memory, VirtualTransfer
+
+if TYPE_CHECKING:
+    from tests.plugins.disagg.world import World
+
+PROVIDES = {"disagg": frozenset({"holds", "seats", "follows"})}
+DONE = FinishReason(FinishType.LENGTH)
+ABORTED = FinishReason(FinishType.ABORT, message="aborted", status=499)
+OTHERS = "others"
+
+Wrap = Callable[[DisaggGate], AdmissionGate]
+
+
+def value_of(req: Req, position: int) -> int:
+    """Return what KV of a token is: it depends on all tokens up to it."""
+    return zlib.crc32(req.tokens.view(0, position + 1).tobytes())
+
+
+def token_of(req: Req) -> int:
+    return value_of(req, req.input_len - 1) % 1000
+
+
+@dataclass
+class Broken:
+    """How the servers of a world are to be wrong: what is put around each part of them."""
+
+    prefill: Wrap = lambda gate: gate
+    decode: Wrap = lambda gate: gate
+    prefill_end: Callable[[End], None] = lambda end: None
+    decode_end: Callable[[End], None] = lambda end: None
+    transfer: type[VirtualTransfer] = VirtualTransfer
+
+
+class Server:
+    """What both have in common: memory in pages, requests, a gate behind the keeper. It may be stopped for a while."""
+
+    role: str
+
+    def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
+        self.world, self.page_size = world, page_size
+        self.memory = Memory((pages + 1) * page_size)
+        self.free = list(range(1, pages + 1))
+        self.transfer = world.broken.transfer(self.memory, world.clock, world.transfers)
+        self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role)
+        getattr(world.broken, f"{self.role}_end")(self.end)
+        world.transfers[self.end.instance.hex()] = self.transfer
+        kv = KVAccess(page_size, self.memory.regions, b"same", {}, lambda: self.transfer)
+        made = DisaggGate(
+            DisaggOptions.model_validate({"role": self.role, **options}),
+            AdmissionGateContext(world.clock, kv=kv),
+            self.end,
+        )
+        self.made = made
+        self.gate: AdmissionGate = getattr(world.broken, self.role)(made)
+        self.keeper = GateKeeper([("disagg", self.gate)], world.clock, PROVIDES)
+        self.reqs: dict[str, Req] = {}
+        self.pages: dict[str, list[int]] = {}
+        self.since: dict[str, float] = {}
+        self.stopped_at: float | None = None
+
+    def allocate(self, rid: str, tokens: int) -> bool:
+        """Give a request pages until it has so many tokens' worth."""
+        had = self.pages.setdefault(rid, [])
+        missing = -(-tokens // self.page_size) - len(had)
+        if missing > len(self.free):
+            return False
+        for _ in range(missing):
+            page = self.free.pop(0)
+            had.append(page)
+            for slot in self.slots_of(page):
+                assert self.memory.owner[slot] is None
+                self.memory.owner[slot] = rid
+        return True
+
+    def give_back(self, rid: str) -> None:
+        """Free what a request has; others write to it at once."""
+        for page in self.pages.pop(rid, []):
+            for slot in self.slots_of(page):
+                assert self.memory.owner[slot] == rid
+                self.memory.owner[slot] = None
+                self.memory.cached.discard(slot)
+                self.memory.put(slot, 0xDEAD)
+            self.free.append(page)
+
+    def slots_of(self, page: int) -> range:
+        return range(page * self.page_size, (page + 1) * self.page_size)
+
+    def slots(self, rid: str, tokens: int) -> np.ndarray:
+        every = [slot for page in self.pages[rid] for slot in self.slots_of(page)]
+        return np.array(every[:tokens], np.int32)
+
+    def crowd(self, pages: int) -> None:
+        """Other requests take memory, up to so many pages, or let go of it."""
+        self.give_back(OTHERS)
+        self.allocate(OTHERS, min(pages, len(self.free)) * self.page_size)
+
+    def arrive(self, req: Req) -> None:
+        self.since[req.rid] = self.world.clock()
+        if self.keeper.arrive(req) is not None:
+            self.ended(req, "refused")
+            return
+        self.reqs[req.rid] = req
+        if req.status is not ReqStatus.BLOCKED:
+            self.through(req, None)
+
+    def through(self, req: Req, arrived: Arrived | None) -> None:
+        raise NotImplementedError
+
+    def ended(self, req: Req, how: str) -> None:
+        self.world.answers[self.role].setdefault(req.rid, how)
+
+    def look(self) -> None:
+        """Ask the gates, as a step of the scheduler does."""
+        if not self.keeper:
+            return
+        news = self.keeper.poll()
+        for req in news.released:
+            self.gone(req)
+        for req, reason in news.failed:
+            self.ended(req, reason.code)
+            if not self.keeper.cancel(req):
+                self.gone(req)
+            else:
+                req.move_to(ReqStatus.HELD)
+        for req, arrived in news.ready:
+            self.through(req, arrived)
+
+    def gone(self, req: Req) -> None:
+        self.reqs.pop(req.rid, None)
+        self.since.pop(req.rid, None)
+        self.give_back(req.rid)
+
+    def abort(self, req: Req) -> None:
+        """End a request in whatever state it is."""
+        self.ended(req, "aborted")
+        if req.status is ReqStatus.HELD:
+            if self.keeper.drop(req):
+                self.gone(req)
+        elif req.status is ReqStatus.BLOCKED:
+            if self.keeper.cancel(req):
+                req.move_to(ReqStatus.HELD)
+            else:
+                self.gone(req)
+        else:
+            req.output.finish_reason = ABORTED
+            if self.keeper.finish(req):
+                self.keeper.drop(req)
+            self.gone(req)
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def left(self) -> dict[str, object]:
+        """What a server that has come to rest should not have any more."""
+        stats = self.made.stats()
+        names = ("rooms", "rooms_wanted_before_they_came", "seats_quarantined", "reads")
+        found: dict[str, object] = {name: stats[name] for name in names if stats.get(name)}
+        if self.reqs or any(self.pages.values()):
+            found |= {"requests": sorted(self.reqs), "pages": self.pages}
+        return found
+
+
+class Prefill(Server):
+    """Computes a chunk of one request per step."""
+
+    role = "prefill"
+
+    def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
+        self.committed: dict[str, int] = {}
+        self.chunk = 6
+        super().__init__(world, page_size, pages, **options)
+
+    def through(self, req: Req, arrived: Arrived | None) -> None:
+        assert arrived is None
+        self.committed[req.rid] = 0
+        if req.status is ReqStatus.BLOCKED:
+            req.move_to(ReqStatus.WAITING)
+
+    def step(self) -> None:
+        self.look()
+        for rid in list(self.committed)[:1]:
+            req = self.reqs[rid]
+            upto = min(req.input_len, self.committed[rid] + self.chunk)
+            if not self.allocate(rid, upto):
+                self.committed[rid] = self.committed.pop(rid)  # its turn comes again
+                continue
+            if req.status is not ReqStatus.RUNNING:
+                req.move_to(ReqStatus.RUNNING)
+            for position, slot in enumerate(self.slots(rid, upto).tolist()):
+                if position >= self.committed[rid]:
+                    self.memory.put(slot, value_of(req, position))
+            self.committed[rid] = upto
+            self.keeper.computed(req, self.slots(rid, upto))
+            if upto == req.input_len:
+                self.finish(req)
+
+    def finish(self, req: Req) -> None:
+        del self.committed[req.rid]
+        req.tokens.append(token_of(req))
+        req.output.finish_reason = DONE
+        self.ended(req, "length")
+        if self.keeper.finish(req):
+            req.move_to(ReqStatus.HELD)
+        else:
+            self.gone(req)
+
+    def gone(self, req: Req) -> None:
+        self.committed.pop(req.rid, None)
+        super().gone(req)
+
+    def retract(self, req: Req) -> None:
+        """Take a running request's memory."""
+        if req.status is ReqStatus.RUNNING:
+            self.keeper.leaving(req)
+            self.give_back(req.rid)
+            req.move_to(ReqStatus.RETRACTED)
+            self.committed[req.rid] = 0
+
+
+class Decode(Server):
+    """Seats what its gate asks for, and runs what has arrived for a few steps."""
+
+    role = "decode"
+
+    def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
+        self.running: dict[str, int] = {}
+        self.cached = 0
+        super().__init__(world, page_size, pages, **options)
+
+    def step(self) -> None:
+        self.look()
+        for req in self.keeper.asking():
+            if not self.allocate(req.rid, req.input_len + 2):
+                break
+            req.kv.row = 1
+            start = min(self.cached, req.input_len - 1) // self.page_size * self.page_size
+            slots = self.slots(req.rid, req.input_len)
+            for position, slot in enumerate(slots[:start].tolist()):
+                self.memory.put(slot, value_of(req, position))
+                self.memory.cached.add(slot)
+            assert self.keeper.seated(req, Seat(slots, start, req.input_len)) is None
+        for rid, left in list(self.running.items()):
+            self.running[rid] = left - 1
+            if not left:
+                del self.running[rid]
+                req = self.reqs[rid]
+                req.output.finish_reason = DONE
+                self.ended(req, "length")
+                assert not self.keeper.finish(req)
+                self.gone(req)
+
+    def through(self, req: Req, arrived: Arrived | None) -> None:
+        if arrived is not None:
+            assert req.kv.row != NO_ROW
+            for position, slot in enumerate(self.slots(req.rid, arrived.length).tolist()):
+                right = self.memory.holds(slot, value_of(req, position))
+                assert right, f"token {position} of {req.rid} is not what was computed for it"
+            if arrived.token is not None:
+                assert arrived.length == req.input_len
+                assert arrived.token == token_of(req)
+        if arrived is None or arrived.token is None:
+            self.give_back(req.rid)
+            self.allocate(req.rid, 0)
+        req.kv.row = NO_ROW
+        req.move_to(ReqStatus.RUNNING if arrived is not None and arrived.token is not None else ReqStatus.WAITING)
+        self.running[req.rid] = 3
+
+    def gone(self, req: Req) -> None:
+        self.running.pop(req.rid, None)
+        super().gone(req)

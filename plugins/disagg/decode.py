@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pegboard.core.interfaces.admission_gate import OPEN, Arrived, GateState, Verdict
 from pegboard.core.interfaces.kv_transfer import TransferError
 from pegboard.plugins.disagg.decode_room import DecodeRoom
-from pegboard.plugins.disagg.events import Address, Failed, Lost, Network, Opened, Said
+from pegboard.plugins.disagg.events import Address, Failed, Lost, Network, Opened, Said, by_state
 from pegboard.plugins.disagg.messages import Drop, Fail, FromPrefill, Gone, Kept, Ready, RoomKey, Taken, Want, key_of
 from pegboard.plugins.disagg.ranges import NotRuns, Runs
 from pegboard.plugins.disagg.requests import Malformed, asked_by, prompt_digest
@@ -147,6 +147,7 @@ class DecodeSide:
         return {
             "connections": len(self._links),
             "rooms": len(self._rooms),
+            **by_state(room.state for room in self._rooms.values()),
             "reads": self._reader.under_way,
             "seats_quarantined": self._reader.quarantined,
             "bytes_read_total": self._reader.bytes_begun,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -29,6 +30,15 @@ class RoomState(enum.Enum):
     TRANSFERRING = "Transferring"
     SUCCESS = "Success"
     FAILED = "Failed"
+
+
+def by_state(states: Iterable[RoomState]) -> dict[str, int]:
+    """Return how many rooms are in each state that a room may still leave, under names for metrics."""
+    found = Counter(states)
+    return {f"rooms_{state.name.lower()}": found[state] for state in _OPEN}
+
+
+_OPEN = (RoomState.BOOTSTRAPPING, RoomState.WAITING, RoomState.TRANSFERRING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
-from pegboard.plugins.disagg.events import Lost, Network, Opened, Said
+from pegboard.plugins.disagg.events import Lost, Network, Opened, Said, by_state
 from pegboard.plugins.disagg.messages import (
     MAX_RUNS,
     Drop,
@@ -180,6 +180,7 @@ class PrefillSide:
         return {
             "connections": len(self._instances),
             "rooms": len(self._rooms),
+            **by_state(room.state for room in self._rooms.values()),
             "rooms_held": held,
             "rooms_wanted_before_they_came": len(self._questions),
             **{f"{name}_total": count for name, count in self.counts.items()},

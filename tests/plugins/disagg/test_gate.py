@@ -21,6 +21,9 @@ from tests.plugins.disagg.world import ADDRESS, Setup, World
 SAID = {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": 2**63 - 1}
 
 
+STATES = ("bootstrapping", "waiting", "transferring")
+
+
 def entered(role: str, said: Mapping[str, Any] | None, **options: Any) -> Verdict | None:
     """Return what a gate says; None where it is not concerned."""
     kv = World().server(role).made.ctx.kv
@@ -216,6 +219,20 @@ def test_a_decode_server_that_is_gone_costs_prefill_five_seconds() -> None:
         world.work()
         world.wait(1.0)
     world.check_settled()
+
+
+def test_rooms_are_counted_by_their_states() -> None:
+    """By the names that SGLang uses; what is over is counted as such."""
+    world, seen = World(), []
+    world.post(20)
+    for _ in range(12):
+        world.work()
+        told = [server.made.stats() for server in (world.prefill, world.decode)]
+        assert all(sum(one[f"rooms_{state}"] for state in STATES) == one["rooms"] for one in told)
+        seen += [state for state in STATES for one in told if one[f"rooms_{state}"]]
+    assert {*seen} == {*STATES}
+    run(world)
+    assert world.prefill.made.stats()["rooms_taken_total"] == world.decode.made.stats()["rooms_arrived_total"] == 1
 
 
 def test_a_lost_connection_costs_nothing() -> None:

@@ -108,11 +108,13 @@ class DisaggOptions(GateOptions):
         return declared & ({"holds", "follows"} if self.role == "prefill" else {"seats"})
 
     def secret(self) -> bytes:
-        """Return what both sides know, b"" where nothing is needed. Raises ValueError for a file that is too short, and
-        OSError.
+        """Return what both sides know, b"" where nothing is needed. Raises ValueError for a file that is too short or
+        that others may read, and OSError.
         """
         if self.secret_file is None:
             return b""
+        if self.secret_file.stat().st_mode & 0o077:
+            raise ValueError(f"secret_file {self.secret_file} may be read by others: chmod 600 {self.secret_file}")
         secret = self.secret_file.read_bytes().strip()
         if len(secret) < MIN_SECRET:
             raise ValueError(

@@ -302,9 +302,13 @@ def test_off_loopback_with_a_secret(tmp_path: Path) -> None:
     for options in ({"listen": "0.0.0.0:8998"}, {"role": "decode", "peers": ("10.0.0.1:8998",)}):
         made = DisaggOptions.model_validate({**options, "secret_file": file})
         file.write_text("sixteen bytes ok\n")
+        file.chmod(0o600)
         assert made.secret() == b"sixteen bytes ok"
         file.write_text("short")
         with pytest.raises(ValueError, match="at least 16"):
+            made.secret()
+        file.chmod(0o640)
+        with pytest.raises(ValueError, match="chmod 600"):
             made.secret()
 
 

@@ -12,6 +12,7 @@ TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 UV := uv==0.13.9
 CPP := $(wildcard plugins/cpu_native/csrc/*.cpp plugins/cpu_native/csrc/*.h benchmarks/*.cpp)
 SITE := .site-venv
+TRANSFER := .transfer
 CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
@@ -20,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --t
 # The slowest ten are printed: a feature may add 40 seconds to `make test`, and 4 minutes to `make test-full`.
 SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
 
-.PHONY: help setup serve check house test test-one test-full soak clients lint format typecheck docs site bench lock gpu-wheels clean \
+.PHONY: help setup serve check house test test-one test-full soak clients transfer-packages lint format typecheck docs site bench lock gpu-wheels clean \
   distclean
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo 'make test-full   the whole matrices, which make test leaves out'
 	@echo 'make soak        twenty thousand requests to one server, and whatever else needs time'
 	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
+	@echo 'make transfer-packages   transfer engines that are wheels of their own, installed under .transfer (about 700 MB)'
 	@echo 'make site        the documentation as a site, in site/'
 	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'
 
@@ -66,15 +68,15 @@ house: $(STAMP)
 
 # The tests of a plugin or a module, by the name of its folder or file.
 test-one: $(STAMP)
-	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients' $$paths $(PYTEST_ARGS)
+	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients and not transfer_packages' $$paths $(PYTEST_ARGS)
 
 # Without the house rules, which are `make check`'s.
 test: $(STAMP)
-	$(SUITE) --dist loadfile --ignore tests/house -m 'not full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+	$(SUITE) --dist loadfile --ignore tests/house -m 'not full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS)
 
 # Its files are few and long, so idle workers take tests from the others.
 test-full: $(STAMP)
-	$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients' $(PYTEST_ARGS)
+	$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS)
 
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
@@ -86,6 +88,16 @@ clients: $(STAMP)
 	$(BIN)/python -m tests.e2e.third_party_clients.install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 900 \
 	  tests/e2e/test_third_party_clients.py tests/e2e/test_router.py tests/e2e/test_router_pairs.py $(PYTEST_ARGS)
+
+# Beside .venv, whose packages they see. NIXL without its dependencies, which are a torch for CUDA and a second wheel.
+transfer-packages: $(STAMP)
+	@test -x $(TRANSFER)/bin/python || $(BIN)/python -m venv $(TRANSFER)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" > \
+	  "$$($(TRANSFER)/bin/python -c 'import site; print(site.getsitepackages()[0])')/pegboard.pth"
+	@$(TRANSFER)/bin/python -m pip --disable-pip-version-check -qq install --no-deps \
+	  'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' 'mooncake-transfer-engine-non-cuda>=0.3.13,<0.4'
+	UCX_NET_DEVICES=lo OMP_NUM_THREADS=1 $(TRANSFER)/bin/python -m pytest -n 0 -m transfer_packages --timeout 300 \
+	  tests/plugins/transfer_nixl tests/plugins/transfer_mooncake $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -135,4 +147,4 @@ clean:
 	find pegboard core plugins conformance tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(SITE) .whl .clients
+	rm -rf $(VENV) $(SITE) $(TRANSFER) .whl .clients

@@ -96,8 +96,8 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
     """Reads ranges of bytes from peers into this server's regions. All calls come from one thread, and none of them
     blocks: what takes time goes on elsewhere, and `poll` tells its end.
 
-    A *peer* is a name that the caller gives to one run of another server. A *lease* is a number from 0 to 2**64 - 1 that
-    the source gives to what it lets others read, and later to nothing else; the reader names it with each read.
+    A *peer* is a name that the caller gives to one run of another server. A *lease* is a number from 0 to 2**64 - 1
+    that the source gives to what it lets others read, and later to nothing else; the reader names it with each read.
     """
 
     def __init__(self, options: OptionsT, ctx: KVTransferContext) -> None:

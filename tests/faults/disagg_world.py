@@ -35,7 +35,7 @@ TIMES = {"hold": 5.0, "grace": 1.0, "ping": 0.5, "timeout": 10.0, "connect_timeo
 POOL = 8192
 LONG, SHORT = 2500, 60
 """Tokens of prompts: one at a time fits half of the pool, which is what prefill keeps for others."""
-CLEAR = 5e-4
+CLEAR = 2e-4
 """How far the runner-up is behind, in logprobs, for each token of an answer."""
 PATIENCE = 60.0
 EMPTY_WITHIN = 15.0
@@ -209,7 +209,7 @@ class World:
         servers = (self.prefill, self.spare, self.decode)
         await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
         self.long = await self.prompt(LONG, 16)
-        self.longest = await self.prompt(SHORT, 600)
+        self.longest = await self.prompt(SHORT, 2500)
         self.short = [await self.prompt(SHORT + number, 12) for number in range(8)]
         return self
 

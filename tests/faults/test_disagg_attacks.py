@@ -136,9 +136,9 @@ def test_a_frame_of_four_gigabytes(pair: Pair) -> None:
     with pair.unharmed():
         for length in (2**32 - 1, 2**31, 64 * 2**10 + 1):
             assert sends(pair.prefill.bootstrap, struct.pack(">I", length)) == b""
-            sends(pair.prefill.bootstrap, struct.pack(">I", length) + bytes(2**22))
-        with signed(pair) as one:
-            one.connection.sendall(struct.pack(">I", 2**32 - 1))
+            sends(pair.prefill.bootstrap, struct.pack(">I", length) + bytes(2**26))
+        with signed(pair) as one, contextlib.suppress(ConnectionError):
+            one.connection.sendall(struct.pack(">I", 2**32 - 1) + bytes(2**26))
             closed(one.connection)
 
 
@@ -285,12 +285,11 @@ def test_foreign_hosts(pair: Pair) -> None:
 def test_false_prefill_servers(pair: Pair, manner: Manner) -> None:
     """At an address that decode may connect to: a request fails in time, and takes no memory."""
     with false_prefill(pair.other_port, manner), pair.unharmed():
-        for _ in range(2):
-            begun = time.monotonic()
-            answer = pair.post(pair.decode, pair.body(bootstrap_port=pair.other_port))
-            assert answer.status_code in (409, 502), answer.text
-            assert answer.json()["error"]["code"] in ("prefill_refused", "prefill_unreachable")
-            assert time.monotonic() - begun < TIMES["connect_timeout"] + SLACK
+        begun = time.monotonic()
+        answer = pair.post(pair.decode, pair.body(bootstrap_port=pair.other_port))
+        assert answer.status_code in (409, 502), answer.text
+        assert answer.json()["error"]["code"] in ("prefill_refused", "prefill_unreachable")
+        assert time.monotonic() - begun < TIMES["connect_timeout"] + SLACK
 
 
 ROOMS: list[Any] = [-1, 2**63, 2**70, 1.5, "7", True, [], {}, None]

@@ -190,6 +190,12 @@ class Link(Generic[TokenT]):
     def _begin_part(self, job: Job, source: Ranges, target: Ranges) -> bool:
         try:
             self._open()
+        except TransferError as error:
+            # Trying again may take long, so it is left to reads that are asked for later.
+            for one in self._waiting:
+                one.fail(str(error))
+            return False
+        try:
             token = self._wire.begin(source, target)
         except TransferError as error:
             self._fail(job, error)

@@ -1,8 +1,37 @@
+"""The engine over NIXL keeps the contract: over a fake in `make test`, over the real one where it is."""
+
+from __future__ import annotations
+
+import sys
+
 import pytest
 
 from pegboard.conformance.kv_transfer import KVTransferContract
+from tests.plugins.transfer_nixl import fake_nixl
+from tests.plugins.transfer_peers import PeersThatEnd
+
+
+class TestOverAFake(KVTransferContract):
+    provider = "nixl"
+
+    @pytest.fixture(autouse=True)
+    def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "nixl", fake_nixl)
+        monkeypatch.setitem(sys.modules, "nixl._api", fake_nixl)
 
 
 @pytest.mark.transfer_packages
-class TestNixl(KVTransferContract):
+class TestOverNixl(KVTransferContract):
     provider = "nixl"
+
+
+@pytest.mark.transfer_packages
+class TestPeers(PeersThatEnd):
+    """Over TCP: by shared memory UCX reads on while a peer is stopped."""
+
+    provider = "nixl"
+    options = {"ucx": {"TLS": "tcp"}}
+
+    @pytest.fixture(autouse=True)
+    def _library(self) -> None:
+        pytest.importorskip("nixl", exc_type=ImportError)

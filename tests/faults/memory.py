@@ -17,10 +17,10 @@ def little_memory(most: int = 512 * 2**20) -> Iterator[None]:
     assert grown < most, f"{grown:,} bytes"
 
 
-def peak(*, anew: bool = False) -> int:
-    """The most bytes that this process has had in memory; counted anew from now on."""
+def peak(process: int | str = "self", *, anew: bool = False) -> int:
+    """The most bytes that a process, this one or another, has had in memory; counted anew from now on."""
     if anew:
-        Path("/proc/self/clear_refs").write_text("5")
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024

@@ -183,11 +183,7 @@ KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
     f"{_I}.kv_transfer:KVTransfer",
     "reads KV out of other servers' memory, for gates that bring it",
     suite=f"{_S}.kv_transfer:KVTransferContract",
-    capabilities={
-        "fenced": "a lease that ended gives no bytes any more",
-        "one_sided": "the source takes no part in a read",
-        "staged": "wants few, large ranges",
-    },
+    capabilities={"fenced": "a lease that ended gives no bytes any more"},
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(

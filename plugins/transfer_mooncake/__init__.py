@@ -13,7 +13,6 @@ plugin = Plugin(
             factory="pegboard.plugins.transfer_mooncake.transfer:MooncakeTransfer",
             config="pegboard.plugins.transfer_mooncake.options:MooncakeTransferOptions",
             summary="Mooncake over TCP or RDMA, for KV in the host's memory; the network must be trusted",
-            provides=frozenset({"one_sided", "staged"}),
             rank=-1,
         ),
     ),

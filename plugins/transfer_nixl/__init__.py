@@ -13,7 +13,6 @@ plugin = Plugin(
             factory="pegboard.plugins.transfer_nixl.transfer:NixlTransfer",
             config="pegboard.plugins.transfer_nixl.options:NixlOptions",
             summary="NIXL over UCX: RDMA, shared memory or TCP, whatever both ends have; the network must be trusted",
-            provides=frozenset({"one_sided", "staged"}),
             rank=-1,
         ),
     ),

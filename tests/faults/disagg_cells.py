@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from tests.faults.disagg_world import DECODE, EMPTY_WITHIN, PREFILL, TIMES, Prompt, Sent, World, Wrong
+from tests.faults.disagg_world import DECODE, EMPTY_WITHIN, LONG, PREFILL, TIMES, Prompt, Sent, World, Wrong
 
 SLOW = 60e3
 """Bytes per second of a slow link: the long prompt's 1.3 MB take longer than anything waits."""
@@ -90,14 +90,18 @@ async def waiting_behind_three(world: World) -> Sent:
 async def waiting_for_memory(world: World) -> Sent:
     """Prefill has answered, and decode has no memory for a seat, for a while."""
     for _ in range(6):
-        world.plain(world.decode, Prompt([*world.long.ids, *range(3, 300)], [0] * 1200))
+        world.plain(world.decode, Prompt([*world.long.ids, *range(3, 300), *range(3, 300)], [0] * 1000))
 
     async def full() -> bool:
-        return bool((await world.state(world.decode))["running_requests"] >= 2)
+        now = await world.state(world.decode)
+        return bool(now["total_tokens"] - now["held_tokens"] - now["locked_tokens"] < LONG)
 
     await world.until("decode is full", full)
     sent = world.send(world.long)
     await sent.answer(PREFILL)
+    now = await world.state(world.decode)
+    if (now["blocked_requests"], now["seated_requests"]) != (1, 0):
+        raise Wrong("it does not wait for memory")
     return sent
 
 

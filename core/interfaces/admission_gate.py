@@ -206,6 +206,13 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
         """
         return ()
 
+    @property
+    def busy(self) -> bool:
+        """Whether `released` is to be called even while it blocks and holds no request, every few milliseconds: of a
+        gate that others speak to.
+        """
+        return False
+
     def drop(self, req: Req) -> None:  # optional: only a gate that holds needs it
         """Let a held request go at once: it was aborted, or `released` has raised."""
 

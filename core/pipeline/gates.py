@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pegboard.core.interfaces.admission_gate import GateState, Verdict
+from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
 from pegboard.core.pipeline.verdicts import checked, late, limit, reason_of
@@ -21,7 +21,7 @@ from pegboard.core.toolkit.system.log_lines import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.admission_gate import AdmissionGate, Seat
+    from pegboard.core.interfaces.admission_gate import Seat
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
 
@@ -61,13 +61,19 @@ class GateKeeper:
         """Whether some gate wants to know what is computed."""
         self.overdue = 0
         """Held requests whose gate did not let them go in time."""
+        self._watchful = [post for post in self._posts if type(post.gate).busy is not AdmissionGate.busy]
         self._clock = clock
         self._visits: dict[str, Visit] = {}
         self._busy = 0
         """Requests that are blocked or held."""
 
     def __bool__(self) -> bool:
-        return self._busy > 0
+        return self._busy > 0 or self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether some gate wants to be asked though it blocks and holds no request."""
+        return any(post.gate.busy for post in self._watchful)
 
     @property
     def blocked(self) -> int:
@@ -149,7 +155,7 @@ class GateKeeper:
         for post in self._posts:
             if post.blocked:
                 self._look(post, news)
-            if post.held:
+            if post.held or (post in self._watchful and post.gate.busy):
                 self._release(post, news)
         return news
 

@@ -144,8 +144,11 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether the cache moves pages, so that it wants to be asked again soon, even while the scheduler is idle."""
-        return self.stages.memory.busy
+        """Whether the cache moves pages, or others speak to a gate, so that these want to be asked again soon, even
+        while the scheduler is idle.
+        """
+        gates = self.stages.gates
+        return self.stages.memory.busy or (gates is not None and gates.busy)
 
     # ---- one step -------------------------------------------------------------------------------------------------
 

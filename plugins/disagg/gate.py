@@ -97,6 +97,11 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
     def drop(self, req: Req) -> None:
         self.side.drop(req)
 
+    @property
+    def busy(self) -> bool:
+        """Whether decode servers may ask for rooms of which nothing is here."""
+        return isinstance(self.side, PrefillSide)
+
     def stats(self) -> Mapping[str, float]:
         """Return figures for operators, by name."""
         return self.side.stats()

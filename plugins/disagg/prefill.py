@@ -69,6 +69,8 @@ class PrefillSide:
         """Of rooms whose request has not come yet."""
         self._taken: dict[RoomKey, tuple[Claim, int, float]] = {}
         """Rooms that were taken: by which request, in which epoch, and until when that is remembered."""
+        self._ended: dict[RoomKey, tuple[tuple[int, str, str], float]] = {}
+        """Rooms that ended before a decode server asked for them: what to tell it, and until when."""
         self._instances: dict[int, bytes] = {}
         """Who is at the other end of each connection."""
         self._free: list[str] = []
@@ -93,6 +95,7 @@ class PrefillSide:
         room = self._rooms[key] = PrefillRoom(key, req.rid, req.input_len, self._new_lease())
         self._keys[req.rid] = key
         self._taken.pop(key, None)
+        self._ended.pop(key, None)
         question = self._questions.pop(key, None)
         if question is not None:
             self._answer(room, question)
@@ -212,6 +215,8 @@ class PrefillSide:
             # It was taken by this very request, which has not heard of it, and will say `taken` again; or by another.
             if self._taken[key][0] != question.claim:
                 self._say_no(key, question, 409, "room_taken", "the room's KV has been taken already")
+        elif key in self._ended:
+            self._say_no(key, question, *self._ended.pop(key)[0])
         elif standing is None and len(self._questions) >= self._options.max_rooms:
             self._say_no(key, question, 503, "too_many_rooms", "too many rooms are wanted whose requests have not come")
         else:
@@ -329,7 +334,8 @@ class PrefillSide:
         room = self._room(req)
         if room is not None:
             self._tell(room, Fail(*room.key, self._attempt(room), status, code, reason))
-            self._transfer.revoke(room.lease)
+            if room.question is None and len(self._ended) < MAX_TAKEN:
+                self._ended[room.key] = ((status, code, reason), self._clock() + self._options.hold)
             self._forget(room)
 
     def _failed_there(self, req: Req) -> None:
@@ -371,6 +377,8 @@ class PrefillSide:
                 self._give_up(room)
         while self._taken and next(iter(self._taken.values()))[2] <= now:
             del self._taken[next(iter(self._taken))]
+        while self._ended and next(iter(self._ended.values()))[1] <= now:
+            del self._ended[next(iter(self._ended))]
 
     def _say_no(self, key: RoomKey, question: Question, status: int, code: str, text: str) -> None:
         self.counts["rooms_refused"] += 1

@@ -22,9 +22,11 @@ def alike(source: Ranges, target: Ranges) -> tuple[Ranges, Ranges]:
     """
     if not len(source):
         return source, target
-    ends = np.union1d(np.cumsum(source.nbytes, dtype=np.int64), np.cumsum(target.nbytes, dtype=np.int64))
-    starts = np.concatenate(([0], ends[:-1]))
-    there, here = _cut(source, starts, ends), _cut(target, starts, ends)
+    there, here = source, target
+    if not np.array_equal(source.nbytes, target.nbytes):
+        ends = np.union1d(np.cumsum(source.nbytes, dtype=np.int64), np.cumsum(target.nbytes, dtype=np.int64))
+        starts = np.concatenate(([0], ends[:-1]))
+        there, here = _cut(source, starts, ends), _cut(target, starts, ends)
     first = np.flatnonzero(np.concatenate(([True], ~(_goes_on(there) & _goes_on(here)))))
     nbytes = np.add.reduceat(there.nbytes, first)
     return Ranges(there.region[first], there.offset[first], nbytes), Ranges(

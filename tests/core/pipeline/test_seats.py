@@ -397,3 +397,29 @@ def shared_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("change", [seated_at_once, no_quarantine, not_told_of_retractions, shared_before_it_is_there])
 def test_broken_seats_are_noticed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     assert broken(monkeypatch, change)
+
+
+class Spoken(DrillGate):
+    """Others speak to it, whether there are requests or not."""
+
+    busy = True
+
+    def __init__(self, options: DrillGateOptions, ctx: AdmissionGateContext) -> None:
+        super().__init__(options, ctx)
+        self.asked = 0
+
+    def released(self) -> Any:
+        self.asked += 1
+        return super().released()
+
+
+def test_a_gate_that_others_speak_to_is_asked_while_nothing_is_here() -> None:
+    clock = ManualClock()
+    gate = Spoken(DrillGateOptions(), AdmissionGateContext(clock))
+    harness = Harness(parts={"gates": GateKeeper([("drill", gate)], clock, PROVIDES), "clock": clock})
+    for _ in range(3):
+        harness.step()
+    assert gate.asked == 3
+    assert harness.scheduler.idle
+    assert harness.scheduler.busy
+    assert not Harness().scheduler.busy

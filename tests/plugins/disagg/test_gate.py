@@ -221,6 +221,19 @@ def test_a_decode_server_that_is_gone_costs_prefill_five_seconds() -> None:
     world.check_settled()
 
 
+def test_a_room_that_has_ended_says_so_to_the_late() -> None:
+    """Decode asks when prefill has given the request up, and need not wait for its time to run out."""
+    world = World()
+    world.post(20, "prefill", room=5, seed=3)
+    world.abort("prefill", 0)
+    world.post(20, "decode", room=5, seed=3)
+    for _ in range(6):
+        world.work()
+        world.wait(0.1)
+    assert ends(world, "decode") == ["prefill_failed"]
+    world.check_settled()
+
+
 def test_rooms_are_counted_by_their_states() -> None:
     """By the names that SGLang uses; what is over is counted as such."""
     world, seen = World(), []

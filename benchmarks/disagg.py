@@ -2,28 +2,32 @@
 
     python -m benchmarks.disagg                 # 47 MB as 60 buffers of 2,048 tokens, medians of 15
     python -m benchmarks.disagg --quick         # to see that it works; figures mean little
+    python -m benchmarks.disagg --engines tcp nixl mooncake     # in .transfer, of `make transfer-packages`
 
 A source lives in a process of its own, as in another server. Each row reads the same bytes, out of pages of so many
 tokens that are spread over its pool, into pages that are spread over the reader's; a page of 16 tokens is a piece of
 6,144 B in each buffer. The plain socket sends as many bytes from one buffer into another one, by sendall and recv_into,
 from another quarter of it each time, since an engine's memory is not in the processor's caches either. All rows take
-turns, and ratios are medians over turns: above 1 an engine is faster than the plain socket.
+turns, and ratios are medians over turns: above 1 an engine is faster than the plain socket. Beside `nixl` NIXL alone
+reads pages of the same size, as one transfer: `raw` rows, with the engine's ratio to them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.disagg_nixl import RawNixl
 from pegboard.core.interfaces.contracts import KV_TRANSFER
 from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Ranges, Region, TransferState
 from pegboard.core.registry.registry import Registry
@@ -37,6 +41,7 @@ TIMES = 4
 """Slots of a pool over those that are read."""
 LEASE = 1
 PAGES = (1, 16, 64)
+RAW = "nixl raw "
 TIMEOUT = 60.0
 
 
@@ -86,10 +91,11 @@ def serve(pipe: Connection, engines: Sequence[str], tokens: int) -> None:
     made = {name: build(name, regions) for name in engines}
     for one in made.values():
         one.allow(LEASE)
+    raw = RawNixl(regions) if "nixl" in engines else None
     nbytes = tokens * SLOT * REGIONS
     data = np.ones((TIMES, nbytes), np.uint8)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send(({name: one.describe() for name, one in made.items()}, listener.getsockname()[1]))
+        pipe.send(({name: one.describe() for name, one in made.items()}, raw and raw.place, listener.getsockname()[1]))
         connection, _ = listener.accept()
         with connection:
             while quarter := connection.recv(1):
@@ -131,17 +137,28 @@ def read(engine: KVTransfer, source: Ranges, target: Ranges) -> float:
     raise SystemExit(f"a read has not ended after {TIMEOUT:g} s")
 
 
+@contextlib.contextmanager
+def checked(buffers: list[np.ndarray], tokens: int) -> Iterator[None]:
+    """Clear the reader's pool, and see what is there afterwards."""
+    for one in buffers:
+        one[:] = 255
+    yield
+    found = [int((one == number).sum()) for number, one in enumerate(buffers)]
+    assert found == [tokens * SLOT] * REGIONS, "a read has brought other bytes"
+
+
 def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     """Return the seconds of each row's runs."""
     nbytes = args.tokens * SLOT * REGIONS
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     source = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, args.engines, args.tokens))
     source.start()
-    descriptions, port = ours.recv()
+    descriptions, place, port = ours.recv()
     buffers, regions = pool(args.tokens)
     made = {name: build(name, regions) for name in args.engines}
     for name, one in made.items():
         one.connect("source", "127.0.0.1", descriptions[name])
+    raw = RawNixl(regions) if place else None
     plain = Plain(port, nbytes)
     rows: dict[str, list[float]] = {}
     for run in range(args.runs + 1):
@@ -149,11 +166,11 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         for name, engine in made.items():
             for page in PAGES:
                 wanted, target = (pieces(args.tokens, page, seed) for seed in (2 * run, 2 * run + 1))
-                for buffer in buffers:
-                    buffer[:] = 255
-                times[f"{name} {page}"] = read(engine, wanted, target)
-                found = [int((one == number).sum()) for number, one in enumerate(buffers)]
-                assert found == [args.tokens * SLOT] * REGIONS, "a read has brought other bytes"
+                with checked(buffers, args.tokens):
+                    times[f"{name} {page}"] = read(engine, wanted, target)
+                if raw is not None and name == "nixl":
+                    with checked(buffers, args.tokens):
+                        times[f"{RAW}{page}"] = raw.read(place, wanted, target)
         if run:
             for name, seconds in times.items():
                 rows.setdefault(name, []).append(seconds)
@@ -164,15 +181,23 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     return rows
 
 
+def ratio(base: list[float], seconds: list[float]) -> float:
+    """Return how much faster than another row one is."""
+    return statistics.median(other / own for other, own in zip(base, seconds, strict=True))
+
+
 def report(rows: dict[str, list[float]], nbytes: int) -> dict[str, dict[str, float]]:
     """Print and return medians, and ratios to the plain socket's speed."""
     found = {}
-    print(f"{'row':16} {'ms':>8} {'GB/s':>7} {'x socket':>9}")
+    print(f"{'row':16} {'ms':>8} {'GB/s':>7} {'x socket':>9} {'x raw':>6}")
     for name, seconds in rows.items():
         median = statistics.median(seconds)
-        ratio = statistics.median(plain / own for plain, own in zip(rows["socket"], seconds, strict=True))
-        found[name] = {"ms": median * 1e3, "gb_per_s": nbytes / median / 1e9, "ratio": ratio}
-        print(f"{name:16} {median * 1e3:8.1f} {nbytes / median / 1e9:7.2f} {ratio:9.2f}")
+        one = found[name] = {"ms": median * 1e3, "gb_per_s": nbytes / median / 1e9}
+        one["ratio"], to_raw = ratio(rows["socket"], seconds), ""
+        if raw := rows.get(f"{RAW}{name.removeprefix('nixl ')}"):
+            one["to_raw"] = ratio(raw, seconds)
+            to_raw = f"{one['to_raw']:6.2f}"
+        print(f"{name:16} {median * 1e3:8.1f} {nbytes / median / 1e9:7.2f} {one['ratio']:9.2f} {to_raw}".rstrip())
     return found
 
 

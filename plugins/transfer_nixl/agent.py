@@ -1,4 +1,4 @@
-"""Agent: NIXL's agent, used by one thread at a time, and the peers that it knows."""
+"""Agent: NIXL's agents, used by one thread at a time, and the peers that are known."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ class Library(Protocol):
     def check_xfer_state(self, handle: Handle) -> str: ...
 
 
-def library(name: str) -> Library:
-    """Return a new agent of this name, without a backend. Raises ImportError."""
+def library(name: str, progress: bool) -> Library:
+    """Return a new agent of this name, with or without a thread of its own, and without a backend. Raises
+    ImportError.
+    """
     from nixl._api import nixl_agent, nixl_agent_config
 
-    made: Library = nixl_agent(name, nixl_agent_config(backends=[]))
+    made: Library = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress, backends=[]))
     return made
 
 
@@ -88,9 +90,12 @@ def memory_of(device: str) -> tuple[str, int]:
 
 
 class Agent:
-    """Registers the regions, and reads. A peer is known under NIXL's name for it, which no two runs share; two links
-    may read from the same one. NIXL mixes up transfers of a peer that is forgotten meanwhile, so it is told to forget
-    one only when nothing is under way.
+    """Registers the regions, and reads. There are two of NIXL's agents. One serves peers, in a thread of its own. The
+    other one reads, and does nothing unless it is asked: where a thread notices the end of a connection while another
+    one begins a transfer, UCX ends the process.
+
+    A peer is known under NIXL's name for it, which no two runs share; two links may read from the same one. NIXL mixes
+    up transfers of a peer that is forgotten meanwhile, so it is told to forget one only when nothing is under way.
     """
 
     def __init__(self, regions: Sequence[Region], options: NixlOptions) -> None:
@@ -98,14 +103,18 @@ class Agent:
         self.memory = memory_of(regions[0].device)[0] if regions else "DRAM"
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
-        agent = library(self.name)
+        self._server: Library | None = self._made(self.name, regions, options, progress=True)
+        self._agent: Library | None = self._made(f"{self.name}-reader", regions, options, progress=False)
+        self.metadata = self._server.get_agent_metadata()
+
+    def _made(self, name: str, regions: Sequence[Region], options: NixlOptions, progress: bool) -> Library:
+        agent = library(name, progress)
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in options.ucx.items())}
         agent.create_backend(BACKEND, settings | ({"device_list": options.devices} if options.devices else {}))
         places = [(one.address, one.nbytes, memory_of(one.device)[1], "") for one in regions if one.nbytes]
         if places:
             agent.register_memory(places, self.memory)
-        self.metadata = agent.get_agent_metadata()
-        self._agent: Library | None = agent
+        return agent
 
     def know(self, name: str, metadata: bytes) -> None:
         """Get to know a peer, or once more where the connection was lost. Raises TransferError."""
@@ -135,7 +144,6 @@ class Agent:
         with self._lock:
             agent, known = self._open_agent(), self._known.get(name)
             if known is None or known.lost:
-                # UCX may crash where it is asked while the connection ends.
                 raise TransferError("the connection to the peer is lost")
             try:
                 local, remote = agent.get_xfer_descs(here, self.memory), agent.get_xfer_descs(there, memory)
@@ -179,9 +187,9 @@ class Agent:
                     one.handle.release()
 
     def close(self) -> None:
-        """End the agent, its connections and its thread. After `drop` nothing else refers to it."""
+        """End the agents, their connections and the thread. After `drop` nothing else refers to them."""
         with self._lock:
-            self._agent = None
+            self._agent = self._server = None
 
     def _open_agent(self) -> Library:
         if self._agent is None:

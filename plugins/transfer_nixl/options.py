@@ -18,7 +18,7 @@ class NixlOptions(Options):
     """Settings of UCX by name, without commas, such as `{TLS: tcp}` for `UCX_TLS=tcp`. Those of the environment come
     first, and take commas. By default one process does not read another's memory behind its back (`cma`): that goes on
     when the other one has closed its engine."""
-    parts: Annotated[int, Field(ge=1, le=64)] = 4
+    parts: Annotated[int, Field(ge=1, le=64)] = 16
     """Parts of 4 MiB that are under way at once, for each peer."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
     """Seconds without a part's end after which reads of a peer are given up. What is under way by then ends only when

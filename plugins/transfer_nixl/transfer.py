@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KIND = b"pegboard nixl 1\n"
 PART_BYTES = 4 * 2**20
-PART_PIECES = 2048
+PART_PIECES = 4096
 """Of one transfer. On one machine UCX copies within the call, so this is what an abandoned read may still take."""
 
 

@@ -33,7 +33,7 @@ class nixlRemoteDisconnectError(Exception):  # noqa: N801 - the plugin knows it 
 
 
 class nixl_agent_config:  # noqa: N801
-    def __init__(self, backends: list[str]) -> None:
+    def __init__(self, enable_prog_thread: bool, backends: list[str]) -> None:
         self.backends = backends
 
 

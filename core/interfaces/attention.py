@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """What a backend is built from. `dtype` is that of q, k, v and of the pool; `max_batch` and `max_context_len`
-    bound its buffers.
+    """What a backend is built from. `dtype` is that of q, k, v and of the output; `kv_dtype` that of the pool, None for
+    the same. `max_batch`, `max_context_len` and `max_tokens` (packed tokens of a batch; 0: not known) bound its
+    buffers. `graph_sizes` are the sizes of decode batches that are captured and replayed, in ascending order.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -27,6 +28,14 @@ class AttentionContext:
     device: torch.device
     max_batch: int
     max_context_len: int
+    kv_dtype: torch.dtype | None = None
+    max_tokens: int = 0
+    graph_sizes: tuple[int, ...] = ()
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """The type in which keys and values are kept."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
 
 
 class AttentionBackend(abc.ABC, Generic[OptionsT]):
@@ -47,7 +56,12 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute what all layers share (indices, masks, splits) and keep it in `batch.attn_metadata`."""
+        """Compute what all layers share (indices, masks, splits) and keep it in `batch.attn_metadata`.
+
+        It is called on the host before every batch and before every replay of a graph, and is never captured. With the
+        capability `graph`, for a batch that is `fixed`: everything that `forward` reads lies where it lay for the last
+        fixed batch of that size, and what `forward` decides on the host depends on that size alone.
+        """
 
     @abc.abstractmethod
     def forward(

@@ -98,6 +98,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
     "builds the network of an architecture and loads its weights",
     suite=f"{_S}.model_family:ModelFamilyContract",
     capabilities={
+        "graph": "its networks ask for the same operations for all decode batches of a size, whatever the numbers",
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
         "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
     },
@@ -141,6 +142,8 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
         "sinks": "honours per-head attention sinks",
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
+        "kv_fp8": "reads and writes 8-bit KV, with the pool's scales",
+        "shared_prefix": "computes attention over ForwardBatch.common_prefix once for all requests",
         "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a draft tree",
     },
 )
@@ -258,6 +261,7 @@ SAMPLER: Contract[Sampler, SamplerContext] = Contract(
     "turns logits into tokens and logprobs",
     suite=f"{_S}.sampler:SamplerContract",
     capabilities={
+        "no_sync": "never waits for its device: the tokens and logprobs that it returns may not be there yet",
         "seeded": "the same seed and logits give the same token in any batch, and logits that rounding moves "
         "seldom another one",
         "params": "requests may bring parameters for it, under its name",

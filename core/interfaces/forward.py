@@ -174,6 +174,14 @@ class ForwardBatch:
 
     `taps` takes states on their way through the model (capability `taps`).
 
+    A decode batch that is captured, or replayed, is `fixed`: its tensors are those of the graph, and only their
+    contents change. Of its `batch_size` requests the first `real_size` are real (-1: all of them); those behind are
+    padding, with row 0, slot 0, position 0 and a length of 1.
+
+    All requests share the KV of their first `common_prefix` tokens, whole pages, slot by slot: a backend with the
+    capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
+    batch.
+
     `watch` is set in a batch whose older KV is still coming: a runner with the capability `layer_watch` calls it before
     and after each layer's attention, or reads its flags. Others never see one.
     """
@@ -204,6 +212,9 @@ class ForwardBatch:
     tail_lens_cpu: NDArray[np.int64] | None = None
     taps: Taps | None = None
     watch: LayerWatch | None = None
+    real_size: int = -1
+    fixed: bool = False
+    common_prefix: int = 0
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
     """Values of plugins, by prefixed name (``"<plugin>.<what>"``)."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class KVPoolContext:
     """`num_pages` usable pages (page 0 comes on top), their size in tokens, and the layers that write into them.
 
-    The memory of layers whose ids are in `zeroed` starts as zeros: they are read before all of it is written.
+    `dtype` is the type in which they are kept, `compute_dtype` that of the k and v that come in; None for the same. The
+    memory of layers whose ids are in `zeroed` starts as zeros: they are read before all of it is written.
     """
 
     num_pages: int
@@ -27,6 +28,7 @@ class KVPoolContext:
     dtype: torch.dtype
     device: torch.device
     zeroed: frozenset[int] = frozenset()
+    compute_dtype: torch.dtype | None = None
 
 
 class KVPool(abc.ABC, Generic[OptionsT]):
@@ -62,7 +64,23 @@ class KVPool(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n]."""
+        """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n].
+
+        A pool of an 8-bit type stores k and v divided by the layer's `scales` and clamped to what the type holds: a
+        cast that overflows is NaN in one version of torch and saturates in another. NaN stays NaN.
+        """
+
+    def scales(self, layer_id: int) -> tuple[float, float]:
+        """Return what the stored keys and values of a layer are to be multiplied by; 1.0 unless `set_scales` said
+        otherwise.
+        """
+        return (1.0, 1.0)
+
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        """Set them, before anything is written. Raises ValueError for one that is not positive and finite, and where
+        the pool does not scale: its type is not an 8-bit one.
+        """
+        raise ValueError("this pool does not scale what it stores")
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy the K and V of all layers at the slots `sources` int64 [n] to `targets` int64 [n], distinct ones. All

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
 from pegboard.core.interfaces.errors import Unsupported
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.graphs import GraphCapture
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.model_family import ModelContext, Network
@@ -29,7 +31,10 @@ class ModelRunnerContext:
 
     `network` is None while `supports` is asked, before weights are loaded, and always for a runner with the capability
     `own_weights`. `explicit` are the contracts for which the config names a provider: a runner that would leave such a
-    one unused declines.
+    one unused declines. `provides` has the capabilities of the providers that were chosen, by contract.
+
+    `kv_dtype` is the type in which the pool keeps KV, None for the model's: a runner with attention of its own declines
+    what it does not know. `capture` records graphs on this device, None where there are none.
     """
 
     spec: ModelSpec
@@ -40,6 +45,10 @@ class ModelRunnerContext:
     processors: tuple[LogitsProcessor, ...]
     device: torch.device
     explicit: frozenset[str] = frozenset()
+    provides: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    kv_dtype: torch.dtype | None = None
+    capture: GraphCapture | None = None
+    graph_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,18 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
     def supports(cls, options: OptionsT, ctx: ModelRunnerContext) -> str | None:
         """Return None, or the reason why it cannot run this model."""
         return None
+
+    @classmethod
+    def graph_sizes(cls, options: OptionsT, max_batch: int) -> tuple[int, ...]:
+        """Return the sizes of decode batches that it would capture as graphs, in ascending order: the attention backend
+        is told of them. (), as here, without the capability `graph`.
+        """
+        return ()
+
+    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:  # optional
+        """Get ready, once, when memory is there and no request has come: warm up, capture graphs. `row_table` is that
+        of all batches to come.
+        """
 
     @abc.abstractmethod
     def execute(

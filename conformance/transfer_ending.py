@@ -147,6 +147,31 @@ class EndingTests(TransferSuite):
             assert reader.wait([reader.read(some, some, lease=lease)], self.patience) == [DONE]
 
     @capability("fenced")
+    def test_a_lease_may_be_allowed_again(self, servers: Servers) -> None:
+        """Reads under way go on, and its end is the end of all of them."""
+        source, reader = servers.pair([8 * MIB])
+        whole = ranges([(0, 0, 8 * MIB)])
+        handles = [reader.read(whole, whole) for _ in range(2)]
+        for _ in range(10):
+            reader.poll()
+            source.engine.allow(LEASE)
+        assert reader.wait(handles, self.patience) == [DONE, DONE]
+        wanted, seen = source.bytes_at(whole), set[TransferState]()
+        for number, delay in enumerate(np.linspace(0.0, 0.02, 8).tolist()):
+            lease = 100 + number
+            source.engine.allow(lease)
+            handle, end = reader.read(whole, whole, lease=lease), time.monotonic() + delay
+            while time.monotonic() < end:
+                reader.poll()
+            source.engine.allow(lease)
+            source.engine.revoke(lease)
+            source.renew()
+            state = reader.wait([handle], self.patience)[0]
+            assert state is FAILED or np.array_equal(reader.bytes_at(whole), wanted), "allowed twice, it ends twice"
+            wanted, seen = source.bytes_at(whole), seen | {state}
+        assert FAILED in seen, "no read was caught by the end of its lease"
+
+    @capability("fenced")
     @pytest.mark.parametrize("size", [384, MIB], ids=["small", "large"])
     def test_what_is_done_was_read_before_the_lease_ended(self, servers: Servers, size: int) -> None:
         """Whenever a lease ends amid reads: bytes that were written after its end are in none that is DONE."""

@@ -116,7 +116,9 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
         """Return what a peer needs to read from here; at most MAX_DESCRIPTION bytes. It holds as long as this runs."""
 
     def allow(self, lease: int) -> None:
-        """Let peers read under this lease from now on. An engine that is not `fenced` lets them read anyway."""
+        """Let peers read under this lease from now on. Where it stands already nothing changes: reads under way go on,
+        and one `revoke` ends it. An engine that is not `fenced` lets them read anyway.
+        """
 
     def revoke(self, lease: int) -> None:
         """End a lease. With the capability `fenced` no read under it that has not ended by now ends as DONE, unless all

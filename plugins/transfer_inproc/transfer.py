@@ -110,7 +110,7 @@ class InprocTransfer(KVTransfer[InprocOptions]):
 
     def allow(self, lease: int) -> None:
         with self._source.lock:
-            self._source.leases[lease] = object()
+            self._source.leases.setdefault(lease, object())
 
     def revoke(self, lease: int) -> None:
         with self._source.lock:

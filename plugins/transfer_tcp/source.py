@@ -71,8 +71,8 @@ class Source:
         self._accepting: threading.Thread | None = None
 
     def allow(self, lease: int) -> None:
-        """Let peers read under this lease."""
-        self._leases[lease_word(lease)] = Lease()
+        """Let peers read under this lease. One that stands stays the same: answers under way look at it."""
+        self._leases.setdefault(lease_word(lease), Lease())
 
     def revoke(self, lease: int) -> None:
         """End a lease."""

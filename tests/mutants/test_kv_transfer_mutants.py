@@ -277,6 +277,14 @@ class ShortLeases(InprocTransfer):
         return super()._made(handle, peer, lease & 0xFFFFFFFF, source, target)
 
 
+class BeginsLeasesAnew(InprocTransfer):
+    """Reads under way are of another lease then."""
+
+    def allow(self, lease):
+        self.revoke(lease)
+        super().allow(lease)
+
+
 class LooksAtTheLeaseOnce(InprocTransfer):
     def _refusal(self, one):
         return super()._refusal(one) if not one.at else ""
@@ -325,6 +333,7 @@ CAUGHT = {
     TellsTexts: "test_figures_are_plain",
     NoLeases: "test_only_leases_are_read_under",
     ShortLeases: "test_leases_are_numbers_of_any_kind",
+    BeginsLeasesAnew: "test_a_lease_may_be_allowed_again",
     LooksAtTheLeaseOnce: "test_what_is_done_was_read_before_the_lease_ended",
 }
 MUTANTS = [Mutant(cls, suite=Suite, caught_by=test) for cls, test in CAUGHT.items()] + [

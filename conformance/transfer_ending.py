@@ -149,15 +149,15 @@ class EndingTests(TransferSuite):
     @capability("fenced")
     def test_a_lease_may_be_allowed_again(self, servers: Servers) -> None:
         """Reads under way go on, and its end is the end of all of them."""
-        source, reader = servers.pair([8 * MIB])
-        whole = ranges([(0, 0, 8 * MIB)])
+        source, reader = servers.pair([4 * MIB // 384 * 384])
+        whole = pages(1, range(4 * MIB // 384), 384)
         handles = [reader.read(whole, whole) for _ in range(2)]
         for _ in range(10):
             reader.poll()
             source.engine.allow(LEASE)
         assert reader.wait(handles, self.patience) == [DONE, DONE]
         wanted, seen = source.bytes_at(whole), set[TransferState]()
-        for number, delay in enumerate(np.linspace(0.0, 0.02, 8).tolist()):
+        for number, delay in enumerate(np.linspace(0.0, 0.006, 24).tolist()):
             lease = 100 + number
             source.engine.allow(lease)
             handle, end = reader.read(whole, whole, lease=lease), time.monotonic() + delay

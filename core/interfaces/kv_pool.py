@@ -88,9 +88,13 @@ class KVPool(abc.ABC, Generic[OptionsT]):
 
         This default works on `keys` and `values` of each layer.
         """
+        import torch
+
         for layer_id in self.layer_ids:
             for buffer in (self.keys(layer_id), self.values(layer_id)):
-                buffer.index_copy_(0, targets, buffer.index_select(0, sources))
+                # 8-bit floats move as bytes: torch has no index_copy_ for them.
+                moved = buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
+                moved.index_copy_(0, targets, moved.index_select(0, sources))
 
     def prepare(self, seconds: float) -> int:
         """Have the system provide the memory of free slots now and not when they are first written to, for about

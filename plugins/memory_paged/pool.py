@@ -9,6 +9,7 @@ import torch
 
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.toolkit.model.eight_bit import as_bytes, check_scale, is_eight_bit, stored
 from pegboard.core.toolkit.system.memory import large_buffer
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ class MHAPool(KVPool[NoOptions]):
     """One K and one V buffer per layer. Layers may differ in their heads and head sizes.
 
     The memory is not cleared (free slots are undefined by contract) but for layers that ask for it and for page 0:
-    padding rows may read what padding rows wrote there, and should not start from NaN.
+    padding rows may read what padding rows wrote there, and should not start from NaN. Zeros are zeros in 8 bits, too.
     """
 
     def __init__(self, options: NoOptions, ctx: KVPoolContext) -> None:
         super().__init__(options, ctx)
+        self._eight_bit = is_eight_bit(ctx.dtype)
+        self._scales: dict[int, tuple[float, float]] = {}
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         for layer in ctx.layers:
@@ -62,9 +65,23 @@ class MHAPool(KVPool[NoOptions]):
 
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = self._keys[layer_id], self._values[layer_id]
+        if self._eight_bit:
+            k_scale, v_scale = self.scales(layer_id)
+            k, v = as_bytes(stored(k, k_scale, keys.dtype)), as_bytes(stored(v, v_scale, values.dtype))
+            keys, values = as_bytes(keys), as_bytes(values)
         # index_copy_ and not keys[slots] = k: it does not broadcast, so a wrong shape is an error.
         keys.index_copy_(0, slots, k.to(keys.dtype))
         values.index_copy_(0, slots, v.to(values.dtype))
+
+    def scales(self, layer_id: int) -> tuple[float, float]:
+        return self._scales.get(layer_id, (1.0, 1.0))
+
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        if not self._eight_bit:
+            super().set_scales(layer_id, k, v)
+        if layer_id not in self._keys:
+            raise ValueError(f"there is no layer {layer_id}")
+        self._scales[layer_id] = check_scale(k), check_scale(v)
 
     def prepare(self, seconds: float) -> int:
         """On a CPU, write to all slots, the first ones first, since the allocators hand these out first."""

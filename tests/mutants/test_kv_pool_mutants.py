@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -124,6 +125,89 @@ class MovesFromTheEnd(MHAPool):
             super().move(source[None], target[None])
 
 
+class BeginsWithAScaleOfItsOwn(MHAPool):
+    def scales(self, layer_id: int) -> tuple[float, float]:
+        return self._scales.get(layer_id, (0.5, 0.5))
+
+
+class TakesTheScaleOfAnotherLayer(MHAPool):
+    def scales(self, layer_id: int) -> tuple[float, float]:
+        return super().scales(self.layer_ids[0])
+
+
+class TakesAnyScale(MHAPool):
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        self._scales[layer_id] = k, v
+
+
+class ScalesEverything(MHAPool):
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        self._eight_bit = True
+        super().set_scales(layer_id, k, v)
+
+
+class Multiplies(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        k_scale, v_scale = self.scales(layer_id)
+        super().write(layer_id, slots, k * k_scale**2, v * v_scale**2)
+
+
+class WritesWithTheFirstLayersScale(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        (k_scale, v_scale), (first_k, first_v) = self.scales(layer_id), self.scales(self.layer_ids[0])
+        super().write(layer_id, slots, k * (k_scale / first_k), v * (v_scale / first_v))
+
+
+class ScalesValuesAsKeys(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        k_scale, v_scale = self.scales(layer_id)
+        super().write(layer_id, slots, k, v * (v_scale / k_scale))
+
+
+class RoundsTheScale(MHAPool):
+    """To a power of two, as if all were."""
+
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        super().set_scales(layer_id, *(2.0 ** round(math.log2(one)) if one > 0 else one for one in (k, v)))
+
+
+class RoundsDown(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        super().write(layer_id, slots, k * (1 - 2**-5), v)
+
+
+class ClampsNothing(MHAPool):
+    """Bytes are stored as numpy's casts of other libraries make them: what is too large is NaN."""
+
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        kept = self.keys(layer_id).dtype
+        if kept.itemsize == 1:
+            most, (k_scale, v_scale) = torch.finfo(kept).max, self.scales(layer_id)
+            k = k.masked_fill((k / k_scale).abs() > most, torch.nan)
+            v = v.masked_fill((v / v_scale).abs() > most, torch.nan)
+        super().write(layer_id, slots, k, v)
+
+
+class ClampsBeforeItScales(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        kept = self.keys(layer_id).dtype
+        most = torch.finfo(kept).max
+        super().write(layer_id, slots, k.clamp(-most, most), v.clamp(-most, most))
+
+
+class LosesNaN(MHAPool):
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        super().write(layer_id, slots, k.nan_to_num(nan=0.0), v.nan_to_num(nan=0.0))
+
+
+class MovesOtherTypesAlone(MHAPool):
+    """As where index_copy_ of 8-bit floats is passed over."""
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        if self.keys(self.layer_ids[0]).dtype.itemsize > 1:
+            super().move(sources, targets)
+
+
 MUTANTS = [
     Mutant(factory, suite=KVPoolContract, caught_by=test)
     for factory, test in (
@@ -145,6 +229,19 @@ MUTANTS = [
         (MovesOneByOne, "test_all_sources_are_read_first"),
         (MovesFromTheEnd, "test_all_sources_are_read_first"),
         (MovesOneByOne, "test_any_move"),
+        (BeginsWithAScaleOfItsOwn, "test_scales_are_one_at_first"),
+        (TakesTheScaleOfAnotherLayer, "test_scales_are_those_that_were_set"),
+        (TakesAnyScale, "test_wrong_scales_are_refused"),
+        (ScalesEverything, "test_other_types_are_not_scaled"),
+        (Multiplies, "test_a_write_is_scaled"),
+        (WritesWithTheFirstLayersScale, "test_a_write_is_scaled"),
+        (ScalesValuesAsKeys, "test_a_write_is_scaled"),
+        (RoundsDown, "test_a_write_is_scaled"),
+        (RoundsTheScale, "test_any_scale"),
+        (ClampsNothing, "test_what_is_too_large_is_clamped"),
+        (ClampsBeforeItScales, "test_what_is_too_large_is_clamped"),
+        (LosesNaN, "test_what_is_too_large_is_clamped"),
+        (MovesOtherTypesAlone, "test_moves"),
     )
 ]
 

@@ -8,6 +8,7 @@ import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
 from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, TreeSpan, make_plan
@@ -31,13 +32,16 @@ class TorchAttention(AttentionBackend[NoOptions]):
 
     Decoding requests of similar length are gathered, padded and computed in one call; prompts are computed one request
     at a time. K and V are read in place wherever a request's slots follow each other. Query heads that share a KV head
-    are laid out as rows or as a broadcast dimension, so K and V are never repeated.
+    are laid out as rows or as a broadcast dimension, so K and V are never repeated. What a pool keeps in another type
+    is read back from it, new tokens' too, so that what comes out does not depend on how a prompt is cut.
     """
 
     def __init__(self, options: NoOptions, ctx: AttentionContext) -> None:
         super().__init__(options, ctx)
         self._masks = CausalMasks(_BLOCK, ctx.max_context_len, ctx.dtype, ctx.device)
         self._gathered = Scratch(ctx.dtype, ctx.device), Scratch(ctx.dtype, ctx.device)
+        self._scaled = is_eight_bit(ctx.pool_dtype)
+        self._narrowed = ctx.pool_dtype != ctx.dtype
         self._kinds = sorted({(layer.kv_group, layer.window) for layer in ctx.layers}, key=str)
 
     def prepare(self, batch: ForwardBatch) -> None:
@@ -97,9 +101,10 @@ class TorchAttention(AttentionBackend[NoOptions]):
         return out.reshape(group.size, layer.num_heads, layer.v_head_dim)
 
     def _gather(self, layer: LayerSpec, batch: ForwardBatch, slots: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of `slots`, valid until the next call."""
-        pool, (keys, values) = batch.kv_pool, self._gathered
-        return keys.take(pool.keys(layer.layer_id), slots), values.take(pool.values(layer.layer_id), slots)
+        """K and V of `slots` in q's type, valid until the next call."""
+        pool, (keys, values), name = batch.kv_pool, self._gathered, layer.layer_id
+        k_scale, v_scale = pool.scales(name) if self._scaled else (1.0, 1.0)
+        return keys.take(pool.keys(name), slots, k_scale), values.take(pool.values(name), slots, v_scale)
 
     def _extend(
         self,
@@ -113,9 +118,9 @@ class TorchAttention(AttentionBackend[NoOptions]):
     ) -> torch.Tensor:
         """Compute [new, num_heads, v_dim] of one request."""
         tokens = slice(span.start, span.start + span.new)
-        if span.prefix or k is None or v is None:
+        if span.prefix or k is None or v is None or self._narrowed:
             k, v = self._gather(layer, batch, span.slots)
-        else:  # what was just written is all that there is
+        else:  # what was just written is all that there is, as it came
             k, v = k[tokens], v[tokens]
         queries, keys, values = _by_kv_heads(q[tokens], k, v)
         if not span.prefix and fused_fits(layer, sinks) and (layer.window is None or layer.window >= span.new):

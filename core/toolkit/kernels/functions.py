@@ -140,6 +140,45 @@ def _turned(
 
 
 @triton.jit
+def _queries(
+    q, out, weight, cos, sin, head, q_head, eps, HEADS: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Norm and turn the query heads `head` [heads, 1] of the token at `q`, and write them to `out`."""
+    real = head < HEADS
+    first, second, rest = _turned(
+        q + head * q_head, weight, cos, sin, eps, real, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM
+    )
+    half = tl.arange(0, BLOCK_HALF)[None, :]
+    place = out + head * DIM
+    tl.store(place + half, first.to(out.dtype.element_ty), mask=real & (half < HALF))
+    tl.store(place + HALF + half, second.to(out.dtype.element_ty), mask=real & (half < HALF))
+    if 2 * HALF < DIM:
+        at = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        tl.store(place + at, rest.to(out.dtype.element_ty), mask=real & (at < DIM))
+
+
+@triton.jit
+def _store_keys(
+    k, keys, weight, cos, sin, head, k_head, key_head, scale, eps, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Norm and turn the key heads `head` [heads, 1] of the token at `k`, and store them at the slot `keys`."""
+    real = head < KV_HEADS
+    first, second, rest = _turned(
+        k + head * k_head, weight, cos, sin, eps, real, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM
+    )
+    half = tl.arange(0, BLOCK_HALF)[None, :]
+    place = keys + head * key_head
+    _put(place + half, first, scale, real & (half < HALF), k.dtype.element_ty, FORMAT)
+    _put(place + HALF + half, second, scale, real & (half < HALF), k.dtype.element_ty, FORMAT)
+    if 2 * HALF < DIM:
+        at = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        _put(place + at, rest, scale, real & (at < DIM), k.dtype.element_ty, FORMAT)
+
+
+@triton.jit
 def qk_norm_rope_store_kernel(
     q, k, v, out, keys, values, cos, sin, q_weight, k_weight, slots,
     q_token, q_head, k_token, k_head, v_token, v_head, key_slot, key_head, value_slot, value_head,
@@ -152,40 +191,26 @@ def qk_norm_rope_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
-    COMPUTE: tl.constexpr = q.dtype.element_ty
-    half = tl.arange(0, BLOCK_HALF)[None, :]
-    rest_at = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    head = tl.arange(0, BLOCK_H)[:, None]
     cos += token * HALF
     sin += token * HALF
     if block < Q_BLOCKS:
-        head = (block * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-        real = head < HEADS
-        first, second, rest = _turned(
-            q + token * q_token + head * q_head, q_weight, cos, sin, eps, real,
-            DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM,
+        _queries(
+            q + token * q_token, out + token * HEADS * DIM, q_weight, cos, sin, head + block * BLOCK_H, q_head, eps,
+            HEADS, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM,
         )  # fmt: skip
-        place = out + (token * HEADS + head) * DIM
-        tl.store(place + half, first.to(COMPUTE), mask=real & (half < HALF))
-        tl.store(place + HALF + half, second.to(COMPUTE), mask=real & (half < HALF))
-        if 2 * HALF < DIM:
-            tl.store(place + rest_at, rest.to(COMPUTE), mask=real & (rest_at < DIM))
     else:
-        head = ((block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-        real = head < KV_HEADS
+        head += (block - Q_BLOCKS) * BLOCK_H
         slot = tl.load(slots + token)  # int64: slots times their stride outgrow 31 bits
-        first, second, rest = _turned(
-            k + token * k_token + head * k_head, k_weight, cos, sin, eps, real,
-            DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM,
+        _store_keys(
+            k + token * k_token, keys + slot * key_slot, k_weight, cos, sin, head, k_head, key_head, k_scale, eps,
+            KV_HEADS, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM, FORMAT,
         )  # fmt: skip
-        place = keys + slot * key_slot + head * key_head
-        _put(place + half, first, k_scale, real & (half < HALF), COMPUTE, FORMAT)
-        _put(place + HALF + half, second, k_scale, real & (half < HALF), COMPUTE, FORMAT)
-        if 2 * HALF < DIM:
-            _put(place + rest_at, rest, k_scale, real & (rest_at < DIM), COMPUTE, FORMAT)
         at = tl.arange(0, BLOCK_DV)[None, :]
-        inside = real & (at < DV)
+        inside = (head < KV_HEADS) & (at < DV)
         value = tl.load(v + token * v_token + head * v_head + at, mask=inside, other=0.0).to(tl.float32)
-        _put(values + slot * value_slot + head * value_head + at, value, v_scale, inside, COMPUTE, FORMAT)
+        place = values + slot * value_slot + head * value_head + at
+        _put(place, value, v_scale, inside, v.dtype.element_ty, FORMAT)
 
 
 @triton.jit

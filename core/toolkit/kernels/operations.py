@@ -162,7 +162,7 @@ def qk_norm_rope_store(
     if form:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    block_h = min(power_of_two(max(heads, kv_heads)), 8)
+    block_h = min(power_of_two(max(heads, kv_heads)), max(1, 1024 // power_of_two(max(dim, v_dim))))
     shape: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DV": v_dim, "HALF": half}
     shape |= {"BLOCK_H": block_h, "BLOCK_HALF": power_of_two(half), "BLOCK_REST": power_of_two(dim - 2 * half)}
     shape |= {"BLOCK_DV": power_of_two(v_dim), "HAS_NORM": norms is not None, "FORMAT": form, "num_warps": 4}

@@ -1,0 +1,257 @@
+"""All kernels compiled with Triton and ptxas, without a GPU: registers, spills, shared memory, occupancy, tensor cores.
+
+    python -m benchmarks.compile_kernels [--target sm_90 sm_80] [--only PATTERN] [--jobs 2] [--markdown FILE]
+
+Fails where a kernel does not compile, spills registers, needs more shared memory than a block may have (227 KiB on
+sm_90, 163 KiB on sm_80), or has no wgmma on sm_90 though its case says so. Cases are in `benchmarks/kernels`, whose
+docstring says how to add some. Occupancy is the share of a multiprocessor's 64 warps that fit on it, by registers and
+shared memory; kernels that wait for memory want much of it, and those on tensor cores can do with little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import pkgutil
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks import kernels as kernel_cases
+from benchmarks.kernels import Case, Target
+from pegboard.core.toolkit import kernels
+from pegboard.core.toolkit.kernels.launch import Launch, observed
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.bool: "i1",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+"""Constants of a launch that are no parameters of the kernel."""
+
+SHARED = {(9, 0): 227, (8, 0): 163}
+"""KiB that a block may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What is compiled: a kernel and all that its code depends on. `key` is the same for launches of the same code."""
+
+    case: str
+    target: Target
+    kernel: JITFunction
+    signature: Mapping[str, str]
+    constants: Mapping[str, object]
+    aligned: frozenset[int]
+    options: Mapping[str, object]
+    tensor_cores: bool
+
+    @property
+    def key(self) -> str:
+        parts = self.target, self.kernel.__name__, self.signature, self.constants, sorted(self.aligned), self.options
+        return repr(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What became of it. `problem` is empty where all is well."""
+
+    case: str
+    kernel: str
+    target: Target
+    warps: int
+    registers: int
+    spilled: int
+    shared: int
+    occupancy: float
+    wgmma: int
+    problem: str
+
+
+def build_of(case: Case, target: Target, launch: Launch) -> Build:
+    """Return what Triton would compile for a launch: ints that are 1 are constants, and those, and addresses, that 16
+    divides are known to be.
+    """
+    kernel: JITFunction = launch.kernel  # type: ignore[assignment]  # the tests' kernels are others, but launch none here
+    signature, constants, aligned = {}, {}, set()
+    values = dict(zip(kernel.arg_names, launch.arguments, strict=False))
+    options = {name: value for name, value in launch.constants.items() if name in OPTIONS}
+    values |= {name: value for name, value in launch.constants.items() if name not in OPTIONS}
+    for place, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+            if value.storage_offset() * value.itemsize % 16 == 0:
+                aligned.add(place)
+        elif isinstance(value, bool):
+            signature[parameter.name] = "i1"
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                aligned.add(place)
+        else:
+            signature[parameter.name] = "fp32"
+    wanted = kernel.__name__ in case.tensor_cores
+    return Build(case.name, target, kernel, signature, constants, frozenset(aligned), options, wanted)
+
+
+def modules() -> Iterator[Sequence[Case]]:
+    """Yield the cases of each module in benchmarks/kernels."""
+    for found in pkgutil.iter_modules(kernel_cases.__path__):
+        yield importlib.import_module(f"benchmarks.kernels.{found.name}").CASES
+
+
+@cache
+def builds(targets: tuple[Target, ...], only: str) -> tuple[Build, ...]:
+    """Return all that is to be compiled, in the order of cases, each once."""
+    found: dict[str, Build] = {}
+    for target in targets:
+        for case in (one for cases in modules() for one in cases if re.search(only, one.name)):
+            launches: list[Launch] = []
+            with kernels.allowed("meta"), observed(lambda one, to=launches: to.append(one) or False):
+                case.run(target)
+            if not launches:
+                raise SystemExit(f"the case {case.name!r} launches nothing")
+            for launch in launches:
+                build = build_of(case, target, launch)
+                found.setdefault(build.key, build)
+    return tuple(found.values())
+
+
+def occupancy(target: Target, warps: int, registers: int, shared: int) -> float:
+    """Share of 64 warps that are resident: registers come by 256 a warp of 65,536, shared memory with 1 KiB a block."""
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
+    by_shared = (SHARED[target.capability] + 1) * 1024 // (shared + 1024)
+    return min(by_registers, by_shared, 64 // warps, 32) * warps / 64
+
+
+def compiled(build: Build) -> Built:
+    """Compile one kernel."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = build.kernel.arg_names
+    constants = {(names.index(name),): value for name, value in build.constants.items()}
+    attributes = {(place,): [["tt.divisibility", 16]] for place in build.aligned}
+    source = ASTSource(build.kernel, dict(build.signature), constants, attributes)
+    major, minor = build.target.capability
+    said = io.StringIO()
+    triton.knobs.nvidia.dump_ptxas_log = True
+    with contextlib.redirect_stdout(said):
+        made = triton.compile(source, target=GPUTarget("cuda", major * 10 + minor, 32), options=dict(build.options))
+    log = said.getvalue()
+    registers = max(int(one) for one in re.findall(r"Used (\d+) registers", log))
+    spilled = sum(int(one) for one in re.findall(r"(\d+) bytes spill stores", log))
+    wgmma = made.asm["ptx"].count("wgmma.mma_async")
+    shared, warps = made.metadata.shared, made.metadata.num_warps
+    share = occupancy(build.target, warps, registers, shared)
+    problem = problem_of(build, spilled, shared, wgmma)
+    return Built(
+        build.case, build.kernel.__name__, build.target, warps, registers, spilled, shared, share, wgmma, problem
+    )
+
+
+def problem_of(build: Build, spilled: int, shared: int, wgmma: int) -> str:
+    """Return what is wrong, or nothing."""
+    if spilled:
+        return f"spills {spilled} bytes of registers"
+    if shared > SHARED[build.target.capability] * 1024:
+        return f"needs {shared} bytes of shared memory, and may have {SHARED[build.target.capability]} KiB"
+    if build.tensor_cores and build.target.capability == (9, 0) and not wgmma:
+        return "does not run on the tensor cores as it should (no wgmma)"
+    return ""
+
+
+def compile_at(targets: tuple[Target, ...], only: str, place: int) -> Built:
+    """Compile one of `builds`, in a process of its own; one that does not compile has a problem."""
+    build = builds(targets, only)[place]
+    try:
+        return compiled(build)
+    except Exception as error:  # whatever Triton and ptxas raise: the others are compiled all the same
+        return Built(build.case, build.kernel.__name__, build.target, 0, 0, 0, 0, 0.0, 0, f"does not compile: {error}")
+
+
+def compile_all(targets: tuple[Target, ...], only: str, jobs: int) -> list[Built]:
+    """Compile in `jobs` processes, with a cache that is thrown away: what was compiled before says no registers."""
+    os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported, here and there
+    count = len(builds(targets, only))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(compile_at, [targets] * count, [only] * count, range(count)))
+
+
+def sm(target: Target) -> str:
+    return f"sm_{target.capability[0]}{target.capability[1]}"
+
+
+def table(found: Sequence[Built]) -> str:
+    """Rows of Markdown, the same for a terminal."""
+    lines = [
+        "| target | case | kernel | warps | registers | spilled | shared KiB | occupancy | wgmma |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {sm(one.target)} | {one.case} | {one.kernel} | {one.warps} | {one.registers} | {one.spilled} "
+        f"| {one.shared / 1024:.1f} | {one.occupancy:.0%} | {one.wgmma} |"
+        for one in found
+    ]
+    return "\n".join(lines)
+
+
+def target_of(name: str) -> Target:
+    found = {f"sm_{major}{minor}": Target((major, minor)) for major, minor in SHARED}
+    if name not in found:
+        raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(found)}")
+    return found[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", nargs="+", type=target_of, default=[target_of("sm_90"), target_of("sm_80")])
+    parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--markdown", type=Path, help="write the table to this file, too")
+    args = parser.parse_args()
+    began = time.perf_counter()
+    found = compile_all(tuple(args.target), args.only, args.jobs)
+    print(table(found))
+    print(f"\n{len(found)} kernels in {time.perf_counter() - began:.0f} s")
+    if args.markdown is not None:
+        args.markdown.write_text(table(found) + "\n")
+    wrong = [f"{sm(one.target)} {one.case}, {one.kernel}: {one.problem}" for one in found if one.problem]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

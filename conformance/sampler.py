@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.sampler_params import SamplerParams
 from pegboard.conformance.suite import capability
-from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SAMPLING_ROW, LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 
@@ -156,8 +156,10 @@ class SamplerContract(SamplerParams):
         sampler: Sampler = self.build(SamplerContext(vocab_size=vocab, device=torch.device("cpu")))
         return sampler
 
-    def draw(self, logits: NDArray[np.floating[Any]] | torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        """Return one token per row; `logits` [rows, vocab], or [vocab] for the same in every row."""
+    def draw(self, logits: NDArray[np.floating[Any]] | torch.Tensor, rows: Sequence[Row], least: int = 0) -> list[int]:
+        """Return one token per row; `logits` [rows, vocab], or [vocab] for the same in every row. `least` is the
+        smallest number that a token may be.
+        """
         table = torch.as_tensor(logits, dtype=torch.float32).clone()
         table = table.expand(len(rows), -1).clone() if table.dim() == 1 else table
         tokens = self.sampler(table.shape[1]).sample(table, make_sampling(rows, table.shape[1]))
@@ -165,7 +167,7 @@ class SamplerContract(SamplerParams):
         assert tokens.dtype == torch.int64, f"tokens are {tokens.dtype}, not int64"
         assert tokens.shape == (len(rows),), f"tokens have shape {tuple(tokens.shape)}, not ({len(rows)},): one per row"
         found = [int(token) for token in tokens.tolist()]
-        outside = [(row, token) for row, token in enumerate(found) if not 0 <= token < table.shape[1]]
+        outside = [(row, token) for row, token in enumerate(found) if not least <= token < table.shape[1]]
         assert not outside, f"(row, token) {outside[:8]} are outside the vocabulary of {table.shape[1]}"
         return found
 
@@ -323,14 +325,16 @@ class SamplerContract(SamplerParams):
 
     @pytest.mark.parametrize("row", [{}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 2, "top_p": 0.5}], ids=str)
     @pytest.mark.parametrize("bad", [0, 2, 3])
-    def test_a_row_without_a_finite_logit_is_named(self, row: Row, bad: int) -> None:
+    def test_a_row_without_a_finite_logit_gets_no_token(self, row: Row, bad: int) -> None:
         logits = torch.zeros(4, 64)
-        logits[bad] = -math.inf
-        with pytest.raises(ValueError, match=rf"\b{bad}\b"):
-            self.draw(logits, [{**row, "seed": index} for index in range(4)])
-        logits[bad] = math.nan
-        with pytest.raises(ValueError, match=rf"\b{bad}\b"):
-            self.draw(logits, [{**row, "seed": index} for index in range(4)])
+        logits[:, 7] = 50.0
+        for value in (-math.inf, math.nan):
+            logits[bad] = value
+            tokens = self.draw(logits, [{**row, "seed": index} for index in range(4)], least=NO_TOKEN)
+            assert tokens[bad] == NO_TOKEN, f"a row of {value} gets {NO_TOKEN}, and nothing is raised"
+            assert [token for index, token in enumerate(tokens) if index != bad] == [7] * 3, (
+                "the other rows get what they would have got"
+            )
 
     # Seeds.
 

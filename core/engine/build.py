@@ -59,6 +59,7 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
+from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.toolkit.model.model_config import read_model_config
 
@@ -246,6 +247,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         hooks=_step_hooks(hooks, request_log),
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
+        unsampled=Unsampled(chosen.processors, spec.vocab_size, chosen.culprits, executor),
     )
     limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
     scheduler = Scheduler(settings, stages, limits)
@@ -311,7 +313,7 @@ def _worker(
         chosen.attention,
         loaded.memory.pool,
         rows,
-        chosen.model.device,
+        chosen.queue,
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         pooler=pooler,

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsPro
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
+from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters."""
+    """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
+    `queue` brings all that a step needs to the device.
+    """
 
     resolved: ResolvedConfig
     selection: Selection
@@ -46,6 +49,7 @@ class Chosen:
     speculator: ChosenSpeculator
     media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
+    queue: DeviceQueue = field(default_factory=HostQueue)
 
     def runner_context(self, network: Network | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
@@ -79,7 +83,7 @@ def choose_providers(
 
     Raises ConfigError and PluginError, with what to change.
     """
-    config, culprits = resolved.engine, Culprits()
+    config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
     speculator = choose_speculator(resolved, selection, model, spec, culprits)
     attention_ctx = AttentionContext(
         layers=spec.layers + speculator.layers,
@@ -90,7 +94,7 @@ def choose_providers(
         max_context_len=spec.max_context_len,
     )
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
-    processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer)
+    processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)
     attention = selection.choose(ATTENTION, attention_ctx)
     sampler = selection.choose(SAMPLER, sampler_ctx)
     processors = selection.choose_all(LOGITS_PROCESSOR, processor_ctx)
@@ -109,7 +113,7 @@ def choose_providers(
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        speculator, media, culprits,
+        speculator, media, culprits, queue,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -11,6 +11,7 @@ from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -19,13 +20,24 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorContext:
     """Vocabulary size, device of the logits, the token ids that end an output, and the tokenizer, for parameters that
-    are texts (None only where there is no text at all).
+    are texts (None only where there is no text at all). `bring` takes arrays to the device, see `on_device`.
     """
 
     vocab_size: int
     device: torch.device
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None = None
+    bring: Callable[..., tuple[torch.Tensor, ...]] | None = None
+
+    def on_device(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+        """Return arrays where the logits are. All of a step's should come together: each call is one copy, and none
+        waits for the device. On a CPU the tensors share the arrays' memory.
+        """
+        if self.bring is not None:
+            return self.bring(*arrays)
+        import torch
+
+        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
 
 
 class LogitsProcessor(abc.ABC, Generic[OptionsT]):

@@ -15,14 +15,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 
 
-class NoFiniteLogit(ValueError):
-    """A row that no sampler can take: its logits hold NaN, or nothing finite. `by` is the logits processor that made
-    them so, as far as that can be told.
-    """
-
-    def __init__(self, message: str, by: object = None) -> None:
-        super().__init__(message)
-        self.by = by
+NO_TOKEN = -1
+"""What a row gets that no token can be drawn for: its logits hold NaN, or nothing finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,8 @@ class Sampler(abc.ABC, Generic[OptionsT]):
         """Return tokens int64 [n] from `logits` float32 [n, vocab], which it may overwrite.
 
         A row with temperature 0 gets the first argmax. A row's draw depends on its logits, its seed and its step
-        alone, not on the other rows. A row without a finite logit raises ValueError naming the row.
+        alone, not on the other rows. A row whose logits hold NaN, or nothing finite, gets NO_TOKEN, and its request
+        ends with an error: to raise, a sampler would have to wait for the device.
 
         Minus infinity rules a token out. So does `toolkit.logit_pairs.LAST_RESORT`, as long as the row has anything
         else: the draw is the same. A sampler that looks at how logits are spread leaves both out of account.

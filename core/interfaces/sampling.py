@@ -208,7 +208,8 @@ class SamplingBatch:
     a row without a seed has one drawn for it at intake. `all_greedy` and the `need_*` flags let a sampler skip work.
     `rows` feeds the logits processors and the sampler, and is empty when no request of the batch wants one of them.
     `mask` int32 [m, ceil(vocab / 32)] has a bit for each token that the rows `mask_rows` int64 [m] may get, after all
-    processors (bit i%32 of word i//32 for token i); None where every row may get any.
+    processors (bit i%32 of word i//32 for token i); None where every row may get any. `logprob_ids` int64 are the token
+    ids of all rows' `logprobs`, row after row; None where there are none, or where they are not on the device yet.
     """
 
     temperatures: torch.Tensor
@@ -225,6 +226,7 @@ class SamplingBatch:
     rows: Sequence[SamplingRow] = ()
     mask: torch.Tensor | None = None
     mask_rows: torch.Tensor | None = None
+    logprob_ids: torch.Tensor | None = None
 
     @classmethod
     def of(

@@ -20,7 +20,7 @@ class BatchResult:
     [rows, hidden]; see WantedRows.
 
     In a step with drafts `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
-    per node.
+    per node. `unsampled` says that some tokens are NO_TOKEN: nothing could be drawn for their rows.
     """
 
     tokens: NDArray[np.int64]
@@ -29,3 +29,4 @@ class BatchResult:
     pooled: NDArray[np.float32] | None = None
     hidden: NDArray[np.float32] | None = None
     accepted: Accepted | None = None
+    unsampled: bool = False

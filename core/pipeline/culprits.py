@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.interfaces.sampler import NoFiniteLogit
 from pegboard.core.registry.blame import describe, in_words
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Culprits:
     def of(self, error: BaseException) -> Culprit | None:
         """Return whose method was at work, the innermost one of several; None where none of the known was."""
         for one in _causes(error):
-            if isinstance(one, BadAnswer | NoFiniteLogit):
+            if isinstance(one, BadAnswer):
                 return self._find(one.by)
             found = None
             for frame, _ in traceback.walk_tb(one.__traceback__):
@@ -83,6 +82,10 @@ class Culprits:
             if found is not None:
                 return found
         return None
+
+    def known(self, made: object) -> Culprit | None:
+        """Return what is known of a provider's object, None where it is not one of them."""
+        return self._find(made)
 
     def count(self, culprit: Culprit | None) -> None:
         """One more failure of it."""

@@ -48,6 +48,11 @@ class Executor(Protocol):
     def draft(self, work: DraftWork) -> DraftTrees:
         """Draft on the device at once. Nothing else may be under way. Raises what the speculator raises."""
 
+    def call(self, what: Callable[[], R]) -> R:
+        """Call something where batches run, behind those that are under way, and return its result. Raises what it
+        raises.
+        """
+
     def healthy(self) -> bool:
         """Return whether another forward pass has a chance; False once the device itself has failed."""
 
@@ -104,6 +109,9 @@ class InlineExecutor:
     def draft(self, work: DraftWork) -> DraftTrees:
         return self._draft(work)
 
+    def call(self, what: Callable[[], R]) -> R:
+        return what()
+
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()
 
@@ -151,6 +159,9 @@ class ThreadExecutor:
 
     def draft(self, work: DraftWork) -> DraftTrees:
         return self._thread.submit(self._draft, work).result()
+
+    def call(self, what: Callable[[], R]) -> R:
+        return self._thread.submit(what).result()
 
     def encode(self, work: EncodeWork) -> PendingEncode:
         return _InThread(self._thread.submit(self._encode, work).result)

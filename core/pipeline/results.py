@@ -8,6 +8,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import ReqSlot
+from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
@@ -58,7 +59,8 @@ class ResultStage:
     ) -> tuple[list[Req], list[TokenOutput]]:
         """Update every request of the step; those that finished, in the batch's order, and what to send.
 
-        Requests that ended while the step was under way are left alone: their tokens are dropped.
+        Requests that ended while the step was under way are left alone: their tokens are dropped. So are those that no
+        token could be drawn for: the scheduler ends them.
         """
         batch = step.batch
         self.grammars.work.begin_step()
@@ -67,7 +69,7 @@ class ResultStage:
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
         batch.intervals = running.note(step.sampled, newest, now, step.version)
         embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
-        if step.version != NEVER and not step.touched:
+        if step.version != NEVER and not step.touched and not result.unsampled:
             return self._commit_decode(step, result, now)
         if accepted is None:
             finished, outputs = self._commit_any(step, result, now)
@@ -127,7 +129,7 @@ class ResultStage:
             if req.rid in batch.partial:
                 continue
             row, token = next(tokens)
-            if req.finished:
+            if req.finished or token == NO_TOKEN:
                 taken[row] = NOBODYS
                 continue
             if req.remaining_tokens > 0:
@@ -157,7 +159,10 @@ class ResultStage:
                 kv.committed_len = seq_len
                 continue
             stop, drafted, ended = ends[index], step.drafts_of(index), req.finished
-            kept = 0 if ended else self._take(req, result, accepted, range(start, stop), now, finished)
+            places = range(start, stop)
+            if result.unsampled and int(accepted.tokens[stop - 1]) == NO_TOKEN:
+                places = range(start, stop - 1)
+            kept = 0 if ended else self._take(req, result, accepted, places, now, finished)
             # What was computed beyond the tokens that it took is of no use.
             kv.committed_len = prefix + max(1, kept) if drafted else seq_len
             taken[start + kept : stop] = NOBODYS
@@ -180,6 +185,8 @@ class ResultStage:
         finished: list[Req],
     ) -> int:
         """Give a request the gained tokens at `places`, as far as it goes on; how many it took."""
+        if not places:
+            return 0
         if not req.remaining_tokens:
             self._finish(req, int(accepted.tokens[places.start]), now, finished)
             return 0

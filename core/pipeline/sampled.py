@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.pipeline.culprits import BadTokens
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ def check_tokens(tokens: object, count: int, device: torch.device, by: object) -
         raise BadTokens(f"sampled tokens must be int64 [{count}] on {device.type}, and not {given}", by)
 
 
-def check_ids(tokens: NDArray[np.int64], vocab_size: int, by: object) -> None:
-    """Raise BadTokens for an id that is none of the vocabulary's."""
+def check_ids(tokens: NDArray[np.int64], vocab_size: int, by: object) -> bool:
+    """Return whether some rows have got NO_TOKEN. Raises BadTokens for an id that is none of the vocabulary's."""
     # As unsigned numbers, negative ones are large too: one look for both.
-    if tokens.shape[0] and tokens.view(np.uint64).max() >= vocab_size:
-        row = int((tokens.view(np.uint64) >= vocab_size).argmax())
+    if not tokens.shape[0] or tokens.view(np.uint64).max() < vocab_size:
+        return False
+    wrong = (tokens.view(np.uint64) >= vocab_size) & (tokens != NO_TOKEN)
+    if wrong.any():
+        row = int(wrong.argmax())
         raise BadTokens(f"the sampled token {tokens[row]} of row {row} is none of the vocabulary's {vocab_size}", by)
+    return True

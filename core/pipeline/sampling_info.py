@@ -56,7 +56,7 @@ class SamplingInfos:
             info = SamplingInfo(info.version, info.numbers, steps, info.logprobs)
         if running.any(PROCESSED):
             late = running.stamps == flight
-            info.rows = tuple(_row(running.reqs[place], int(late[place])) for place in active.tolist())
+            info.rows = tuple(row_of(running.reqs[place], int(late[place])) for place in active.tolist())
         info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
         return info
 
@@ -68,7 +68,7 @@ class SamplingInfos:
             numbers=np.array([req.sampling.row(req.seed, self._vocab_size) for req in reqs], NUMBERS),
             steps=np.fromiter((req.output_len for req in reqs), np.int64, len(reqs)),
             logprobs=logprobs if any(logprobs) else (),
-            rows=tuple(_row(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
+            rows=tuple(row_of(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
             mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
         )
 
@@ -81,8 +81,10 @@ def mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:
     info.rows = tuple(rows)
 
 
-def _row(req: Req, pending: int) -> SamplingRow:
-    """Make views of the growing token buffers, anew for each step: an append may have moved them."""
+def row_of(req: Req, pending: int = 0) -> SamplingRow:
+    """Return what processors may know of a request. It has views of the growing token buffers, so make it anew for each
+    step: an append may have moved them.
+    """
     return SamplingRow(req.sampling, req.prompt_ids, req.output_ids, pending, _MEMOS.of(req))
 
 

@@ -21,6 +21,7 @@ from pegboard.core.pipeline.results import NOBODYS
 from pegboard.core.pipeline.seats import Seats
 from pegboard.core.pipeline.stats import Stats
 from pegboard.core.pipeline.step import EncodeStep
+from pegboard.core.pipeline.unsampled import Unsampled, unsampled
 from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Scheduler:
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         self._recovery = Recovery(stages.builder, stages.executor)
+        self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False
         """Nothing could be planned last time."""
@@ -258,6 +260,9 @@ class Scheduler:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)
+        if result.unsampled:
+            for req in unsampled(step, result):
+                self.requests.end(req, self._unsampled.reason(req), keep=False)
         self.requests.follow_grammars()
 
     # ---- failure --------------------------------------------------------------------------------------------------

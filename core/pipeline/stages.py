@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.speculation.drafter import Drafter
     from pegboard.core.pipeline.step_log import StepReport
+    from pegboard.core.pipeline.unsampled import Unsampled
 
 Hook = Callable[..., object]
 
@@ -48,7 +49,8 @@ class StepHooks:
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
     `pooler` there are no embeddings, without `media` no pictures, without a `drafter` one token per
-    request and step, without `tiers` nothing is kept beyond the device, and without a `report` steps are not logged.
+    request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
+    bad logits, and without a `report` steps are not logged.
     """
 
     memory: MemoryManager
@@ -62,6 +64,7 @@ class Stages:
     media: MediaStage | None = None
     drafter: Drafter | None = None
     tiers: TierFigures | None = None
+    unsampled: Unsampled | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
 

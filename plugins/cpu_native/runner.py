@@ -16,7 +16,7 @@ from pegboard.core.toolkit.sampling.sample import sample
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
-from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, check_tokens, native_sampling
+from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         self._share_out(batch, hidden, output, return_hidden_states)
         del kept
         if tokens is not None:
-            check_tokens(tokens)
-            output.next_token_ids = tokens
+            output.next_token_ids = with_no_tokens(tokens)
         elif apart is not None and logits is not None:
             sample(logits, apart, self.ctx, output, return_logits=return_logits)
         return output

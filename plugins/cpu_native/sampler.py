@@ -10,7 +10,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler, SamplerContext
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.cpu_native.library import COLUMNS, NativeError, Sampling, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
@@ -80,8 +80,7 @@ class CpuNativeSampler(Sampler[CpuNativeSamplerOptions]):
             )
         )
         del columns
-        check_tokens(tokens)
-        return tokens
+        return with_no_tokens(tokens)
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
         given, logits = logits, _rows(logits)
@@ -108,7 +107,7 @@ class CpuNativeSampler(Sampler[CpuNativeSamplerOptions]):
         if code == _NOT_FINITE:
             return token_logprobs(given, tokens, wants)
         _check(code)
-        output = LogprobOutput((logits.gather(1, tokens[:, None]).squeeze(1) - sums).float())
+        output = LogprobOutput((logits.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1) - sums).float())
         if width:
             output.top_values, output.top_ids = (values - sums[:, None]).float(), ids
         for row, one in enumerate(wants):
@@ -131,12 +130,9 @@ def native_sampling(batch: SamplingBatch, *, masked: bool = False) -> tuple[list
     return kept, sampling
 
 
-def check_tokens(tokens: torch.Tensor) -> None:
-    """Raise ValueError for the first row that could not be sampled."""
-    if bool((tokens < 0).any()):
-        row = int((tokens < 0).nonzero()[0])
-        why = "it has no finite logit" if int(tokens[row]) == -1 else "its logits hold NaN"
-        raise ValueError(f"row {row} cannot be sampled: {why}")
+def with_no_tokens(tokens: torch.Tensor) -> torch.Tensor:
+    """Return tokens with NO_TOKEN for rows that could not be sampled: the library has a number for each reason."""
+    return tokens.clamp_(min=NO_TOKEN)
 
 
 def _rows(logits: torch.Tensor) -> torch.Tensor:

@@ -111,30 +111,33 @@ class PenaltyState:
     """
 
     def __init__(
-        self, tallies: Sequence[tuple[int, Tally | Counts]], rows: Sequence[SamplingRow], device: torch.device
+        self, tallies: Sequence[tuple[int, Tally | Counts]], rows: Sequence[SamplingRow], ctx: LogitsProcessorContext
     ) -> None:
         self.tallies = tuple(tallies)
-        self._device = device
+        self._ctx = ctx
         sizes = [tally.size for _, tally in tallies]
         self.size = sum(sizes)
         room = self.size + _SPARE * len(sizes)
-        self.rows = self._buffer([np.repeat([place for place, _ in tallies], sizes)], room, torch.int64)
-        self.ids = self._buffer([tally.ids for _, tally in tallies], room, torch.int64)
-        self.counts = self._buffer([tally.counts for _, tally in tallies], room, torch.float32)
-        # Where a tally's entries are: those that it had, one after the other, and each that came since.
-        self._starts = (np.cumsum(sizes) - sizes).tolist()
-        self._sizes = sizes
-        self._later: list[list[int]] = [[] for _ in sizes]
+        where = np.repeat([place for place, _ in tallies], sizes)
         columns = [
             (one.repetition_penalty, one.frequency_penalty, one.presence_penalty)
             for one in (row.params for row in rows)
         ]
-        self.penalties = torch.tensor(columns, dtype=torch.float32).T.contiguous().to(device)
+        self.rows, self.ids, self.counts, self.penalties = ctx.on_device(
+            self._buffer([where], room, np.int64),
+            self._buffer([tally.ids for _, tally in tallies], room, np.int64),
+            self._buffer([tally.counts for _, tally in tallies], room, np.float32),
+            np.array(columns, np.float32).T.copy(),
+        )
+        # Where a tally's entries are: those that it had, one after the other, and each that came since.
+        self._starts = (np.cumsum(sizes) - sizes).tolist()
+        self._sizes = sizes
+        self._later: list[list[int]] = [[] for _ in sizes]
 
-    def _buffer(self, parts: list[NDArray[Any]], room: int, dtype: torch.dtype) -> torch.Tensor:
-        buffer = torch.zeros(room, dtype=dtype)
-        buffer[: self.size] = torch.from_numpy(np.concatenate(parts))
-        return buffer.to(self._device)
+    def _buffer(self, parts: list[NDArray[Any]], room: int, dtype: type[np.generic]) -> NDArray[Any]:
+        buffer = np.zeros(room, dtype)
+        buffer[: self.size] = np.concatenate(parts)
+        return buffer
 
     def update(self, changes: Sequence[list[int]]) -> bool:
         """Write the changed places of each tally; False where there is no room, and nothing is written."""
@@ -153,10 +156,11 @@ class PenaltyState:
                 ids.append(int(tally.ids[own]))
                 counts.append(float(tally.counts[own]))
         if places:
-            where, row_ids, token_ids = torch.tensor([places, rows, ids]).to(self._device)
+            new = np.array([places, rows, ids], np.int64)
+            (where, row_ids, token_ids), numbers = self._ctx.on_device(new, np.array(counts, np.float32))
             self.rows[where] = row_ids
             self.ids[where] = token_ids
-            self.counts[where] = torch.tensor(counts).to(self._device)
+            self.counts[where] = numbers
         return True
 
     def _locate(self, number: int, own: int) -> int:
@@ -206,14 +210,14 @@ class Penalties(LogitsProcessor[NoOptions]):
         if same and state is not None:
             same = all(old == new for old, new in zip(state.tallies, tallies, strict=True)) and state.update(changes)
         if not same or state is None:
-            state = PenaltyState(tallies, rows, self.ctx.device)
+            state = PenaltyState(tallies, rows, self.ctx)
         self._state = state
         return state if state.size else None
 
     def _with_drafts(self, tallies: Sequence[tuple[int, Tally]], rows: Sequence[SamplingRow]) -> PenaltyState | None:
         """Gather all anew: rows have other drafts in each step, and nothing of them may be kept."""
         counted = [(place, tally.with_drafts(np.asarray(rows[place].draft_ids).tolist())) for place, tally in tallies]
-        state = PenaltyState(counted, rows, self.ctx.device)
+        state = PenaltyState(counted, rows, self.ctx)
         return state if state.size else None
 
     def _tally(self, row: SamplingRow) -> Tally | None:

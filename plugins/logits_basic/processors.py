@@ -42,7 +42,7 @@ class LogitBias(LogitsProcessor[NoOptions]):
                 count = len(one.logit_bias)
                 ids = np.fromiter(one.logit_bias.keys(), np.int64, count)
                 pairs.add(row, ids, np.fromiter(one.logit_bias.values(), np.float32, count))
-        return pairs.finish(self.ctx.device)
+        return pairs.finish(self.ctx)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] += state.numbers
@@ -77,7 +77,7 @@ class MinNewTokens(LogitsProcessor[NoOptions]):
         for index, row in enumerate(rows):
             if row.generated < row.params.min_new_tokens:
                 pairs.add(index, self._ends(row.params), -np.inf if row.params.grammar is None else LAST_RESORT)
-        return pairs.finish(self.ctx.device)
+        return pairs.finish(self.ctx)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] = state.numbers

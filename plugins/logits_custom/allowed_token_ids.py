@@ -80,12 +80,11 @@ class AllowedTokenIds(LogitsProcessor[NoOptions]):
                 rows.append(row)
                 most.append(-np.inf if self._is_alone(one) else LAST_RESORT)
                 pairs.add(row, np.unique(np.array(own.ids, dtype=np.int64)), 0.0)
-        kept = pairs.finish(self.ctx.device)
+        kept = pairs.finish(self.ctx)
         if kept is None:
             return None
-        device = self.ctx.device
-        numbers = torch.tensor(most, dtype=torch.float32, device=device)[:, None]
-        return _Allowed(torch.tensor(rows, device=device), numbers, (kept.rows, kept.ids))
+        places, numbers = self.ctx.on_device(np.array(rows, np.int64), np.array(most, np.float32)[:, None])
+        return _Allowed(places, numbers, (kept.rows, kept.ids))
 
     @staticmethod
     def _is_alone(params: SamplingParams) -> bool:

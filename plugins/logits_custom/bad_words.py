@@ -62,7 +62,7 @@ class BadWords(LogitsProcessor[NoOptions]):
                 forbidden = [self._forbidden(one, output) for one in words]
                 number = -np.inf if row.params.grammar is None else LAST_RESORT
                 pairs.add(index, np.unique(np.concatenate(forbidden)), number)
-        return pairs.finish(self.ctx.device)
+        return pairs.finish(self.ctx)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] = torch.minimum(logits[state.rows, state.ids], state.numbers)

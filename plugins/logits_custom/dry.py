@@ -74,7 +74,7 @@ class Dry(LogitsProcessor[DryOptions]):
                 ids, penalties = find_penalties(tokens, own, self._breaker_ids(own.sequence_breakers))
                 known = ids < self.ctx.vocab_size
                 pairs.add(index, ids[known], penalties[known])
-        return pairs.finish(self.ctx.device)
+        return pairs.finish(self.ctx)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         logits[state.rows, state.ids] -= state.numbers

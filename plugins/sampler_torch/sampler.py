@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.sampler import Sampler
+from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
@@ -22,10 +22,19 @@ class TorchSampler(Sampler):
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         peaks, tokens = logits.max(dim=-1)
-        if not bool(peaks.isfinite().all()):
-            _check_rows(logits, peaks)
-            logits.clamp_(max=torch.finfo(logits.dtype).max)
-            peaks, tokens = logits.max(dim=-1)
+        # On a CPU a look costs less than what it saves; elsewhere it would wait for the device.
+        if logits.is_cpu and bool(peaks.isfinite().all()):
+            return self._tokens(logits, peaks, tokens, batch)
+        fit = peaks.isfinite() | (logits.isfinite().any(-1) & ~peaks.isnan())
+        # Infinity is taken for the largest number, and rows of which nothing comes are given something to draw from.
+        logits.clamp_(max=torch.finfo(logits.dtype).max).masked_fill_(~fit[:, None], 0.0)
+        peaks, tokens = logits.max(dim=-1)
+        return self._tokens(logits, peaks, tokens, batch).masked_fill_(~fit, NO_TOKEN)
+
+    def _tokens(
+        self, logits: torch.Tensor, peaks: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch
+    ) -> torch.Tensor:
+        """Return the first argmax, `tokens`, of greedy rows, and what is drawn for all others."""
         if batch.all_greedy:
             return tokens
         rows = ((batch.temperatures > 0) & (batch.top_ks != 1)).nonzero().squeeze(1)
@@ -53,13 +62,4 @@ class TorchSampler(Sampler):
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
-        return token_logprobs(logits, tokens, batch.logprobs)
-
-
-def _check_rows(logits: torch.Tensor, peaks: torch.Tensor) -> None:
-    """Raise ValueError for the first row that cannot be sampled: one with NaN, or without a finite logit."""
-    for row in (~peaks.isfinite()).nonzero().flatten().tolist():
-        if bool(peaks[row].isnan()):
-            raise ValueError(f"row {row} cannot be sampled: its logits hold NaN")
-        if not bool(logits[row].isfinite().any()):
-            raise ValueError(f"row {row} cannot be sampled: it has no finite logit")
+        return token_logprobs(logits, tokens, batch.logprobs, batch.logprob_ids)

@@ -162,12 +162,20 @@ class CountsNothingBelowMinus3(TorchSampler):
         return super().sample(torch.where(logits.isfinite(), logits.clamp(min=-3.0), logits), batch)
 
 
-class NamesNoRow(TorchSampler):
+class RaisesForThem(TorchSampler):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        try:
-            return super().sample(logits, batch)
-        except ValueError:
-            raise ValueError("no finite logit") from None
+        tokens = super().sample(logits, batch)
+        if bool((tokens < 0).any()):
+            raise ValueError("no finite logit")
+        return tokens
+
+
+class GivesThemAll(TorchSampler):
+    """One such row spoils its neighbours."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        tokens = super().sample(logits, batch)
+        return torch.where((tokens < 0).any(), -1, tokens)
 
 
 class ScalesLogprobs(TorchSampler):
@@ -315,8 +323,9 @@ MUTANTS = [
     mutant(LooksUpOneNumber, "test_rounding_of_the_logits_seldom_changes_a_draw"),
     mutant(RoundsUpToTheNextToken, "test_forbidden_tokens_are_never_drawn"),
     mutant(CountsNothingBelowMinus3, "test_last_resorts_are_as_good_as_forbidden"),
-    mutant(SamplesAnything, "test_a_row_without_a_finite_logit_is_named"),
-    mutant(NamesNoRow, "test_a_row_without_a_finite_logit_is_named"),
+    mutant(SamplesAnything, "test_a_row_without_a_finite_logit_gets_no_token"),
+    mutant(RaisesForThem, "test_a_row_without_a_finite_logit_gets_no_token"),
+    mutant(GivesThemAll, "test_a_row_without_a_finite_logit_gets_no_token"),
     mutant(ScalesLogprobs, "test_logprobs_of_the_tokens"),
     mutant(OverwritesLogits, "test_logprobs_of_the_tokens"),
     mutant(ChoosesOfTheFirstRow, "test_top_and_chosen_logprobs"),

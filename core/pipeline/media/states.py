@@ -85,8 +85,10 @@ class EncodedMedia:
         states, *deep = (lane.contiguous() for lane in lanes)
         return MediaStates(states, tuple(deep))
 
-    def overlay(self, parts: Sequence[OverlayPart], device: torch.device) -> EmbedOverlay | None:
-        """Return the states of a batch's media tokens; None where it has none."""
+    def overlay(
+        self, parts: Sequence[OverlayPart], put: Callable[[NDArray[np.int64]], torch.Tensor]
+    ) -> EmbedOverlay | None:
+        """Return the states of a batch's media tokens; None where it has none. `put` brings an array to the device."""
         if not parts:
             return None
         rows = np.concatenate([np.arange(part.row, part.row + part.count) for part in parts])
@@ -97,7 +99,7 @@ class EncodedMedia:
             return cut[0] if len(cut) == 1 else torch.cat(cut)
 
         return EmbedOverlay(
-            rows=torch.from_numpy(rows).to(device),
+            rows=put(rows),
             states=gathered([one.states for one in found]),
             deep=tuple(gathered([one.deep[level] for one in found]) for level in range(self._encoder.levels)),
         )

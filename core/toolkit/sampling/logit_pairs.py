@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.logits_processor import LogitsProcessorContext
 
 LAST_RESORT = float(np.finfo(np.float32).min)
 """The logit of a token that may be taken only where nothing else is left. What a request must not get has minus
@@ -37,10 +41,10 @@ class PairsBuilder:
         self._ids.append(ids)
         self._numbers.append(np.broadcast_to(np.asarray(numbers, dtype=np.float32), ids.shape))
 
-    def finish(self, device: torch.device) -> Pairs | None:
-        """Return all pairs on `device`; None where there are none."""
+    def finish(self, ctx: LogitsProcessorContext) -> Pairs | None:
+        """Return all pairs where the logits are; None where there are none."""
         if not any(map(len, self._ids)):
             return None
         rows = np.repeat(np.array(self._rows, dtype=np.int64), [len(ids) for ids in self._ids])
         ids, numbers = np.concatenate(self._ids), np.concatenate(self._numbers)
-        return Pairs(*(torch.from_numpy(array).to(device) for array in (rows, ids, numbers)))
+        return Pairs(*ctx.on_device(rows, ids, numbers))

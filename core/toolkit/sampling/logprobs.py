@@ -14,19 +14,27 @@ BLOCK = 256
 
 
 def token_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[LogprobRequest | None]
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    requests: Sequence[LogprobRequest | None],
+    ids: torch.Tensor | None = None,
 ) -> LogprobOutput:
     """Return logprobs of `tokens` int64 [n] by `logits` float32 [n, vocab], and what each row's request adds: the
-    largest ones (as many columns as the largest wish), and chosen ids. The logits stay as they are.
+    largest ones (as many columns as the largest wish), and chosen ids. The logits stay as they are. What it returns for
+    a row without a token has no meaning. With `ids`, see SamplingBatch.logprob_ids, it does not wait for the device.
     """
     table = logits.log_softmax(-1)
-    output = LogprobOutput(table.gather(1, tokens[:, None]).squeeze(1))
+    output = LogprobOutput(table.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1))
     width = min(max((one.top for one in requests if one is not None), default=0), logits.shape[1])
     if width > 0:
         output.top_values, output.top_ids = torch.topk(table, width, dim=-1)
+    start = 0
     for row, one in enumerate(requests):
         if one is not None and one.token_ids:
-            output.chosen[row] = table[row, torch.tensor(one.token_ids, device=table.device)]
+            stop = start + len(one.token_ids)
+            own = torch.tensor(one.token_ids, device=table.device) if ids is None else ids[start:stop]
+            output.chosen[row] = table[row].index_select(0, own)
+            start = stop
     return output
 
 

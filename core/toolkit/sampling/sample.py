@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.sampler import NoFiniteLogit
 from pegboard.core.toolkit.sampling.token_mask import apply_token_mask
 
 if TYPE_CHECKING:
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardOutput
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.model_runner import ModelRunnerContext
-    from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.sampling import SamplingBatch, SamplingRow
 
 
 def sample(
@@ -26,8 +24,7 @@ def sample(
     return_logits: bool = False,
 ) -> None:
     """Let processors, grammars' masks and the sampler at `logits` float32 [n, vocab], which are theirs to change, and
-    put what is wanted into `output`: tokens, logprobs, the processed logits. Raises NoFiniteLogit for rows that no
-    sampler can take.
+    put what is wanted into `output`: tokens, logprobs, the processed logits. It never waits for the device.
     """
     if sampling.rows:
         for processor in ctx.processors:
@@ -37,14 +34,7 @@ def sample(
     apply_token_mask(logits, sampling)
     # The sampler may overwrite what it reads, so what reads the logits after it needs a copy.
     kept = logits.clone() if sampling.want_logprobs or return_logits else logits
-    try:
-        output.next_token_ids = ctx.sampler.sample(logits, sampling)
-    except ValueError as error:
-        bad = _unfit(logits)
-        if not bool(bad.any()):
-            raise
-        # Not the sampler's fault, so neither its traceback.
-        raise NoFiniteLogit(str(error), _left_nothing(logits, bad, sampling, ctx)) from None
+    output.next_token_ids = ctx.sampler.sample(logits, sampling)
     output.sampled_by = ctx.sampler
     if sampling.want_logprobs:
         output.logprobs = ctx.sampler.logprobs(kept, output.next_token_ids, sampling)
@@ -52,23 +42,17 @@ def sample(
         output.logits = kept
 
 
-def _unfit(logits: torch.Tensor) -> torch.Tensor:
-    """Return which rows [n] no sampler can take: they hold NaN, or nothing finite."""
-    return logits.isnan().any(-1) | ~logits.isfinite().any(-1)
-
-
-def _left_nothing(
-    logits: torch.Tensor, bad: torch.Tensor, sampling: SamplingBatch, ctx: ModelRunnerContext
-) -> LogitsProcessor | None:
-    """Return the processor that leaves nothing of good logits either, in one of the rows that are bad."""
+def leaves_nothing(processor: LogitsProcessor, row: SamplingRow, vocab_size: int) -> bool:
+    """Return whether a processor makes good logits of a row unfit for any sampler: NaN is among them, or nothing finite
+    is. For looking into what has gone wrong: it waits for the device.
+    """
     import torch
 
-    for processor in ctx.processors if sampling.rows else ():
-        good = torch.linspace(-1.0, 1.0, logits.shape[1], device=logits.device).repeat(logits.shape[0], 1)
-        with contextlib.suppress(Exception):
-            state = processor.prepare(sampling.rows)
-            if state is not None:
-                processor.apply(good, state)
-            if bool((_unfit(good) & bad).any()):
-                return processor
-    return None
+    good = torch.linspace(-1.0, 1.0, vocab_size, device=processor.ctx.device).repeat(1, 1)
+    try:
+        state = processor.prepare([row])
+        if state is not None:
+            processor.apply(good, state)
+    except Exception:
+        return False  # another fault, which is told of where it happens in a step
+    return bool(good.isnan().any() | ~good.isfinite().any())

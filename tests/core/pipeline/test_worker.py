@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,37 +10,52 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
+from pegboard.conformance.device_queue import ApartQueue
+from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
+from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.culprits import BadTokens
+from pegboard.core.pipeline.device import Block, CudaQueue, DeviceQueue, HostQueue
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import PendingResult, Worker, on_host
+from pegboard.core.pipeline.worker import Worker
 from tests.core.pipeline.harness import Harness
 
-
-def test_logprobs_on_the_host_stay_as_they_are() -> None:
-    found = LogprobOutput(torch.zeros(2))
-    assert on_host(found) is found
-    assert on_host(None) is None
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_logprobs_leave_the_device_together() -> None:
-    device = torch.device("cuda")
+def logprobs_on(device: torch.device) -> LogprobOutput:
     ids = torch.tensor([[4, 5], [6, 7]], device=device)
-    found = on_host(LogprobOutput(torch.ones(2, device=device), ids.float(), ids, {1: torch.zeros(3, device=device)}))
-    assert found is not None
-    assert {
-        tensor.device.type
-        for tensor in (found.token_logprobs, found.top_values, found.top_ids, found.chosen[1])
-        if tensor is not None
-    } == {"cpu"}
-    assert found.top_ids is not None
-    assert found.top_ids.tolist() == [[4, 5], [6, 7]]
+    return LogprobOutput(torch.ones(2, device=device), ids.float(), ids, {1: torch.zeros(3, device=device)})
+
+
+@pytest.mark.parametrize("kind", [HostQueue, ApartQueue, pytest.param(CudaQueue, marks=ON_GPU)])
+def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue]) -> None:
+    """In one copy, each tensor with its type and shape, also where some are empty or not contiguous."""
+    queue = kind(torch.device("cuda")) if kind is CudaQueue else kind()
+    states = torch.arange(12, dtype=torch.float32, device=queue.device).view(3, 4)
+    output = ForwardOutput(
+        torch.tensor([3, 4], device=queue.device), logprobs_on(queue.device), row_states=states.T[:3].T
+    )
+    output.prompt_logprobs = LogprobOutput(torch.empty(0, device=queue.device))
+    nothing = np.empty(0, np.int64)
+    wanted = WantedRows(nothing, nothing, (), nothing, (), np.arange(3))
+    found = Computed.of(output, wanted, None)
+    result = found.result(queue.fetch(found.tensors).wait())
+    assert result.tokens.tolist() == [3, 4]
+    assert result.logprobs is not None
+    assert result.logprobs.top_ids is not None
+    assert result.logprobs.top_values is not None
+    assert result.logprobs.top_ids.tolist() == [[4, 5], [6, 7]]
+    assert result.logprobs.top_values.tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert result.logprobs.chosen[1].tolist() == [0.0] * 3
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs.token_logprobs.shape == (0,)
+    assert result.hidden is not None
+    assert result.hidden.tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
 
 
 class EchoRunner:
@@ -94,10 +109,12 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
     )
 
 
-def make_worker(rows: ReqToTokenPool, runner: EchoRunner, **hooks: GuardedHooks) -> Worker:
+def make_worker(
+    rows: ReqToTokenPool, runner: EchoRunner, queue: DeviceQueue | None = None, **hooks: GuardedHooks
+) -> Worker:
     nothing: Any = None
     runner_: Any = runner
-    return Worker(runner_, nothing, nothing, rows, torch.device("cpu"), **hooks)  # type: ignore[arg-type]
+    return Worker(runner_, nothing, nothing, rows, queue or HostQueue(), **hooks)  # type: ignore[arg-type]
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:
@@ -126,29 +143,61 @@ def test_the_next_step_starts_from_the_tokens_that_a_hook_leaves(rows: ReqToToke
     assert runner.inputs[1] == [26, 29]
 
 
-def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool) -> None:
+@pytest.mark.parametrize("kind", [ApartQueue, pytest.param(CudaQueue, marks=ON_GPU)])
+def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool, kind: Callable[..., DeviceQueue]) -> None:
     """There the host looks at ids when a step is done, and the next one may be under way by then."""
     runner = EchoRunner()
-    worker = make_worker(rows, runner)
-    worker._last_host = None
-    worker.launch(work(rows, [99, 8]))
+    worker = make_worker(rows, runner, kind(torch.device("cuda")) if kind is CudaQueue else kind())
+    first = worker.launch(work(rows, [99, 8]))
     worker.launch(work(rows, [-1, -1], pending=True))
     assert runner.inputs == [[99, 8], [99, 9]]
-    arrived: Any = SimpleNamespace(synchronize=lambda: None)
-    with pytest.raises(BadTokens, match=r"the sampled token 100 of row 1 is none of the vocabulary's 100"):
-        PendingResult(torch.tensor([7, 100]), BatchResult(np.empty(0, np.int64)), arrived, 100, None).result()
+    with pytest.raises(BadTokens, match=r"the sampled token 100 of row 0 is none of the vocabulary's 100"):
+        first.result()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_are_no_tokens_is_found_on_a_gpu(rows: ReqToTokenPool) -> None:
-    nothing: Any = None
-    runner: Any = EchoRunner()
-    worker = Worker(runner, nothing, nothing, rows, torch.device("cuda"))
-    pending = worker.launch(work(rows, [99, 8]))
-    worker.launch(work(rows, [-1, -1], pending=True))
-    assert runner.inputs == [[99, 8], [99, 9]]
-    with pytest.raises(BadTokens, match="sampled token 100 of row 0"):
-        pending.result()
+@pytest.mark.parametrize("kind", [HostQueue, ApartQueue])
+def test_a_row_without_a_token(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
+    """The result says so; a step that is under way computes some token in its place, and nothing fails."""
+    runner = EchoRunner()
+    worker = make_worker(rows, runner, kind())
+    first = worker.launch(work(rows, [NO_TOKEN - 1, 8]))
+    second = worker.launch(work(rows, [-1, -1], pending=True))
+    assert runner.inputs[1] == [0, 9]
+    assert first.result().tokens.tolist() == [NO_TOKEN, 9]
+    assert first.result().unsampled
+    assert not second.result().unsampled
+
+
+class Reuses(ApartQueue):
+    """Lays each step's arrays into the same block."""
+
+    def block(self, nbytes: int) -> Block:
+        self.kept = getattr(self, "kept", None) or super().block(2**20)
+        self.kept.used = 0
+        return self.kept
+
+
+@pytest.mark.parametrize(("kind", "right"), [(ApartQueue, True), (Reuses, False)])
+def test_what_is_kept_from_step_to_step_stays(
+    rows: ReqToTokenPool, kind: Callable[[], DeviceQueue], right: bool
+) -> None:
+    """Sampling parameters outlive the step that they came with; and all that a step needs goes over at once."""
+    queue = kind()
+    worker = make_worker(rows, EchoRunner(), queue)
+    seeds = []
+    for ids, count in (([5, 8], 50), ([6, 9], 500)):
+        batch = work(rows, ids, extras={"acme.note": np.arange(count), "acme.name": "x"})
+        assert batch.sampling is not None
+        sent = worker.batches.send(batch, None)
+        assert sent.sampling is not None
+        seeds.append(sent.sampling.seeds.tolist())
+        assert sent.batch.extras["acme.note"].tolist() == list(range(count))
+        assert sent.batch.extras["acme.name"] == "x"
+        batch.sampling.numbers["seed"] = 7  # the same version: this must not be seen
+    assert (seeds == [[1, 1], [1, 1]]) is right
+    if right:
+        assert isinstance(queue, ApartQueue)
+        assert queue.copies == 2
 
 
 def test_a_batch_sees_the_table_of_its_launch(rows: ReqToTokenPool) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from pegboard.conformance.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.sampler import SamplerContext
+from pegboard.core.interfaces.sampler import NO_TOKEN, SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest
 from pegboard.plugins.cpu_native import sampler as module
 from pegboard.plugins.cpu_native.library import NativeError
@@ -176,21 +176,20 @@ def test_a_head_ends_where_the_share_is_reached(top_k: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_rows_that_cannot_be_sampled(name: str) -> None:
-    """NaN anywhere, in greedy rows as well, and rows without a finite logit; the first such row is named."""
+    """NaN anywhere, in greedy rows as well, and rows without a finite logit."""
     vocab = 1003
     for place in (0, 15, 63, 64, 500, vocab - 1):
         for row in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 4}):
             logits = table("wide", 3, vocab)
             logits[1, place] = math.nan
-            with pytest.raises(ValueError, match=r"row 1 cannot be sampled: its logits hold NaN"):
-                draw(logits, [{**row, "seed": 1}] * 3, instructions=name)
+            tokens = draw(logits, [{**row, "seed": 1}] * 3, instructions=name)
+            assert [token == NO_TOKEN for token in tokens] == [False, True, False]
     logits = table("wide", 4, vocab)
     logits[2:] = -math.inf
-    with pytest.raises(ValueError, match=r"row 2 cannot be sampled: it has no finite logit"):
-        draw(logits, [{"temperature": 1.0}] * 4, instructions=name)
-    logits[2, 7] = math.inf
-    with pytest.raises(ValueError, match=r"row 2 cannot be sampled: it has no finite logit"):
-        draw(logits, [{"temperature": 1.0}] * 4, instructions=name)
+    for value in (-math.inf, math.inf):
+        logits[2, 7] = value
+        tokens = draw(logits, [{"temperature": 1.0}] * 4, instructions=name)
+        assert [token == NO_TOKEN for token in tokens] == [False, False, True, True]
 
 
 def test_nothing_and_odd_tensors() -> None:

@@ -47,7 +47,7 @@ class NoRepeat(LogitsProcessor[NoRepeatOptions]):
                 # A speculator's drafts are output as well: this row counts only where the model agrees with them.
                 output = np.concatenate([row.output_ids, np.array(row.draft_ids, dtype=np.int64)])
                 pairs.add(index, continuations(output, own.size), LAST_RESORT)
-        return pairs.finish(self.ctx.device)
+        return pairs.finish(self.ctx)
 
     def apply(self, logits: torch.Tensor, state: Pairs) -> None:
         places = state.rows, state.ids

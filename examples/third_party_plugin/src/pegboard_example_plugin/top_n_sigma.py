@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import torch
 from pegboard.core.interfaces import Sampler
+from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
@@ -38,12 +39,11 @@ class TopNSigma(Sampler[TopNSigmaOptions]):
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         peaks, tokens = logits.max(dim=-1)
-        for row in (~peaks.isfinite()).nonzero().flatten().tolist():
-            raise ValueError(f"row {row} cannot be sampled: its largest logit is {peaks[row].item()}")
-        rows = (batch.temperatures > 0).nonzero().flatten()
+        fit = peaks.isfinite()
+        rows = ((batch.temperatures > 0) & fit).nonzero().flatten()
         if len(rows):
             tokens[rows] = self._draw(logits[rows], batch, rows)
-        return tokens
+        return tokens.masked_fill_(~fit, NO_TOKEN)
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> LogprobOutput:
         return token_logprobs(logits, tokens, batch.logprobs)

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
 from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.device import HostQueue
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES
@@ -85,7 +86,7 @@ class Rig:
         self.judge = Judge(self.oracle, "oracle")
         self.rows = ReqToTokenPool(3, 16, 1)
         pool = SimpleNamespace(move=lambda *pair: self.moves.append((pair[0].tolist(), pair[1].tolist())))
-        parts: list[Any] = [self.runner, None, pool, self.rows, torch.device("cpu")]
+        parts: list[Any] = [self.runner, None, pool, self.rows, HostQueue()]
         self.worker = Worker(*parts, judge=self.judge)
 
     def verify(self, logprobs: bool = False) -> BatchResult:

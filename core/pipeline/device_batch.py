@@ -1,0 +1,188 @@
+"""DeviceBatches: the device's view of worker batches, all of which goes over in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView
+from pegboard.core.interfaces.sampling import SamplingBatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.attention import AttentionBackend
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges, WantedRows
+    from pegboard.core.interfaces.forward import Taps
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.pipeline.device import DeviceQueue
+    from pegboard.core.pipeline.media.states import EncodedMedia
+
+_PER_TOKEN = 96
+_PER_ROW = 192
+"""Bytes that a step's arrays take at most for each token, and for each request, alignment included."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch on the device. `sampled_rows` int64 [sampled] are where their tokens are kept, None where none are."""
+
+    batch: ForwardBatch
+    sampling: SamplingBatch | None
+    sampled_rows: torch.Tensor | None
+
+
+class DeviceBatches:
+    """Makes them. `last` int64 [rows] has the token that was sampled last for each request row; `table` is the row
+    table as old as the batch.
+    """
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        table: torch.Tensor,
+        last: torch.Tensor,
+        pool: KVPool,
+        attention: AttentionBackend,
+        vocab_size: int,
+        media: EncodedMedia | None = None,
+    ) -> None:
+        self.queue = queue
+        self.table = table
+        self._last = last
+        self._pool = pool
+        self._attention = attention
+        self._vocab_size = vocab_size
+        self._media = media
+        self._sampling: SamplingBatch | None = None
+        self._version = 0
+
+    @property
+    def sampling(self) -> SamplingBatch | None:
+        """That of the last batch that sampled."""
+        return self._sampling
+
+    def send(self, work: ModelWorkerBatch, taps: Taps | None) -> Sent:
+        """Return a batch on the device. On a CPU its tensors share the arrays' memory."""
+        queue = self.queue
+        if not queue.looks:
+            queue.begin(_most_bytes(work))
+        changes = self._put_changes(work.table)
+        pending = self._put_pending(work)
+        batch = self._put_batch(work, taps)
+        sampling = None if work.sampling is None else self._put_sampling(work.sampling)
+        rows = None if work.sampling is None or queue.looks else queue.put(work.sampled_rows)
+        queue.send()
+        self._change(changes)
+        if pending is not None:
+            places, sources = pending
+            # Out of place: on a CPU the ids are the scheduler's own array.
+            batch.input_ids = batch.input_ids.index_copy(0, places, self._last[sources])
+        return Sent(batch, sampling, rows)
+
+    def send_table(self, table: TableChanges | None) -> None:
+        """Bring changes of the row table alone."""
+        if table is not None:
+            if not self.queue.looks:
+                self.queue.begin(table.places.nbytes + table.slots.nbytes)
+            changes = self._put_changes(table)
+            self.queue.send()
+            self._change(changes)
+
+    def _put_changes(self, table: TableChanges | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if table is None else (self.queue.put(table.places), self.queue.put(table.slots))
+
+    def _change(self, changes: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        if changes is not None:
+            self.table.view(-1).index_copy_(0, *changes)
+
+    def _put_pending(self, work: ModelWorkerBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return packed tokens whose ids only the device knows, and the rows that they were sampled for."""
+        if work.pending is None:
+            return None
+        # Decodes stand at the end of a batch, one token each.
+        rows = work.rows[work.pending + (work.rows.shape[0] - work.input_ids.shape[0])]
+        return self.queue.put(work.pending), self.queue.put(rows)
+
+    def _put_batch(self, work: ModelWorkerBatch, taps: Taps | None) -> ForwardBatch:
+        put = self.queue.put
+        batch = ForwardBatch(
+            forward_mode=work.forward_mode,
+            batch_size=work.rows.shape[0],
+            input_ids=put(work.input_ids),
+            positions=put(work.positions),
+            req_pool_indices=put(work.rows),
+            seq_lens=put(work.seq_lens),
+            seq_lens_cpu=work.seq_lens,
+            kv_groups=(KVGroupView(self.table, put(work.out_cache_loc)),),
+            kv_pool=self._pool,
+            attn_backend=self._attention,
+            taps=taps,
+            extras=self._put_extras(work.extras) if work.extras else {},
+        )
+        if work.forward_mode.is_extend:
+            batch.extend_lens = put(work.extend_lens)
+            batch.extend_prefix_lens = put(work.prefix_lens)
+            batch.extend_start_loc = put(np.cumsum(work.extend_lens) - work.extend_lens)
+            batch.extend_lens_cpu = work.extend_lens
+            batch.extend_prefix_lens_cpu = work.prefix_lens
+        if work.tail_lens is not None and work.tail_bits is not None:
+            batch.tail_lens, batch.tail_lens_cpu = put(work.tail_lens), work.tail_lens
+            batch.tail_bits = put(work.tail_bits)
+        if work.sample_rows is not None:
+            batch.sample_rows = put(work.sample_rows)
+        if work.wanted is not None:
+            self._want(batch, work.wanted)
+        if work.overlay:
+            assert self._media is not None
+            batch.overlay = self._media.overlay(work.overlay, put)
+        return batch
+
+    def _put_extras(self, extras: dict[str, Any]) -> dict[str, Any]:
+        """Bring plugins' arrays along; other values stay what they are."""
+        return {
+            name: self.queue.put(value) if isinstance(value, np.ndarray) else value for name, value in extras.items()
+        }
+
+    def _want(self, batch: ForwardBatch, wanted: WantedRows) -> None:
+        put = self.queue.put
+        if wanted.logprob_rows.shape[0]:
+            batch.logprob_rows = put(wanted.logprob_rows)
+            batch.logprob_targets = put(wanted.logprob_targets)
+            batch.logprob_requests = tuple(one for count, one in wanted.logprob_requests for _ in range(count))
+        if wanted.pool_rows.shape[0] or wanted.hidden_rows.shape[0]:
+            batch.hidden_rows = put(np.concatenate([wanted.pool_rows, wanted.hidden_rows]))
+
+    def _put_sampling(self, info: SamplingInfo) -> SamplingBatch:
+        """Return the sampling tensors; between two steps of the same requests only `steps` changes."""
+        sampling, put = self._sampling, self.queue.put
+        steps = put(info.steps)
+        if sampling is None or info.version != self._version:
+            sampling = self._sampling = SamplingBatch.of(info.numbers, steps, self._vocab_size, put)
+            sampling.logprobs = info.logprobs
+            ids = [token for one in info.logprobs if one is not None for token in one.token_ids]
+            sampling.logprob_ids = put(np.array(ids, np.int64)) if ids else None
+            self._version = info.version
+        sampling.steps = steps
+        sampling.rows = info.rows
+        mask = info.mask
+        sampling.mask = None if mask is None else put(mask.bits)
+        sampling.mask_rows = None if mask is None else put(mask.rows)
+        return sampling
+
+
+def _most_bytes(work: ModelWorkerBatch) -> int:
+    """Return what a batch's arrays take together, plugins' apart, and a little more."""
+    most: int = 4096 + _PER_TOKEN * work.input_ids.shape[0] + _PER_ROW * work.rows.shape[0]
+    if work.table is not None:
+        most += work.table.places.nbytes + work.table.slots.nbytes
+    if work.sampling is not None:
+        most += _PER_ROW * work.sampling.steps.shape[0]
+        if work.sampling.mask is not None:
+            most += work.sampling.mask.bits.nbytes
+    for value in work.extras.values():
+        if isinstance(value, np.ndarray):
+            most += int(value.nbytes)
+    return most

@@ -1,0 +1,70 @@
+"""Unsampled: requests that no token can be drawn for, because their logits hold NaN or nothing finite."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.sampler import NO_TOKEN
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.culprits import Culprits
+from pegboard.core.pipeline.sampling_info import row_of
+from pegboard.core.toolkit.sampling.sample import leaves_nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.pipeline.executor import Executor
+    from pegboard.core.pipeline.step import Step
+
+logger = logging.getLogger(__name__)
+
+WHY = "its logits hold NaN, or nothing finite"
+
+
+class Unsampled:
+    """Finds out why. A logits processor is to blame if it leaves nothing of good logits either; the model otherwise."""
+
+    def __init__(
+        self, processors: Sequence[LogitsProcessor], vocab_size: int, culprits: Culprits, executor: Executor
+    ) -> None:
+        self._processors = tuple(processors)
+        self._vocab_size = vocab_size
+        self._culprits = culprits
+        self._executor = executor
+
+    def reason(self, req: Req) -> FinishReason:
+        """Return what the request ends with. Asks processors where batches run, and so waits for what is under way."""
+        culprit = None
+        if (found := self._executor.call(lambda: self._guilty(req))) is not None:
+            culprit = self._culprits.known(found)
+            self._culprits.count(culprit)
+        who = "the model failed" if culprit is None else f"{culprit} failed"
+        logger.error("%s: nothing can be sampled for %s: %s", who, req.rid, WHY)
+        message = f"{who}: nothing can be sampled: {WHY}"
+        return FinishReason(FinishType.ABORT, message=message, status=500, code="not_sampleable")
+
+    def _guilty(self, req: Req) -> LogitsProcessor | None:
+        row = row_of(req)
+        for processor in self._processors:
+            try:
+                wanted = processor.wants(req.sampling)
+            except Exception:
+                continue
+            if wanted and leaves_nothing(processor, row, self._vocab_size):
+                return processor
+        return None
+
+
+def unsampled(step: Step, result: BatchResult) -> list[Req]:
+    """Return the requests of a step that have got NO_TOKEN, and that had not ended before."""
+    owners = np.arange(len(step.sampled))
+    tokens = result.tokens
+    if result.accepted is not None:
+        owners, tokens = owners.repeat(result.accepted.counts), result.accepted.tokens
+    return [req for owner in owners[tokens == NO_TOKEN].tolist() if not (req := step.sampled[owner]).finished]

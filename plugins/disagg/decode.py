@@ -160,7 +160,7 @@ class DecodeSide:
             del self._links[link]
         self._links[event.link] = _Open(address, instance)
         try:
-            self._reader.meet(instance, address.host, event.peer.description)
+            self._reader.meet(instance, address.host, event.peer.descriptions, event.peer.facts.dp_size)
         except TransferError as error:
             for room in self._at(address):
                 self._lose(room, f"the prefill server {address} cannot be read from: {error}")
@@ -278,7 +278,6 @@ class DecodeSide:
         if room.failure is not None:
             return
         self.counts["reads_failed"] += 1
-        self._reader.abandon(room)
         room.retries += 1
         if room.retries > MAX_RETRIES:
             self._lose(room, f"reading from the prefill server {room.address} failed: {reason}")

@@ -19,11 +19,11 @@ NO_EPOCH = -1
 
 @dataclass(slots=True)
 class Piece:
-    """Tokens [start, stop), read by `handle` in this epoch; None once they are here."""
+    """Tokens [start, stop), read by `handles` in this epoch, one per share; none once all of them are here."""
 
     start: int
     stop: int
-    handle: int | None
+    handles: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ class DecodeRoom:
     @property
     def handles(self) -> set[int]:
         """Reads that may still write to the seat."""
-        return self.stale | {piece.handle for piece in self.pieces if piece.handle is not None}
+        return self.stale.union(*(piece.handles for piece in self.pieces))
 
     @property
     def here(self) -> int:
         """How many tokens are here, confirmed or not."""
         for piece in self.pieces:
-            if piece.handle is not None:
+            if piece.handles:
                 return piece.start
         return self.begun
 

@@ -18,13 +18,14 @@ from pegboard.plugins.disagg.options import DisaggOptions, split_address
 from pegboard.plugins.disagg.prefill import PrefillSide
 from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.requests import has_room
+from pegboard.plugins.disagg.shares import Layout, Plan, shares
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.admission_gate import KVAccess, Seat
-    from pegboard.core.interfaces.kv_transfer import KVTransfer
+    from pegboard.core.interfaces.kv_transfer import KVTransfer, Region
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.events import Network
 
@@ -38,6 +39,9 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
     here. Both sides and what they say to each other are in prefill.py, decode.py and messages.py.
     """
 
+    plan: Plan = staticmethod(shares)
+    """How the heads of a server are dealt out to reads."""
+
     def __init__(self, options: DisaggOptions, ctx: AdmissionGateContext, network: Network | None = None) -> None:
         super().__init__(options, ctx)
         kv = ctx.kv
@@ -45,7 +49,6 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
             raise ConfigError("the gate `disagg` needs a KV pool, and there is none here")
         transfer = kv.transfer()
         self.network = network or self._connected(kv, transfer)
-        slot_bytes = [region.slot_bytes for region in kv.regions]
         self.side: PrefillSide | DecodeSide
         if options.role == "prefill":
             tokens = kv.regions[0].nbytes // kv.regions[0].slot_bytes
@@ -53,7 +56,8 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
                 options, self.network, transfer, clock=ctx.clock, page_size=kv.page_size, tokens=tokens
             )
         else:
-            self.side = DecodeSide(options, self.network, Reader(transfer, slot_bytes, options.max_bytes_in_flight))
+            reader = Reader(transfer, layout_of(kv.regions), options.max_bytes_in_flight, self.plan)
+            self.side = DecodeSide(options, self.network, reader)
 
     @classmethod
     def supports(cls, options: DisaggOptions, ctx: AdmissionGateContext) -> str | None:
@@ -118,11 +122,15 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
 
     def _connected(self, kv: KVAccess, transfer: KVTransfer) -> ThreadedNetwork:
         options = self.options
+        layout = layout_of(kv.regions)
         facts = Facts(
             identity=kv.identity,
             described=dict(kv.described),
             engine=type(transfer).__name__,
-            slot_bytes=tuple(region.slot_bytes for region in kv.regions),
+            heads=layout.heads,
+            head_bytes=layout.head_bytes,
+            rank=layout.rank,
+            size=layout.size,
         )
         prefill = options.role == "prefill"
         try:
@@ -130,9 +138,18 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
             listening = listen(options.listen) if prefill else None
         except (OSError, ValueError) as error:
             raise ConfigError(f"the gate `disagg`: {error}") from error
-        own = Self(options.role, secrets.token_bytes(INSTANCE), facts, transfer.describe() if prefill else b"", secret)
+        described = (transfer.describe(),) if prefill else ()
+        own = Self(options.role, secrets.token_bytes(INSTANCE), facts, described, secret)
         links = LinkLimits(opening=options.connect_timeout, ping=options.ping)
         return ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)
+
+
+def layout_of(regions: Sequence[Region]) -> Layout:
+    """Return the KV of a server with one rank, which has all heads."""
+    return Layout(
+        heads=tuple(region.heads for region in regions),
+        head_bytes=tuple(region.slot_bytes // region.heads for region in regions),
+    )
 
 
 def listen(address: str) -> socket.socket:

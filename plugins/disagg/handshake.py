@@ -32,6 +32,7 @@ from pegboard.plugins.disagg.messages import (
     Welcome,
     encode,
 )
+from pegboard.plugins.disagg.shares import objection
 
 NONCE = 32
 INSTANCE = 16
@@ -54,27 +55,33 @@ class Self:
     role: str
     instance: bytes
     facts: Facts
-    description: bytes
+    descriptions: tuple[bytes, ...]
     secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the other one has said, once the handshake is through. Of a decode server there is no description."""
+    """What the other one has said, once the handshake is through. Of a decode server there are no descriptions."""
 
     role: str
     instance: bytes
     facts: Facts
-    description: bytes = b""
+    descriptions: tuple[bytes, ...] = ()
 
 
 def differing(here: Facts, there: Facts) -> dict[str, tuple[str, str]]:
-    """Return the fields that do not agree, with both values."""
+    """Return the fields that do not agree, with both values. Ranks and their number may differ, as long as heads can be
+    dealt out to so many.
+    """
     found = {
         name: (str(mine), str(theirs))
-        for name in ("engine", "slot_bytes", "rank", "size", "dp_size")
+        for name in ("engine", "heads", "head_bytes", "dp_size")
         if (mine := getattr(here, name)) != (theirs := getattr(there, name))
     }
+    if wrong := objection(here.heads, there.size):
+        found["size"] = (str(here.size), wrong)
+    elif not 0 <= there.rank < there.size:
+        found["rank"] = (str(here.rank), f"{there.rank} of {there.size}")
     for name in sorted({*here.described, *there.described}):
         mine, theirs = here.described.get(name, "-"), there.described.get(name, "-")
         if mine != theirs:
@@ -117,8 +124,11 @@ class Connecting:
             differences = differing(self._own.facts, message.facts)
             if differences:
                 raise Refused(refusal(differences).reason)
+            told, ranks = len(message.descriptions), message.facts.size * message.facts.dp_size
+            if told != ranks:
+                raise Refused(f"it describes {told} ranks, and has {ranks}")
             said = self._challenge
-            return None, Peer(said.role, said.instance, message.facts, message.description)
+            return None, Peer(said.role, said.instance, message.facts, message.descriptions)
         raise Refused(f"an unexpected {type(message).__name__} in the handshake")
 
     def _prove(self, challenge: Challenge) -> Proof:
@@ -166,7 +176,7 @@ class Answering:
         if differences:
             refuse = refusal(differences)
             raise Refused(refuse.reason, refuse)
-        return Welcome(own.facts, own.description), Peer(hello.role, hello.instance, proof.facts)
+        return Welcome(own.facts, own.descriptions), Peer(hello.role, hello.instance, proof.facts)
 
 
 def _check_opening(own: Self, version: int, role: str, instance: bytes, nonce: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 MAX_OPENING = 64 * 2**10
 """Bytes of a frame from a peer that has not shown who it is."""
 MAX_FRAME = 4 * 2**20
@@ -34,15 +34,22 @@ class RoomKey(NamedTuple):
         return f"{self.room}/{self.answer}" if self.answer else str(self.room)
 
 
+def dp_rank(room: int, dp_size: int) -> int:
+    """Return which data-parallel rank of a prefill server computes a room. Nothing else decides it."""
+    return room % dp_size
+
+
 class Facts(msgspec.Struct, frozen=True):
-    """What must agree for KV to be read: `identity` is equal where KV of equal tokens is, `described` says for people
-    what it depends on. `engine` reads; each token has `slot_bytes` in each region of the pool.
+    """What must agree for KV to be read: `identity` is equal where KV of equal tokens is, on all ranks of a server, and
+    `described` says for people what it depends on. `engine` reads. By region of the pool: `heads` of all `size` ranks
+    together, and the bytes of each in a slot. `rank` speaks for them. Sizes and ranks may differ, the rest not.
     """
 
     identity: bytes
     described: dict[str, str]
     engine: str
-    slot_bytes: tuple[int, ...]
+    heads: tuple[int, ...]
+    head_bytes: tuple[int, ...]
     rank: int = 0
     size: int = 1
     dp_size: int = 1
@@ -75,10 +82,12 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The end of the handshake: how this server's memory is read."""
+    """The end of the handshake: how the memory of each rank of this server is read, those of the first data-parallel
+    rank first.
+    """
 
     facts: Facts
-    description: bytes
+    descriptions: tuple[bytes, ...]
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.kv_transfer import TransferState
+from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
 from pegboard.plugins.disagg.decode_room import DecodeRoom, Piece
-from pegboard.plugins.disagg.ranges import ranges_of
+from pegboard.plugins.disagg.messages import dp_rank
+from pegboard.plugins.disagg.ranges import SlotParts, ranges_of
+from pegboard.plugins.disagg.shares import shares
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.kv_transfer import KVTransfer
+    from pegboard.core.interfaces.kv_transfer import KVTransfer, Ranges
+    from pegboard.plugins.disagg.shares import Heads, Layout, Plan, Share
 
 AT_ONCE = 2
-"""Reads of one room that are under way at most."""
+"""Pieces of one room that are under way at most."""
 PARTS = 4
-"""A read takes this part of all bytes that may be under way at most."""
+"""A piece takes this part of all bytes that may be under way at most."""
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Source:
-    """How a prefill server is read from. `anew`: a read of it has failed, so it is connected to again."""
+    """How a rank of a prefill server is read from. `anew`: a read of it has failed, so it is connected to again."""
 
     host: str
     description: bytes
@@ -38,16 +41,38 @@ class _Source:
     anew: bool = False
 
 
-class Reader:
-    """The transfer engine, with what is under way."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank of a prefill server gives of each slot, and where in the slots here it belongs."""
 
-    def __init__(self, transfer: KVTransfer, slot_bytes: Sequence[int], most_bytes: int) -> None:
+    rank: int
+    there: SlotParts
+    here: SlotParts
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A prefill server: the shares of its ranks, which are `size` in each of its data-parallel ranks."""
+
+    parts: tuple[_Part, ...]
+    size: int
+    dp_size: int
+
+
+class Reader:
+    """The transfer engine of a rank, with what is under way. Each piece of a room is read in as many reads as the plan
+    has shares, and is here once all of them are.
+    """
+
+    def __init__(self, transfer: KVTransfer, layout: Layout, most_bytes: int, plan: Plan = shares) -> None:
         self._transfer = transfer
-        self._slot_bytes = tuple(slot_bytes)
-        self._token_bytes = sum(slot_bytes)
+        self._layout, self._plan = layout, plan
+        self._token_bytes = sum(layout.slot_bytes)
         self._most_bytes = most_bytes
         self._reads: dict[int, _Read] = {}
+        self._servers: dict[bytes, _Server] = {}
         self._sources: dict[str, _Source] = {}
+        """By name of the engine's peer: instance and rank."""
         self._unsafe: dict[str, set[int]] = {}
         """Reads that may still write to seats whose requests are gone, by rid."""
         self._safe: list[str] = []
@@ -64,19 +89,48 @@ class Reader:
 
     # ---- sources --------------------------------------------------------------------------------------------------
 
-    def meet(self, instance: bytes, host: str, description: bytes) -> None:
-        """Get to know a prefill server. Raises TransferError for a description that is not one."""
-        peer = instance.hex()
-        if peer not in self._sources:
-            self._transfer.connect(peer, host, description)
-            self._sources[peer] = _Source(host, description)
+    def meet(self, instance: bytes, host: str, descriptions: Sequence[bytes], dp_size: int = 1) -> None:
+        """Get to know a prefill server, by what each of its ranks says. Raises TransferError where a description is
+        not one, or heads cannot be dealt out to so many ranks.
+        """
+        if instance in self._servers:
+            return
+        size = len(descriptions) // dp_size
+        try:
+            parts = tuple(self._part(share, size) for share in self._plan(self._layout, size))
+        except ValueError as error:
+            raise TransferError(str(error)) from error
+        read = {start + part.rank for start in range(0, len(descriptions), size) for part in parts}
+        self._servers[instance] = _Server(parts, size, dp_size)
+        try:
+            for rank in sorted(read):
+                self._transfer.connect(_peer(instance, rank), host, descriptions[rank])
+                self._sources[_peer(instance, rank)] = _Source(host, descriptions[rank])
+        except TransferError:
+            self._forget(instance)
+            raise
 
     def keep(self, instances: Iterable[bytes]) -> None:
         """Forget all prefill servers but these: they run no more."""
-        named = {instance.hex() for instance in instances}
-        for peer in [peer for peer in self._sources if peer not in named]:
-            del self._sources[peer]
-            self._transfer.disconnect(peer)
+        named = set(instances)
+        for instance in [instance for instance in self._servers if instance not in named]:
+            self._forget(instance)
+
+    def _forget(self, instance: bytes) -> None:
+        server = self._servers.pop(instance)
+        for peer in (_peer(instance, rank) for rank in range(server.size * server.dp_size)):
+            if self._sources.pop(peer, None) is not None:
+                self._transfer.disconnect(peer)
+
+    def _part(self, share: Share, size: int) -> _Part:
+        there = self._layout.slot_bytes_of(size)
+        return _Part(share.rank, self._bytes(share.there, there), self._bytes(share.here, self._layout.slot_bytes))
+
+    def _bytes(self, heads: Sequence[Heads], slot_bytes: tuple[int, ...]) -> SlotParts:
+        pairs = list(zip(heads, self._layout.head_bytes, strict=True))
+        return SlotParts(
+            slot_bytes, tuple(one.first * each for one, each in pairs), tuple(one.stop * each for one, each in pairs)
+        )
 
     # ---- reads ----------------------------------------------------------------------------------------------------
 
@@ -89,7 +143,7 @@ class Reader:
     def _may_begin(self, room: DecodeRoom) -> bool:
         if room.seat is None or room.stale or room.void or room.failure is not None:
             return False
-        under_way = sum(piece.handle is not None for piece in room.pieces)
+        under_way = sum(bool(piece.handles) for piece in room.pieces)
         return under_way < AT_ONCE and room.begun < room.source.shape[0]
 
     def _fits(self, room: DecodeRoom) -> bool:
@@ -103,16 +157,27 @@ class Reader:
     def _read(self, room: DecodeRoom) -> None:
         assert room.seat is not None
         start, stop = room.begun, room.begun + self._size(room)
-        peer = room.instance.hex()
+        server = self._servers[room.instance]
+        first = dp_rank(room.key.room, server.dp_size) * server.size
+        piece = Piece(start, stop)
+        room.pieces.append(piece)
+        room.begun = stop
+        try:
+            for part in server.parts:
+                here = ranges_of(room.seat.slots[start:stop], part.here)
+                there = ranges_of(room.source[start:stop], part.there)
+                piece.handles.add(self._begin(room, _peer(room.instance, first + part.rank), there, here))
+        except Exception:
+            self.abandon(room)
+            raise
+
+    def _begin(self, room: DecodeRoom, peer: str, there: Ranges, here: Ranges) -> int:
         source = self._source(peer)
-        here = ranges_of(room.seat.slots[start:stop], self._slot_bytes)
-        there = ranges_of(room.source[start:stop], self._slot_bytes)
         handle = self._transfer.read(peer, room.lease, there, here)
         source.reads += 1
         self._reads[handle] = _Read(room, peer, here.total)
         self.bytes_begun += here.total
-        room.pieces.append(Piece(start, stop, handle))
-        room.begun = stop
+        return handle
 
     def _source(self, peer: str) -> _Source:
         source = self._sources[peer]
@@ -132,7 +197,9 @@ class Reader:
                 self._transfer.abandon(handle)
 
     def poll(self, rooms: Iterable[DecodeRoom]) -> list[tuple[DecodeRoom, str]]:
-        """Take the ends of reads. Return the rooms that one has failed for, with the reason."""
+        """Take the ends of reads. Return the rooms that one has failed for, with the reason; what else was under way
+        for these is abandoned.
+        """
         failed = []
         for handle, state, reason in self._transfer.poll():
             read = self._reads.pop(handle, None)
@@ -149,13 +216,14 @@ class Reader:
         return failed
 
     def _landed(self, room: DecodeRoom, handle: int, state: TransferState) -> bool:
-        """Note the end of a read that counts. Return whether it has failed."""
-        piece = next(piece for piece in room.pieces if piece.handle == handle)
-        piece.handle = None
+        """Note the end of a read that counts. Return whether it has failed: then the room's other reads do not count
+        any more, since a piece without one of its shares is none.
+        """
+        for piece in room.pieces:
+            piece.handles.discard(handle)
         if state is TransferState.DONE:
             return False
-        room.pieces = [one for one in room.pieces if one is not piece]
-        room.begun = min(room.begun, piece.start)
+        self.abandon(room)
         return True
 
     def _ended(self, handle: int, rooms: Iterable[DecodeRoom]) -> None:
@@ -186,3 +254,8 @@ class Reader:
     def forget(self, rid: str) -> None:
         self._unsafe.pop(rid, None)
         self._safe = [one for one in self._safe if one != rid]
+
+
+def _peer(instance: bytes, rank: int) -> str:
+    """Return what the engine knows a rank of a run of a server by."""
+    return f"{instance.hex()}/{rank}"

@@ -120,9 +120,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def test_rubbish(pair: Pair) -> None:
     chance = random.Random(1)
-    early: list[Message] = [Want(1, 0, 1, 5), Ping(1), Refuse("no"), Welcome(Facts(b"", {}, "", ()), b"")]
+    early: list[Message] = [Want(1, 0, 1, 5), Ping(1), Refuse("no"), Welcome(Facts(b"", {}, "", (), ()), (b"",))]
     early += [Hello(1, "prefill", b"i" * 16, b"n" * 32), Hello(2, "decode", b"i" * 16, b"n" * 32)]
-    early += [Hello(1, "decode", b"", b""), Proof(Facts(b"", {}, "", ()), b"")]
+    early += [Hello(1, "decode", b"", b""), Proof(Facts(b"", {}, "", (), ()), b"")]
     with pair.unharmed():
         for message in early:
             sends(pair.prefill.bootstrap, framed(encode(message)))
@@ -243,7 +243,7 @@ def test_requests_that_cannot_be(pair: Pair) -> None:
     """From one that knows the token: what is too large ends the connection, and what is not allowed is not sent."""
     with signed(pair) as one:
         assert one.link.peer is not None
-        port, token = unpack_description(one.link.peer.description)
+        port, token = unpack_description(one.link.peer.descriptions[0])
     hello = MAGIC + token
     assert port == pair.prefill.data
     with pair.unharmed():

@@ -46,6 +46,7 @@ class Broken:
     prefill_end: Callable[[End], None] = lambda end: None
     decode_end: Callable[[End], None] = lambda end: None
     transfer: type[VirtualTransfer] = VirtualTransfer
+    gate: type[DisaggGate] = DisaggGate
 
 
 class Server:
@@ -55,14 +56,18 @@ class Server:
 
     def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
         self.world, self.page_size = world, page_size
-        self.memory = Memory((pages + 1) * page_size)
+        ranks = world.setup.ranks if self.role == "prefill" else 1
+        self.memories = [Memory((pages + 1) * page_size, rank, ranks) for rank in range(ranks)]
+        self.memory = self.memories[0]
         self.free = list(range(1, pages + 1))
-        self.transfer = world.broken.transfer(self.memory, world.clock, world.transfers)
-        self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role)
+        self.transfers = [world.broken.transfer(memory, world.clock, world.transfers) for memory in self.memories]
+        self.transfer = self.transfers[0]
+        self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role, ranks)
         getattr(world.broken, f"{self.role}_end")(self.end)
-        world.transfers[self.end.instance.hex()] = self.transfer
+        for rank, transfer in enumerate(self.transfers):
+            world.transfers[f"{self.end.instance.hex()}/{rank}"] = transfer
         kv = KVAccess(page_size, self.memory.regions, b"same", {}, lambda: self.transfer)
-        made = DisaggGate(
+        made = world.broken.gate(
             DisaggOptions.model_validate({"role": self.role, **options}),
             AdmissionGateContext(world.clock, kv=kv),
             self.end,
@@ -96,8 +101,13 @@ class Server:
                 assert self.memory.owner[slot] == rid
                 self.memory.owner[slot] = None
                 self.memory.cached.discard(slot)
-                self.memory.put(slot, 0xDEAD)
+                self.put(slot, 0xDEAD)
             self.free.append(page)
+
+    def put(self, slot: int, value: int) -> None:
+        """Write a token's KV, on each rank."""
+        for memory in self.memories:
+            memory.put(slot, value)
 
     def slots_of(self, page: int) -> range:
         return range(page * self.page_size, (page + 1) * self.page_size)
@@ -206,7 +216,7 @@ class Prefill(Server):
                 req.move_to(ReqStatus.RUNNING)
             for position, slot in enumerate(self.slots(rid, upto).tolist()):
                 if position >= self.committed[rid]:
-                    self.memory.put(slot, value_of(req, position))
+                    self.put(slot, value_of(req, position))
             self.committed[rid] = upto
             self.keeper.computed(req, self.slots(rid, upto))
             if upto == req.input_len:
@@ -254,7 +264,7 @@ class Decode(Server):
             start = min(self.cached, req.input_len - 1) // self.page_size * self.page_size
             slots = self.slots(req.rid, req.input_len)
             for position, slot in enumerate(slots[:start].tolist()):
-                self.memory.put(slot, value_of(req, position))
+                self.put(slot, value_of(req, position))
                 self.memory.cached.add(slot)
             assert self.keeper.seated(req, Seat(slots, start, req.input_len)) is None
         for rid, left in list(self.running.items()):

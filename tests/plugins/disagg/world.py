@@ -27,6 +27,8 @@ class Setup:
     memory: tuple[int, int] = (20, 24)
     on_loss: str = "fail"
     share: float = 0.5
+    ranks: int = 1
+    """Of the prefill server, each of which has as many heads."""
 
 
 class World:
@@ -129,10 +131,11 @@ class World:
         for wire in [wire for wire in self.net.wires if old.end in (wire.decode, wire.prefill)]:
             self.net.lose(wire, "decode")
             self.net.lose(wire, "prefill")
-        for memory in old.memory.buffers:
-            memory[:] = 0xEE
-        old.transfer.reads.clear()
-        old.transfer.dead = True
+        for memory, transfer in zip(old.memories, old.transfers, strict=True):
+            for buffer in memory.buffers:
+                buffer[:] = 0xEE
+            transfer.reads.clear()
+            transfer.dead = True
         if role == "prefill":
             self.prefill = self._prefill()
         else:

@@ -1,0 +1,362 @@
+"""Heads that come from other ranks than they go to: the plan, and reads of virtual ranks with every byte compared."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pegboard.conformance.admission_gate import ManualClock
+from pegboard.conformance.properties import properties
+from pegboard.core.interfaces.admission_gate import Seat
+from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Region, TransferError, TransferState
+from pegboard.core.toolkit.transfer.alike import alike
+from pegboard.plugins.disagg.decode_room import DecodeRoom
+from pegboard.plugins.disagg.events import Address
+from pegboard.plugins.disagg.messages import RoomKey
+from pegboard.plugins.disagg.ranges import SlotParts, ranges_of
+from pegboard.plugins.disagg.reading import Reader
+from pegboard.plugins.disagg.shares import MAX_RANKS, Heads, Layout, held, objection, shares
+from pegboard.plugins.transfer_inproc.options import InprocOptions
+from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
+from pegboard.plugins.transfer_tcp.options import TcpOptions
+from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
+from tests.plugins.disagg.wire import HEADS, Memory, VirtualTransfer
+
+SIZES = (1, 2, 4, 8)
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def test_every_head_is_read_once_from_a_rank_that_has_it() -> None:
+    """For all sizes, ranks and numbers of heads: what is read is followed head by head, and is the right one."""
+    for here, there, heads in itertools.product(SIZES, SIZES, range(1, 17)):
+        if objection([heads], here) or objection([heads], there):
+            continue
+        for rank in range(here):
+            own, got = held(heads, rank, here), dict[int, int]()
+            for share in shares(Layout((heads,), (2,), rank, here), there):
+                has = held(heads, share.rank, there)
+                given_away, place = share.there[0], share.here[0]
+                assert 0 <= given_away.first < given_away.stop <= has.width
+                for i in range(given_away.width):
+                    assert place.first + i not in got
+                    got[place.first + i] = has.first + given_away.first + i
+                assert place.width == given_away.width
+            assert got == {at: own.first + at for at in range(own.width)}, (here, there, heads, rank)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("heads", range(1, 17))
+def test_all_ranks_together_have_all_heads(heads: int, size: int) -> None:
+    if heads % size and size % heads:
+        assert f"{heads} heads cannot be dealt out to {size} ranks" in objection([heads], size)
+        with pytest.raises(ValueError, match="cannot be dealt out"):
+            shares(Layout((heads,), (2,)), size)
+        with pytest.raises(ValueError, match="cannot be dealt out"):
+            shares(Layout((heads,), (2,), 0, size), 1)
+    else:
+        had = [head for rank in range(size) for head in range(*held(heads, rank, size))]
+        assert had == sorted(list(range(heads)) * max(1, size // heads))
+
+
+def test_of_ranks_with_the_same_heads_each_reads_from_its_own() -> None:
+    """And where there are fewer or more of them, the work is spread."""
+    chosen = [[one.rank for one in shares(Layout((2,), (4,), rank, 8), 8)] for rank in range(8)]
+    assert chosen == [[rank] for rank in range(8)]
+    assert [shares(Layout((2,), (4,), rank, 8), 4)[0].rank for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [shares(Layout((2,), (4,), rank, 4), 8)[0].rank for rank in range(4)] == [0, 2, 4, 6]
+
+
+def test_regions_may_differ_in_their_heads() -> None:
+    """A rank that gives of one region only gives nothing of the other."""
+    found = shares(Layout((4, 1), (8, 8)), 2)
+    assert [(one.rank, one.there, one.here) for one in found] == [
+        (0, (Heads(0, 2), Heads(0, 1)), (Heads(0, 2), Heads(0, 1))),
+        (1, (Heads(0, 2), Heads(0, 0)), (Heads(2, 4), Heads(0, 0))),
+    ]
+
+
+@pytest.mark.parametrize("size", [0, -1, MAX_RANKS + 1])
+def test_numbers_of_ranks_that_cannot_be(size: int) -> None:
+    assert f"not {size}" in objection([8], size)
+
+
+@given(tokens=st.integers(1, 50), spread=st.booleans())
+@properties()
+def test_how_many_pieces_that_makes(tokens: int, spread: bool) -> None:
+    """What docs/disaggregation.md says to users of one-sided engines: a piece per token and region."""
+    slots = np.arange(tokens, dtype=np.int32) * (2 if spread else 1)
+    whole, half = SlotParts((8, 8), (0, 0), (8, 8)), SlotParts((16, 16), (8, 8), (16, 16))
+    for pieces in alike(ranges_of(slots, whole), ranges_of(slots, half)):
+        assert len(pieces) == 2 * tokens
+
+
+# ---- virtual ranks ---------------------------------------------------------------------------------------------------
+
+HEAD_COUNTS, HEAD_BYTES = (4, 2, 4, 8), (16, 16, 40, 8)
+SLOTS, TOKENS, LEASE, INSTANCE = 64, 40, 77, b"instance"
+
+
+class Rank:
+    """A rank's pool and its engine."""
+
+    def __init__(self, layout: Layout, build: Callable[[KVTransferContext], KVTransfer], seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        self.layout = layout
+        self.buffers = [draw.integers(0, 256, SLOTS * each, np.uint8) for each in layout.slot_bytes]
+        regions = tuple(
+            Region(one.ctypes.data, one.nbytes, each, each // head_bytes, buffer=one.data)
+            for one, each, head_bytes in zip(self.buffers, layout.slot_bytes, layout.head_bytes, strict=True)
+        )
+        self.engine = build(KVTransferContext(regions))
+
+    def heads(self, region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Return [tokens, heads, bytes] of a region."""
+        return self.buffers[region].reshape(SLOTS, -1, self.layout.head_bytes[region])[slots]
+
+
+def whole(ranks: Sequence[Rank], region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Return all heads [tokens, heads, bytes] of a region: those of all ranks, where each has others."""
+    return np.concatenate([one.heads(region, slots) for one in ranks], axis=1)
+
+
+BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
+    "inproc": lambda ctx: InprocTransfer(InprocOptions(), ctx),
+    "tcp": lambda ctx: TcpTransfer(TcpOptions(), ctx),
+}
+
+
+class Ranks:
+    """Makes the ranks of servers, and readers of those that decode."""
+
+    def __init__(self) -> None:
+        self.made: list[Rank] = []
+
+    def make(self, size: int, engine: str) -> list[Rank]:
+        layouts = [Layout(HEAD_COUNTS, HEAD_BYTES, rank, size) for rank in range(size)]
+        made = [Rank(one, BUILD[engine], len(self.made) + number) for number, one in enumerate(layouts)]
+        self.made += made
+        return made
+
+    def reader(self, here: Rank, there: Sequence[Rank], most_bytes: int = 2**20) -> Reader:
+        """Return a reader that knows the server `there`."""
+        reader = Reader(here.engine, here.layout, most_bytes)
+        reader.meet(INSTANCE, "127.0.0.1", [one.engine.describe() for one in there])
+        for one in there:
+            one.engine.allow(LEASE)
+        return reader
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    for one in ranks.made:
+        one.engine.close()
+
+
+def slots_of(seed: int) -> NDArray[np.int32]:
+    """Return TOKENS slots, in pages of four in any order."""
+    pages = np.random.default_rng(seed).permutation(SLOTS // 4)[: TOKENS // 4]
+    return (pages[:, None] * 4 + np.arange(4)).ravel().astype(np.int32)
+
+
+def room_of(here: NDArray[np.int32], there: NDArray[np.int32], start: int = 0) -> DecodeRoom:
+    """Return a room that is announced as a whole, and seated."""
+    room = DecodeRoom(RoomKey(1), "rid", Address("127.0.0.1", 1), len(here), b"", 1, INSTANCE, lease=LEASE)
+    room.epoch, room.source = 0, there
+    room.seated(Seat(here, start, len(here)))
+    return room
+
+
+def read_all(readers: Sequence[tuple[Reader, DecodeRoom]], patience: float = 30.0) -> None:
+    until = time.monotonic() + patience
+    while any(room.here < room.length or room.stale for _, room in readers):
+        assert time.monotonic() < until, [room.pieces for _, room in readers]
+        for reader, room in readers:
+            reader.begin([room])
+            assert not reader.poll([room])
+
+
+@pytest.mark.parametrize("engine", BUILD)
+@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (2, 4), (4, 2), (8, 1), (1, 8)])
+def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, there: int) -> None:
+    """Two pools of half the heads into one, one pool by two readers, and more of them: byte by byte, in several pieces,
+    and nothing beside them.
+    """
+    sources, targets = ranks.make(there, engine), ranks.make(here, engine)
+    ours, theirs = slots_of(1), slots_of(2)
+    start, before = 6, [[buffer.copy() for buffer in one.buffers] for one in targets]
+    made = [(ranks.reader(one, sources, most_bytes=8 * sum(one.layout.slot_bytes)), one) for one in targets]
+    rooms = [(reader, room_of(ours, theirs, start)) for reader, _ in made]
+    read_all(rooms)
+    read = ours[start:]
+    for region, total in enumerate(HEAD_COUNTS):
+        copies = max(1, there // total)
+        found = whole(targets[:: max(1, here // total)], region, read)
+        assert np.array_equal(found, whole(sources[::copies], region, theirs[start:]))
+    for one, old in zip(targets, before, strict=True):
+        for buffer, was in zip(one.buffers, old, strict=True):
+            others = np.setdiff1d(np.arange(SLOTS), read)
+            assert np.array_equal(buffer.reshape(SLOTS, -1)[others], was.reshape(SLOTS, -1)[others])
+
+
+def test_a_server_that_cannot_be_read_is_not_known(ranks: Ranks) -> None:
+    """Where one of its ranks is described wrongly nothing of it stays."""
+    sources, (target,) = ranks.make(2, "inproc"), ranks.make(1, "inproc")
+    reader = Reader(target.engine, target.layout, 2**20)
+    right = [one.engine.describe() for one in sources]
+    for wrong in ([right[0], b"wrong"], [right[0]] * 3):
+        with pytest.raises(TransferError):
+            reader.meet(INSTANCE, "127.0.0.1", wrong)
+    with pytest.raises(KeyError):
+        reader.begin([room_of(slots_of(1), slots_of(2))])
+    nothing = ranges_of(slots_of(1)[:0], SlotParts((1,), (0,), (1,)))
+    with pytest.raises(TransferError, match="not connected"):
+        target.engine.read(f"{INSTANCE.hex()}/0", LEASE, nothing, nothing)
+    for one in sources:
+        one.engine.allow(LEASE)
+    reader.meet(INSTANCE, "127.0.0.1", right)
+    read_all([(reader, room_of(slots_of(1), slots_of(2)))])
+    reader.keep([])
+    with pytest.raises(TransferError, match="not connected"):
+        target.engine.read(f"{INSTANCE.hex()}/1", LEASE, nothing, nothing)
+
+
+@pytest.mark.parametrize("room", [6, 7])
+def test_a_room_is_read_from_its_data_parallel_rank(ranks: Ranks, room: int) -> None:
+    """Of four ranks two are of each: the room's number says of which."""
+    sources, (target,) = [*ranks.make(2, "inproc"), *ranks.make(2, "inproc")], ranks.make(1, "inproc")
+    reader = Reader(target.engine, target.layout, 2**20)
+    reader.meet(INSTANCE, "127.0.0.1", [one.engine.describe() for one in sources], dp_size=2)
+    for one in sources:
+        one.engine.allow(LEASE)
+    ours, theirs = slots_of(1), slots_of(2)
+    made = room_of(ours, theirs)
+    made.key = RoomKey(room)
+    read_all([(reader, made)])
+    right = sources[:2] if room % 2 == 0 else sources[2:]
+    assert all(np.array_equal(whole([target], at, ours), whole(right, at, theirs)) for at in range(len(HEAD_COUNTS)))
+
+
+# ---- when shares fail or are abandoned -------------------------------------------------------------------------------
+
+
+class Virtual:
+    """A reader of two ranks, whose reads end when the test wants."""
+
+    def __init__(self, ranks: int = 2) -> None:
+        peers: dict[str, VirtualTransfer] = {}
+        clock = ManualClock()
+        self.sources = [Memory(8, rank, ranks) for rank in range(ranks)]
+        for rank, memory in enumerate(self.sources):
+            peers[f"{INSTANCE.hex()}/{rank}"] = VirtualTransfer(memory, clock, peers)
+        self.memory = Memory(8)
+        self.engine = VirtualTransfer(self.memory, clock, peers)
+        self.reader = Reader(self.engine, Layout((HEADS, HEADS), (2, 4)), 2**20)
+        self.reader.meet(INSTANCE, "127.0.0.1", [b"virtual"] * ranks)
+        for slot in range(4):
+            self.memory.owner[slot] = "rid"
+            for memory in self.sources:
+                memory.put(slot + 4, 1000 + slot)
+        self.room = room_of(np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32))
+
+    def end(self, at: int, state: TransferState) -> list[tuple[DecodeRoom, str]]:
+        """End one of the reads under way."""
+        self.engine.end(list(self.engine.reads.values())[at], state)
+        return self.reader.poll([self.room])
+
+    def right(self) -> bool:
+        return all(self.memory.holds(slot, 1000 + slot) for slot in range(4))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_piece_is_here_once_all_its_shares_are(first: int) -> None:
+    made = Virtual()
+    made.reader.begin([made.room])
+    assert len(made.engine.reads) == 2
+    assert not made.end(first, TransferState.DONE)
+    assert made.room.here == 0
+    assert not made.right()
+    assert not made.end(0, TransferState.DONE)
+    assert made.room.here == 4
+    assert made.right()
+
+
+@pytest.mark.parametrize("late", [TransferState.DONE, TransferState.FAILED, TransferState.GONE])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_share_that_fails_takes_the_others_with_it(first: int, late: TransferState) -> None:
+    """They are waited for, however they end, and then everything is read again."""
+    made = Virtual()
+    made.reader.begin([made.room])
+    assert [room for room, _ in made.end(first, TransferState.FAILED)] == [made.room]
+    assert [read.abandoned for read in made.engine.reads.values()] == [True]
+    assert made.room.handles == set(made.engine.reads)
+    made.reader.begin([made.room])
+    assert len(made.engine.reads) == 1, "nothing is read into a seat that is still written to"
+    assert not made.end(0, late)
+    assert made.room.here == 0
+    made.reader.begin([made.room])
+    assert len(made.engine.reads) == 2
+    for _ in range(2):
+        assert not made.end(0, TransferState.DONE)
+    assert made.room.here == 4
+    assert made.right()
+
+
+def test_a_share_that_has_failed_after_the_other_one_was_here() -> None:
+    made = Virtual()
+    made.reader.begin([made.room])
+    assert not made.end(0, TransferState.DONE)
+    assert made.end(0, TransferState.FAILED)
+    assert made.room.here == 0
+    assert not made.room.handles
+    made.reader.begin([made.room])
+    assert len(made.engine.reads) == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_seat_is_out_of_use_until_all_shares_are_over(first: int) -> None:
+    made = Virtual()
+    made.reader.begin([made.room])
+    assert made.reader.leave(made.room)
+    made.end(first, TransferState.GONE)
+    assert not made.reader.safe()
+    assert made.reader.quarantined == 1
+    made.end(0, TransferState.GONE)
+    assert made.reader.safe() == ["rid"]
+    assert made.reader.quarantined == made.reader.under_way == 0
+
+
+def test_a_share_that_cannot_be_begun_leaves_none_that_counts() -> None:
+    """The other one was begun before it: it is abandoned, and its seat waits for that."""
+    made = Virtual()
+    made.engine.known.discard(f"{INSTANCE.hex()}/1")
+    with pytest.raises(TransferError):
+        made.reader.begin([made.room])
+    assert made.room.here == 0
+    assert made.reader.leave(made.room)
+    made.end(0, TransferState.GONE)
+    assert made.reader.safe() == ["rid"]
+
+
+def test_a_rank_that_goes_fails_the_room(ranks: Ranks) -> None:
+    """Over TCP, where the other rank would give its share."""
+    sources, (target,) = ranks.make(2, "tcp"), ranks.make(1, "tcp")
+    reader = ranks.reader(target, sources)
+    room = room_of(slots_of(1), slots_of(2))
+    sources[1].engine.close()
+    reader.begin([room])
+    until, failed = time.monotonic() + 30.0, list[tuple[DecodeRoom, str]]()
+    while not failed or room.stale:
+        assert time.monotonic() < until
+        failed += reader.poll([room])
+    assert [one for one, _ in failed] == [room]
+    assert room.here == 0

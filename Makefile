@@ -97,7 +97,7 @@ transfer-packages: $(STAMP)
 	@$(TRANSFER)/bin/python -m pip --disable-pip-version-check -qq install --no-deps \
 	  'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' 'mooncake-transfer-engine-non-cuda>=0.3.13,<0.4'
 	UCX_NET_DEVICES=lo OMP_NUM_THREADS=1 $(TRANSFER)/bin/python -m pytest -n 0 -m transfer_packages --timeout 300 \
-	  tests/plugins/transfer_nixl tests/plugins/transfer_mooncake $(PYTEST_ARGS)
+	  tests/plugins/transfer_nixl tests/plugins/transfer_mooncake tests/faults/test_disagg_packages.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

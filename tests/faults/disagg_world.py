@@ -67,8 +67,10 @@ class Server:
     """How often that has happened. A server gives up after a few times within ten minutes."""
 
     @classmethod
-    def of(cls, model: Path, role: str, **options: Any) -> Server:
-        """Return a server that has not been started yet. `options` are further ones of its gate."""
+    def of(cls, model: Path, role: str, transfer: Mapping[str, Any] | None = None, **options: Any) -> Server:
+        """Return a server that has not been started yet. `options` are further ones of its gate; `transfer` is another
+        engine than `tcp`.
+        """
         bootstrap, data = free_ports(2)
         gate: dict[str, Any] = {"use": "disagg", "role": role, **TIMES, **options}
         if role == PREFILL:
@@ -79,7 +81,7 @@ class Server:
             "attention": {"use": "torch"},
             "scheduler": {"max_running_requests": 32, "chunked_prefill_size": 64},
             "gates": [gate],
-            "kv_transfer": {"use": "tcp", "listen_port": data},
+            "kv_transfer": transfer or {"use": "tcp", "listen_port": data},
         }
         return cls(config, bootstrap, data)
 
@@ -189,10 +191,10 @@ class Sent:
 class World:
     """The servers, the links between them, and prompts."""
 
-    def __init__(self, model: Path, **decode: Any) -> None:
-        """`decode` are options of the decode server's gate."""
-        self.prefill, self.spare = Server.of(model, PREFILL), Server.of(model, PREFILL)
-        self.decode = Server.of(model, DECODE, peers=[AWAY, "127.0.0.1"], **decode)
+    def __init__(self, model: Path, transfer: Mapping[str, Any] | None = None, **decode: Any) -> None:
+        """`decode` are options of the decode server's gate; `transfer` is another engine than `tcp`, without links."""
+        self.prefill, self.spare = (Server.of(model, PREFILL, transfer) for _ in range(2))
+        self.decode = Server.of(model, DECODE, transfer, peers=[AWAY, "127.0.0.1"], **decode)
         self.control = SlowLink(("127.0.0.1", self.prefill.bootstrap), (AWAY, 0))
         self.data = SlowLink(("127.0.0.1", self.prefill.data), (AWAY, self.prefill.data))
         self.spare_data = SlowLink(("127.0.0.1", self.spare.data), (AWAY, self.spare.data))

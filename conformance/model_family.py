@@ -18,6 +18,7 @@ import torch
 
 from pegboard.conformance.model_overlay import OverlayTests
 from pegboard.conformance.model_references import context, prompts, reference_logits, text_config
+from pegboard.conformance.model_scales import ScaleTests
 from pegboard.conformance.model_suite import assert_close
 from pegboard.conformance.model_taps import TapTests
 from pegboard.conformance.paged import PagedRun, PlainAttention
@@ -41,7 +42,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(OverlayTests, TapTests):
+class ModelFamilyContract(OverlayTests, TapTests, ScaleTests):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its

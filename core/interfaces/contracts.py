@@ -99,6 +99,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
     suite=f"{_S}.model_family:ModelFamilyContract",
     capabilities={
         "graph": "its networks ask for the same operations for all decode batches of a size, whatever the numbers",
+        "kv_scales": "reads the scales of 8-bit KV that a checkpoint has",
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
         "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
     },

@@ -94,6 +94,16 @@ class ModelFamily(abc.ABC, Generic[OptionsT]):
         Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
         """
 
+    def kv_scales(self) -> Mapping[int, tuple[float, float]]:
+        """Return what the checkpoint says keys and values in 8 bits are to be multiplied by, for each layer of the
+        spec; nothing where it does not say, and without the capability `kv_scales`, as here. Asked only where memory
+        keeps 8 bits.
+
+        Raises ModelError naming file and tensor for scales that are missing for some layers, or are not positive and
+        finite.
+        """
+        return {}
+
     def probe(self, network: Network, run: ProbeRun) -> None:  # optional, nothing to check by default
         """Self-check after loading, for families that cannot know in advance whether a model works with paged
         attention.

@@ -16,6 +16,8 @@ from pegboard.plugins.model_dense.options import DenseOptions
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
 
@@ -64,6 +66,11 @@ class DenseFamily(ModelFamily[DenseOptions]):
         if self._packs():
             network.pack()
         return network.eval()
+
+    def kv_scales(self) -> Mapping[int, tuple[float, float]]:
+        from pegboard.core.toolkit.model.kv_scales import read_kv_scales
+
+        return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def _packs(self) -> bool:
         """Return whether to pack. The log says it, and why not."""

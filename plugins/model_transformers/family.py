@@ -11,12 +11,15 @@ from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.toolkit.model.hf_files import eos_token_ids
+from pegboard.core.toolkit.model.kv_scales import read_kv_scales
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
     from pegboard.plugins.model_transformers.trace import Trace
 
@@ -70,6 +73,9 @@ class TransformersFamily(ModelFamily[NoOptions]):
 
     def load(self) -> Network:
         return TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace)
+
+    def kv_scales(self) -> Mapping[int, tuple[float, float]]:
+        return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def probe(self, network: Network, run: ProbeRun) -> None:
         """Two requests of different lengths in one batch against the model's own attention on each alone."""

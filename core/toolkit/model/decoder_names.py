@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.core.toolkit.model.kv_scales import is_kv_scale
 from pegboard.core.toolkit.model.moe_spec import MoeSpec
 from pegboard.core.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
 
@@ -77,9 +78,11 @@ class DecoderNames:
 
     def ignores(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint is not the decoder's, or not needed: the rope's buffer in old ones,
-        a copy of tied embeddings, the vision tower.
+        a copy of tied embeddings, scales of 8-bit keys and values, the vision tower.
         """
         if name.endswith("rotary_emb.inv_freq") or (self.tied and name == f"{self.head}weight"):
+            return True
+        if is_kv_scale(name):
             return True
         return self.tower and name.startswith(_VISION)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
+from pegboard.core.toolkit.model.kv_config import weights_are_plain
 from pegboard.core.toolkit.model.model_config import check_model_config, flag, number, size
 from pegboard.core.toolkit.model.moe_spec import MoeDefaults, MoeSpec, moe_from_config
 from pegboard.core.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
@@ -245,7 +246,8 @@ def _text_config(config: Mapping[str, object], family: _Family) -> Mapping[str, 
 
 def _refuse_quantised(*parts: Mapping[str, object]) -> None:
     for part in parts:
-        if given := part.get("quantization_config"):
+        given = part.get("quantization_config")
+        if given and not weights_are_plain(given):
             method = given.get("quant_method", "unknown") if isinstance(given, Mapping) else given
             raise ModelError(
                 f"quantised checkpoints (quant_method {method!r}) are not supported; use unquantised weights"

@@ -198,10 +198,10 @@ def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, the
     rooms = [(reader, room_of(ours, theirs, start)) for reader, _ in made]
     read_all(rooms)
     read = ours[start:]
-    for region, total in enumerate(HEAD_COUNTS):
-        copies = max(1, there // total)
-        found = whole(targets[:: max(1, here // total)], region, read)
-        assert np.array_equal(found, whole(sources[::copies], region, theirs[start:]))
+    for (region, total), (rank, one) in itertools.product(enumerate(HEAD_COUNTS), enumerate(targets)):
+        right = whole(sources[:: max(1, there // total)], region, theirs[start:])
+        own = held(total, rank, here)
+        assert np.array_equal(one.heads(region, read), right[:, own.first : own.stop])
     for one, old in zip(targets, before, strict=True):
         for buffer, was in zip(one.buffers, old, strict=True):
             others = np.setdiff1d(np.arange(SLOTS), read)

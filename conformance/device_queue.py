@@ -58,13 +58,14 @@ class ApartQueue(BlockQueue):
 
 class RecordingQueue:
     """That of the device `meta`, whose tensors have no data: a look at any raises. It counts copies, and gives back
-    zeros for what is fetched.
+    `token` wherever a number is fetched.
     """
 
     looks = False
 
-    def __init__(self) -> None:
+    def __init__(self, token: int = 0) -> None:
         self.device = torch.device("meta")
+        self.token = token
         self.sent: list[int] = []
         """Arrays that each step's copy has had."""
         self.brought = 0
@@ -90,7 +91,7 @@ class RecordingQueue:
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
         self.fetched += 1
-        return OnHost([torch.zeros(one.shape, dtype=one.dtype) for one in tensors])
+        return OnHost([torch.full(one.shape, self.token, dtype=one.dtype) for one in tensors])
 
     def healthy(self) -> bool:
         return True

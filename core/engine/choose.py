@@ -92,6 +92,7 @@ def choose_providers(
         device=model.device,
         max_batch=config.scheduler.max_running_requests,
         max_context_len=spec.max_context_len,
+        bring=queue.bring,
     )
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
+from pegboard.core.interfaces.on_device import on_device
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.on_device import Bring
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
     """What a backend is built from. `dtype` is that of q, k, v and of the output; `kv_dtype` that of the pool, None for
     the same. `max_batch`, `max_context_len` and `max_tokens` (packed tokens of a batch; 0: not known) bound its
-    buffers. `graph_sizes` are the sizes of decode batches that are captured and replayed, in ascending order.
+    buffers. `graph_sizes` are the sizes of decode batches that are captured and replayed, in ascending order. `bring`
+    takes arrays to the device, see `on_device`.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -31,6 +35,13 @@ class AttentionContext:
     kv_dtype: torch.dtype | None = None
     max_tokens: int = 0
     graph_sizes: tuple[int, ...] = ()
+    bring: Bring | None = None
+
+    def on_device(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+        """Return arrays of a batch's plan on the device. All should come together: each call is one copy, and none
+        waits for the device. What the batch itself has there need not be brought.
+        """
+        return on_device(self.device, self.bring, arrays)
 
     @property
     def pool_dtype(self) -> torch.dtype:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
+from pegboard.core.interfaces.on_device import on_device
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.on_device import Bring
     from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -27,17 +29,13 @@ class LogitsProcessorContext:
     device: torch.device
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None = None
-    bring: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    bring: Bring | None = None
 
     def on_device(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
         """Return arrays where the logits are. All of a step's should come together: each call is one copy, and none
         waits for the device. On a CPU the tensors share the arrays' memory.
         """
-        if self.bring is not None:
-            return self.bring(*arrays)
-        import torch
-
-        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
+        return on_device(self.device, self.bring, arrays)
 
 
 class LogitsProcessor(abc.ABC, Generic[OptionsT]):

@@ -1,0 +1,83 @@
+"""A mode in which the host must not look at a device's data: whatever would wait for the device is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LOOKS = frozenset(
+    (
+        "_local_scalar_dense",
+        "equal",
+        "is_nonzero",
+        "item",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave",
+        "unique_consecutive",
+        "unique_dim",
+        "_unique2",
+    )
+)
+"""Operators whose result, or its size, is known only once the data is."""
+
+
+class LookedAtData(AssertionError):
+    """The host has looked at the device, or has brought something there past the queue."""
+
+
+class NoLooks(TorchDispatchMode):
+    """Raises LookedAtData for operators on tensors of `device` that look at data, that bring host tensors there, or
+    that bring tensors back. What runs on the host alone is free.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device.type
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        given = [one.device.type for one in tensors_in((args, kwargs))]
+        there = self._device in given
+        if there and name in _LOOKS and not (name == "repeat_interleave" and kwargs.get("output_size") is not None):
+            raise LookedAtData(f"{name} looks at data on {self._device}")
+        if there and name == "index" and any(one.dtype is torch.bool for one in tensors_in(args[1])):
+            raise LookedAtData(f"an index of booleans looks at data on {self._device}")
+        if name in ("copy_", "_to_copy"):
+            target = given[0] if name == "copy_" else str(kwargs.get("device") or given[0])
+            source = given[-1]
+            if source != torch.device(target).type and self._device in (source, torch.device(target).type):
+                raise LookedAtData(f"{name} from {source} to {target} goes past the queue")
+        return func(*args, **kwargs)
+
+
+def tensors_in(value: object) -> Iterable[torch.Tensor]:
+    """Yield the tensors in arguments of an operator."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def watched(run: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Return `run` as a function that must not look at data of `device`."""
+
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        with NoLooks(device):
+            return run(*args, **kwargs)
+
+    return watching

@@ -335,16 +335,19 @@ def test_a_seat_is_out_of_use_until_all_shares_are_over(first: int) -> None:
     assert made.reader.quarantined == made.reader.under_way == 0
 
 
-def test_a_share_that_cannot_be_begun_leaves_none_that_counts() -> None:
-    """The other one was begun before it: it is abandoned, and its seat waits for that."""
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_share_that_cannot_be_begun_leaves_none_that_counts(missing: int) -> None:
+    """What was begun before it is abandoned, and its seat waits for that."""
     made = Virtual()
-    made.engine.known.discard(f"{INSTANCE.hex()}/1")
+    made.engine.known.discard(f"{INSTANCE.hex()}/{missing}")
     with pytest.raises(TransferError):
         made.reader.begin([made.room])
     assert made.room.here == 0
-    assert made.reader.leave(made.room)
-    made.end(0, TransferState.GONE)
-    assert made.reader.safe() == ["rid"]
+    assert [read.abandoned for read in made.engine.reads.values()] == [True] * missing
+    assert made.reader.leave(made.room) is bool(missing)
+    if missing:
+        made.end(0, TransferState.GONE)
+        assert made.reader.safe() == ["rid"]
 
 
 def test_a_rank_that_goes_fails_the_room(ranks: Ranks) -> None:

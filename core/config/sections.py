@@ -171,6 +171,10 @@ class MemorySection(Section):
     """How long a server's start may take to get the memory of KV, on the device and on the host, from the system, where
     that is given only when it is written to, as on a CPU; 0 leaves all of it to the first requests, which are slower
     then."""
+    kv_dtype: Literal["auto", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """The type in which keys and values are kept. Those of 8 bits take half the memory of bfloat16. One that is not the
+    model's needs an attention backend with the capability `kv_fp8`. `auto`: the model's, or on a GPU `fp8_e4m3` for a
+    checkpoint whose config says that it was made for that."""
     pool: UseSection = UseSection()
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()

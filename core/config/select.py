@@ -65,15 +65,18 @@ class Selection:
         self._missing: dict[str, list[str]] = {}
         self._reasons: dict[str, list[str]] = {name: list(why) for name, why in resolved.reasons.items()}
 
-    def choose(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
+    def choose(
+        self, contract: Contract[T, Ctx], context: Ctx, needs: Mapping[str, str] | None = None
+    ) -> Choice[T, Ctx]:
         """Return the best provider that supports `context`, the same one each time it is asked for again.
 
-        Candidates are imported and asked in rank order until one has no objection. Raises ConfigError where none is
+        Candidates are imported and asked in rank order until one has no objection. Those that lack a capability of
+        `needs` are passed over; its text says what needs it, and what to do. Raises ConfigError where none is
         left, with each one's objection, and PluginError where a plugin's own import fails.
         """
         name = contract.name
         if name not in self.choices:
-            choice = self._pick(contract, context)
+            choice = self._pick(contract, context, needs or {})
             self.choices[name] = (choice,)
             log.info("%s", choice)
         return self.choices[name][0]
@@ -125,12 +128,15 @@ class Selection:
             if chosen or CONTRACTS[contract].cardinality is Cardinality.MANY
         }
 
-    def _pick(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx]:
+    def _pick(self, contract: Contract[T, Ctx], context: Ctx, needs: Mapping[str, str]) -> Choice[T, Ctx]:
         reasons = self._reasons.setdefault(contract.name, [])
         for record in self._left[contract.name]:
             narrowed = solve({**self._left, contract.name: (record,)}, self.resolved.registry, self.resolved.provides)
             if narrowed.problems:
                 reasons.append(f"{record.name}: {narrowed.problems[0].message}")
+                continue
+            if lacking := sorted(needs.keys() - self.resolved.provides(record)):
+                reasons.append(f"{record.name}: it lacks the capability {lacking[0]}, {needs[lacking[0]]}")
                 continue
             choice, objection = self._ask(contract, record, context, tuple(reasons))
             if choice is None:

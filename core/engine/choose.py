@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.engine.sizing import KVMemory, pool_context, size_memory
@@ -17,8 +19,11 @@ from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContex
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
+from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
+    import torch
+
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.select import Choice, Selection
     from pegboard.core.engine.media import ChosenMedia
@@ -28,11 +33,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
-    `queue` brings all that a step needs to the device.
+    `queue` brings all that a step needs to the device; KV is kept in `kv_dtype`.
     """
 
     resolved: ResolvedConfig
@@ -46,6 +53,7 @@ class Chosen:
     asked: tuple[LogitsProcessor | Sampler, ...]
     runner: Choice[ModelRunner, ModelRunnerContext]
     pool: Choice[KVPool, KVPoolContext]
+    kv_dtype: torch.dtype
     speculator: ChosenSpeculator
     media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
@@ -62,6 +70,7 @@ class Chosen:
             self.processors,
             self.model.device,
             explicit=self.resolved.named,
+            kv_dtype=_other_than(self.model, self.kv_dtype),
         )
 
 
@@ -84,6 +93,7 @@ def choose_providers(
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
+    kv_dtype = _kv_dtype(resolved, model)
     speculator = choose_speculator(resolved, selection, model, spec, culprits)
     attention_ctx = AttentionContext(
         layers=spec.layers + speculator.layers,
@@ -92,11 +102,12 @@ def choose_providers(
         device=model.device,
         max_batch=config.scheduler.max_running_requests,
         max_context_len=spec.max_context_len,
+        kv_dtype=_other_than(model, kv_dtype),
         bring=queue.bring,
     )
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)
-    attention = selection.choose(ATTENTION, attention_ctx)
+    attention = selection.choose(ATTENTION, attention_ctx, _needs(attention_ctx))
     sampler = selection.choose(SAMPLER, sampler_ctx)
     processors = selection.choose_all(LOGITS_PROCESSOR, processor_ctx)
     made_attention = culprits.know(attention.record, attention.build(attention_ctx))
@@ -104,18 +115,39 @@ def choose_providers(
     made_sampler = culprits.know(sampler.record, sampler.build(sampler_ctx))
     asked = (*made_processors, *((made_sampler,) if "params" in sampler.provides else ()))
     about = ModelRunnerContext(
-        spec, model, None, made_attention, made_sampler, made_processors, model.device, explicit=resolved.named
-    )
+        spec, model, None, made_attention, made_sampler, made_processors, model.device, explicit=resolved.named,
+        kv_dtype=attention_ctx.kv_dtype,
+    )  # fmt: skip
     runner = selection.choose(RUNNER, about)
     if config.scheduler.split_prefill_layers:
         _check_pauses(runner)
     media = choose_media(resolved, selection, model)
     check_overlay(media, selection)
-    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers))
+    pool_ctx = pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype)
+    pool = selection.choose(KV_POOL, pool_ctx)
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        speculator, media, culprits, queue,
+        kv_dtype, speculator, media, culprits, queue,
     )  # fmt: skip
+
+
+def _kv_dtype(resolved: ResolvedConfig, model: ModelContext) -> torch.dtype:
+    records = resolved.candidates[ATTENTION.name]
+    able = any("kv_fp8" in resolved.provides(record) for record in records)
+    return resolve_kv_dtype(resolved.engine.memory.kv_dtype, model, able=able)
+
+
+def _other_than(model: ModelContext, kv_dtype: torch.dtype) -> torch.dtype | None:
+    """Return the type of KV, None where it is the model's: so contexts say it."""
+    return None if kv_dtype is model.dtype else kv_dtype
+
+
+def _needs(ctx: AttentionContext) -> dict[str, str]:
+    """Return what an attention backend needs for the type of KV. One without the capability reads the model's alone."""
+    if ctx.kv_dtype is None:
+        return {}
+    value = kv_dtype_name(ctx.kv_dtype)
+    return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
 
 
 def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext]) -> None:
@@ -134,18 +166,26 @@ def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
         chosen.speculator.load(made, chosen.attention)
-        return Loaded(made, _sized(chosen), encoder)
+        return Loaded(made, _sized(chosen, family), encoder)
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
-    page_size = chosen.resolved.engine.memory.page_size
+    family.probe(network, _probe(chosen, network))
+    made = know(runner.record, runner.build(chosen.runner_context(network)))
+    chosen.speculator.load(made, chosen.attention)
+    return Loaded(made, _sized(chosen, family), encoder)
+
+
+def _probe(chosen: Chosen, network: Network) -> PoolProbe:
+    """Return what runs a network over paged KV in the model's own type: the question is whether that works at all."""
+    page_size, attention = chosen.resolved.engine.memory.page_size, chosen.attention
+    if attention.ctx.kv_dtype is not None:
+        (choice,) = chosen.selection.choices[ATTENTION.name]
+        attention = choice.build(replace(attention.ctx, kv_dtype=None, graph_sizes=()))
 
     def small_pool(num_pages: int) -> KVPool:
         return chosen.pool.build(pool_context(num_pages, page_size, chosen.model, chosen.spec))
 
-    family.probe(network, PoolProbe(network, chosen.spec, chosen.attention, small_pool, page_size, chosen.model.device))
-    made = know(runner.record, runner.build(chosen.runner_context(network)))
-    chosen.speculator.load(made, chosen.attention)
-    return Loaded(made, _sized(chosen), encoder)
+    return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
 def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
@@ -157,9 +197,21 @@ def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
     return encoder
 
 
-def _sized(chosen: Chosen) -> KVMemory:
+def _sized(chosen: Chosen, family: ModelFamily) -> KVMemory:
     config = chosen.resolved.engine
     reserved = 0 if chosen.media is None else config.media.cache_bytes
-    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.speculator.layers)
+    memory = size_memory(
+        chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.speculator.layers, chosen.kv_dtype
+    )
+    if is_eight_bit(chosen.kv_dtype):
+        _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)
     return memory
+
+
+def _set_scales(pool: KVPool, family: ModelFamily) -> None:
+    """Have a pool of 8 bits scale as the checkpoint says. Raises ModelError for scales that cannot be."""
+    scales = family.kv_scales()
+    for layer_id, (k, v) in scales.items():
+        pool.set_scales(layer_id, k, v)
+    logger.info("8-bit KV is scaled %s", "as the checkpoint says" if scales else "by 1: the checkpoint has no scales")

@@ -1,4 +1,4 @@
-"""What `model.dtype` means: the type of weights, activations and KV for a checkpoint on a device."""
+"""What `model.dtype` means, the type of weights and activations for a checkpoint on a device, and `memory.kv_dtype`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import Any
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.toolkit.model.kv_config import kept_in_eight_bits
 from pegboard.core.toolkit.model.weights import checkpoint_files, read_header
 
 logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
+
+KV_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Values of `memory.kv_dtype`."""
 
 
 def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], device: torch.device) -> torch.dtype:
@@ -40,6 +50,32 @@ def resolve_dtype(name: str, directory: Path, hf_config: Mapping[str, Any], devi
         why += ", and this CPU has no instructions for bfloat16"
     logger.info("model.dtype: %s, automatic%s", _short(dtype), why)
     return dtype
+
+
+def resolve_kv_dtype(name: str, model: ModelContext, *, able: bool) -> torch.dtype:
+    """Return the type that `memory.kv_dtype` says, or for `auto` the model's own.
+
+    For a checkpoint that was made for 8-bit KV, `auto` is that type on a GPU, if an attention backend that may be
+    chosen is `able` to read it. On a CPU such KV takes longer to read, and what computes fastest there does not know
+    it.
+    """
+    if name != "auto":
+        return KV_DTYPES[name]
+    if not kept_in_eight_bits(model.hf_config):
+        return model.dtype
+    if model.device.type != "cpu" and able:
+        logger.info("memory.kv_dtype: fp8_e4m3, automatic: the checkpoint was made for it")
+        return torch.float8_e4m3fn
+    why = "on a CPU that is slower" if able else "no attention backend that may be chosen reads it"
+    logger.info(
+        "memory.kv_dtype: %s, automatic; the checkpoint was made for fp8_e4m3, but %s", _short(model.dtype), why
+    )
+    return model.dtype
+
+
+def kv_dtype_name(dtype: torch.dtype) -> str:
+    """Return the value of `memory.kv_dtype` that stands for a type."""
+    return next((name for name, one in KV_DTYPES.items() if one is dtype), _short(dtype))
 
 
 def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pegboard.core.engine.kv_identity import described_kv, kv_identity
+from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
 from pegboard.core.engine.transfer import TransferBuilder, regions_of
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.contracts import ADMISSION_GATE
@@ -53,10 +53,11 @@ def kv_access(chosen: Chosen, loaded: Loaded, transfer: TransferBuilder) -> KVAc
     """Return the KV pool as gates see it."""
     layers = chosen.spec.layers + chosen.speculator.layers
     numerics = (loaded.runner.numerics(), chosen.speculator.numerics())
+    kept = kept_as(loaded.memory.pool, chosen.model)
     return KVAccess(
         page_size=chosen.resolved.engine.memory.page_size,
         regions=regions_of(loaded.memory.pool),
-        identity=kv_identity(chosen.model, layers, numerics=numerics),
-        described=described_kv(chosen.model, layers, numerics=numerics),
+        identity=kv_identity(chosen.model, layers, numerics=numerics, kept=kept),
+        described=described_kv(chosen.model, layers, numerics=numerics, kept=kept),
         transfer=transfer,
     )

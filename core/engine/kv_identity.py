@@ -11,6 +11,7 @@ from pegboard.core.toolkit.cache.block_keys import FORMAT, framed, sha256
 from pegboard.core.toolkit.model.weights_digest import weights_digest
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.model_family import ModelContext
 
@@ -20,24 +21,41 @@ it is computed counts by itself.
 """
 
 
-def kv_identity(model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = ()) -> bytes:
+def kept_as(pool: KVPool, model: ModelContext) -> str:
+    """Return how a pool keeps KV: "" in the model's type, else the type, and scales that are not 1."""
+    dtypes = {pool.keys(layer_id).dtype for layer_id in pool.layer_ids}
+    if dtypes <= {model.dtype}:
+        return ""
+    scales = {layer_id: pool.scales(layer_id) for layer_id in pool.layer_ids}
+    told = {layer_id: both for layer_id, both in scales.items() if both != (1.0, 1.0)}
+    names = ", ".join(sorted(map(str, dtypes)))
+    return f"{names}, scaled {_json(told).decode()}" if told else names
+
+
+def kv_identity(
+    model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = (), kept: str = ""
+) -> bytes:
     """Return 32 bytes that are equal only where KV of equal tokens is: of one model, with its weights, in one dtype,
     for the same `layers` (all that the pool keeps, in its order), computed in the same way. `numerics` are what the
-    runner and the speculator say of that, in a fixed order.
+    runner and the speculator say of that, in a fixed order; `kept` is what `kept_as` says.
 
     A copy of a model elsewhere has the same identity. Raises OSError where its weights cannot be read.
     """
-    return sha256(framed(*_fields(model, layers, numerics).values()))
+    return sha256(framed(*_fields(model, layers, numerics, kept).values()))
 
 
-def described_kv(model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = ()) -> dict[str, str]:
+def described_kv(
+    model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = (), kept: str = ""
+) -> dict[str, str]:
     """Return what an identity is made of, by name: short texts as they are, of others the first hexadecimal digits of
     their digest. Two identities differ where one of these does.
     """
-    return {name: _short(value) for name, value in _fields(model, layers, numerics).items()}
+    return {name: _short(value) for name, value in _fields(model, layers, numerics, kept).items()}
 
 
-def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence[str]) -> dict[str, bytes]:
+def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence[str], kept: str) -> dict[str, bytes]:
+    # Nothing where KV is kept as it is computed: storages of before there was another way are still found.
+    further = {"kept as": kept.encode()} if kept else {}
     return {
         "format": FORMAT,
         "weights": weights_digest(model.directory),
@@ -45,6 +63,7 @@ def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence
         "dtype": str(model.dtype).encode(),
         "layers": _json([dataclasses.asdict(layer) for layer in layers]),
         **{f"numerics {place}": text.encode("utf-8", "surrogatepass") for place, text in enumerate(numerics)},
+        **further,
     }
 
 

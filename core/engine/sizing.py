@@ -48,14 +48,16 @@ def size_memory(
     spec: ModelSpec,
     reserved: int = 0,
     further: tuple[LayerSpec, ...] = (),
+    kv_dtype: torch.dtype | None = None,
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
-    `reserved` bytes are left for others; `further` layers write into the pool beside the model's.
+    `reserved` bytes are left for others; `further` layers write into the pool beside the model's. KV is kept in
+    `kv_dtype`, None for the model's.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
-    per_token = choice.cls.bytes_per_token(spec.layers + further, model.dtype)
+    per_token = choice.cls.bytes_per_token(spec.layers + further, kv_dtype or model.dtype)
     free = max(0, _free_bytes(model.device) - reserved)
     tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
     num_pages = tokens // page_size
@@ -74,16 +76,22 @@ def size_memory(
             max_context_len,
             spec.max_context_len,
         )
-    pool = choice.build(pool_context(num_pages, page_size, model, spec, further))
+    pool = choice.build(pool_context(num_pages, page_size, model, spec, further, kv_dtype))
     return KVMemory(pool, num_pages, max_context_len)
 
 
 def pool_context(
-    num_pages: int, page_size: int, model: ModelContext, spec: ModelSpec, further: tuple[LayerSpec, ...] = ()
+    num_pages: int,
+    page_size: int,
+    model: ModelContext,
+    spec: ModelSpec,
+    further: tuple[LayerSpec, ...] = (),
+    kv_dtype: torch.dtype | None = None,
 ) -> KVPoolContext:
-    """Return what a pool of so many pages is built from."""
+    """Return what a pool of so many pages is built from. KV is kept in `kv_dtype`, None for the model's."""
     zeroed = frozenset(layer.layer_id for layer in further)
-    return KVPoolContext(num_pages, page_size, spec.layers + further, model.dtype, model.device, zeroed)
+    layers, dtype = spec.layers + further, kv_dtype or model.dtype
+    return KVPoolContext(num_pages, page_size, layers, dtype, model.device, zeroed, model.dtype)
 
 
 def make_rows(config: EngineConfig, device: torch.device, width: int) -> ReqToTokenPool:

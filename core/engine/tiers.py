@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pegboard.core.engine.kv_identity import kv_identity
+from pegboard.core.engine.kv_identity import kept_as, kv_identity
 from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, refuse_storage
 from pegboard.core.interfaces.contracts import HOST_POOL, KV_STORAGE
 from pegboard.core.interfaces.errors import OutOfMemory
@@ -92,12 +92,10 @@ def watches(chosen: Chosen) -> Watches:
 
 
 def _host_pool(chosen: Chosen, loaded: Loaded, block: int) -> HostPool:
-    memory, model = chosen.resolved.engine.memory, chosen.model
+    memory, device, dtype = chosen.resolved.engine.memory, chosen.model.device, chosen.kv_dtype
     layers = chosen.spec.layers + chosen.speculator.layers
-    choice = chosen.selection.choose(
-        HOST_POOL, HostPoolContext(1, memory.page_size, layers, model.dtype, model.device, block)
-    )
-    per_page = memory.page_size * choice.cls.bytes_per_token(layers, model.dtype)
+    choice = chosen.selection.choose(HOST_POOL, HostPoolContext(1, memory.page_size, layers, dtype, device, block))
+    per_page = memory.page_size * choice.cls.bytes_per_token(layers, dtype)
     available = int(psutil.virtual_memory().available)
     wanted = memory.host.max_total_tokens
     if wanted is None:
@@ -112,10 +110,11 @@ def _host_pool(chosen: Chosen, loaded: Loaded, block: int) -> HostPool:
             f"{available // per_page * memory.page_size}"
         )
     logger.info("KV on the host: %d tokens, %.2f GiB", pages * memory.page_size, pages * per_page / 2**30)
-    ctx = HostPoolContext(pages, memory.page_size, layers, model.dtype, model.device, block)
+    ctx = HostPoolContext(pages, memory.page_size, layers, dtype, device, block)
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:
     layers = chosen.spec.layers + chosen.speculator.layers
-    return kv_identity(chosen.model, layers, numerics=(loaded.runner.numerics(), chosen.speculator.numerics()))
+    numerics = (loaded.runner.numerics(), chosen.speculator.numerics())
+    return kv_identity(chosen.model, layers, numerics=numerics, kept=kept_as(loaded.memory.pool, chosen.model))

@@ -56,6 +56,9 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             return "it computes the network itself, and model.use names a family for that"
         if ctx.model.dtype is not torch.bfloat16:
             return f"it computes in bfloat16, and model.dtype is {str(ctx.model.dtype).removeprefix('torch.')}"
+        if ctx.kv_dtype is not None:
+            kept = str(ctx.kv_dtype).removeprefix("torch.")
+            return f"it keeps KV in bfloat16, not in {kept}; set memory.kv_dtype to auto or bfloat16"
         try:
             spec = DecoderSpec.from_config(ctx.model.hf_config)
         except ModelError as error:

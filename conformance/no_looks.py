@@ -35,7 +35,7 @@ class NoLooks(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._device = device.type
 
     def __torch_dispatch__(

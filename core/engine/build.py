@@ -26,6 +26,7 @@ from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.contracts import (
+    ATTENTION,
     GRAMMAR,
     MODEL_FAMILY,
     POOLER,
@@ -57,6 +58,7 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
@@ -236,7 +238,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     stages = Stages(
         memory,
         policy,
-        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback),
+        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback, _shared(chosen, rows)),
         results,
         executor,
         gates=gates,
@@ -341,6 +343,14 @@ def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> Resu
         pooler,
         GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
     )
+
+
+def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
+    """Return what finds KV that all requests share, where attention computes that once."""
+    (attention,) = chosen.selection.choices[ATTENTION.name]
+    if "own_attention" in chosen.runner.provides or "shared_prefix" not in attention.provides:
+        return None
+    return CommonPrefix(rows, chosen.resolved.engine.memory.page_size)
 
 
 def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:

@@ -218,7 +218,7 @@ class ModelWorkerBatch:
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
 
-    `loads` fill device pages from the host before this batch reads them.
+    `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch.
     """
 
     bid: int
@@ -243,4 +243,5 @@ class ModelWorkerBatch:
     tail_bits: NDArray[np.int64] | None = None
     observed: Observed | None = None
     loads: tuple[PageLoad, ...] = ()
+    common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)

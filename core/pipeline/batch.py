@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.shared import CommonPrefix
     from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
@@ -43,7 +44,8 @@ class BatchBuilder:
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
     `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` is that of
-    a speculator which reads the model's states; None without one.
+    a speculator which reads the model's states; None without one. `shared` finds what a decode batch has in common,
+    where attention makes use of that.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class BatchBuilder:
         vocab_size: int,
         pooler: Pooler | None = None,
         lookback: int | None = None,
+        shared: CommonPrefix | None = None,
     ) -> None:
         self._lookback = lookback
+        self._shared = shared
         self.vocab_size = vocab_size
         self._pooler = pooler
         self._memory = memory
@@ -109,6 +113,7 @@ class BatchBuilder:
             pending=pending,
             table=self._memory.rows.take_changes(),
             observed=None if self._lookback is None else observe_decode(running, active),
+            common_prefix=0 if self._shared is None else self._shared.of(running),
             extras=batch.extras,
         )
         found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None

@@ -120,6 +120,7 @@ class DeviceBatches:
             kv_pool=self._pool,
             attn_backend=self._attention,
             taps=taps,
+            common_prefix=work.common_prefix,
             extras=self._put_extras(work.extras) if work.extras else {},
         )
         if work.forward_mode.is_extend:

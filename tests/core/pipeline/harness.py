@@ -35,6 +35,7 @@ from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.speculation.device import DeviceDrafts
 from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
 from pegboard.core.pipeline.speculation.judging import Judge
@@ -140,6 +141,10 @@ class FakeModel:
         return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
 
     def check_slots(self, work: ModelWorkerBatch) -> None:
+        # What is in common is whole pages of old KV, at the same slots for all; the worker's table says so.
+        table = self.table[work.rows, : work.common_prefix]
+        assert (table == table[:1]).all(), "requests do not share what they are said to"
+        assert work.common_prefix == 0 or work.common_prefix < work.seq_lens.min()
         assert 0 not in work.out_cache_loc, "page 0 is padding"
         assert len(set(work.out_cache_loc.tolist())) == len(work.out_cache_loc), "two tokens in one slot"
 
@@ -272,7 +277,13 @@ class Harness:
         stages = Stages(
             self.memory,
             chosen,
-            BatchBuilder(self.memory, processors, VOCAB, lookback=None if reserve is None else 1),
+            BatchBuilder(
+                self.memory,
+                processors,
+                VOCAB,
+                lookback=None if reserve is None else 1,
+                shared=CommonPrefix(self.rows, page_size),
+            ),
             ResultStage(tokenizer, {EOS}, grammars=grammars),
             executor,
             hooks=hooks or StepHooks(),

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.core.interfaces.model_family import Network
+from pegboard.core.toolkit.kernels import usable
+from pegboard.core.toolkit.model.attending import attended
 from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
 from pegboard.core.toolkit.model.moe import MixtureOfExperts
-from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
+from pegboard.core.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on packed tokens [tokens, hidden]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), on packed tokens [tokens, hidden].
+
+    A norm belongs to the addition before it, so that one kernel does both: the first norm is the network's to call, and
+    so is the second addition, together with the next layer's norm.
+    """
 
     def __init__(self, spec: DecoderSpec, layer: LayerSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -36,24 +42,15 @@ class DecoderLayer(nn.Module):
         self.post_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
         self.mlp = _mlp(spec, layer.layer_id, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self._attention(self.input_norm(x), cos, sin, batch)
-        out: Tensor = x + self.mlp(self.post_norm(x))
-        return out
-
-    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        layer = self.layer
-        turned = layer.num_heads + layer.num_kv_heads
-        heads = self.qkv(x).view(x.shape[0], turned + layer.num_kv_heads, layer.qk_head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = apply_rope(self.q_norm(heads[:, : layer.num_heads]), cos, sin)
-            k = apply_rope(self.k_norm(heads[:, layer.num_heads : turned]), cos, sin)
-        else:
-            # q and k lie side by side, so one rotation does both.
-            q, k = apply_rope(heads[:, :turned], cos, sin).split_with_sizes((layer.num_heads, layer.num_kv_heads), 1)
-        attended = batch.attn_backend.forward(q, k, heads[:, turned:], layer, batch)
-        out: Tensor = self.o(attended.reshape(x.shape[0], -1))
-        return out
+    def forward(
+        self, normed: Tensor, residual: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is to be added to the residual next, and the residual, of the normed input and the input."""
+        heads = self.qkv(normed).view(normed.shape[0], -1, self.layer.qk_head_dim)
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        out = attended(heads, norms, rotation, self.layer, batch)
+        normed, residual = self.post_norm.add(self.o(out.reshape(normed.shape[0], -1)), residual)
+        return self.mlp(normed), residual
 
     def pack(self) -> None:
         """See `DenseNetwork.pack`."""
@@ -105,37 +102,58 @@ class DenseNetwork(nn.Module, Network):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [tokens, hidden] after the final norm; see `Network.forward`."""
-        x, cos, sin = self._enter(batch)
-        if x.shape[0] == 0:
-            return x
+        residual, rotation = self._enter(batch)
+        if residual.shape[0] == 0:
+            return residual
+        normed = self._norm(0)(residual)
         for index, layer in enumerate(self.layers):
-            _show(batch, index, x)
-            x = _deepened(layer(x, cos, sin, batch), batch, index)
-        return self._leave(x, batch)
+            _show(batch, index, residual)
+            x, residual = layer(normed, residual, rotation, batch)
+            normed, residual = self._leave(index, x, residual, batch)
+        return self._shown(normed, residual, batch)
 
     @torch.inference_mode()
     def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, Tensor]:
         """`forward` with a pause after every layer."""
-        x, cos, sin = self._enter(batch)
+        residual, rotation = self._enter(batch)
+        normed = self._norm(0)(residual)
         for index, layer in enumerate(self.layers):
-            _show(batch, index, x)
-            x = _deepened(layer(x, cos, sin, batch), batch, index)
+            _show(batch, index, residual)
+            x, residual = layer(normed, residual, rotation, batch)
+            normed, residual = self._leave(index, x, residual, batch)
             yield
-        return self._leave(x, batch)
+        return self._shown(normed, residual, batch)
 
-    def _enter(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _enter(self, batch: ForwardBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
         x: Tensor = self.embedding(batch.input_ids)
         if batch.overlay is not None:
             x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)
-        return x, *self.rope(batch.positions, x.dtype)
+        return x, self.rope(batch.positions, x.dtype)
 
-    def _leave(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """Return what comes after the final norm, of the last layer's output [tokens, hidden]."""
-        out: Tensor = self.norm(x)
-        _show(batch, len(self.layers), x)
-        _show(batch, len(self.layers) + 1, out)
-        return out
+    def _norm(self, layer: int) -> RMSNorm:
+        """Return the norm of a layer's input; behind the last one that is the final norm."""
+        if layer == len(self.layers):
+            return self.norm
+        found = self.layers[layer]
+        assert isinstance(found, DecoderLayer)
+        return found.input_norm
+
+    def _leave(self, layer: int, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Add x to the residual, and then the deep states that the batch's overlay has for the layer. Return the next
+        layer's normed input, and the residual.
+        """
+        norm = self._norm(layer + 1)
+        if batch.overlay is None or layer >= len(batch.overlay.deep):
+            return norm.add(x, residual)
+        total = (residual + x).index_add_(0, batch.overlay.rows, batch.overlay.deep[layer])
+        return norm(total), total
+
+    def _shown(self, normed: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return what comes after the final norm."""
+        _show(batch, len(self.layers), residual)
+        _show(batch, len(self.layers) + 1, normed)
+        return normed
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
@@ -170,13 +188,6 @@ class DenseNetwork(nn.Module, Network):
 
 
 def _show(batch: ForwardBatch, place: int, x: Tensor) -> None:
-    """Show the states at a place to those that read them; no layer changes them afterwards."""
-    if batch.taps is not None:
-        batch.taps.note(place, x)
-
-
-def _deepened(x: Tensor, batch: ForwardBatch, layer: int) -> Tensor:
-    """Return the output of a layer, with the deep states that the batch's overlay has for it added in place."""
-    if batch.overlay is None or layer >= len(batch.overlay.deep):
-        return x
-    return x.index_add_(0, batch.overlay.rows, batch.overlay.deep[layer])
+    """Show the states at a place to those that read them. They get a copy where kernels add to them in place."""
+    if batch.taps is not None and place in batch.taps.places:
+        batch.taps.note(place, x.clone() if usable(x.device) else x)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 """What they compute with. All of it is computed in float32, which would be too little for float64."""
 
-WIDEST = 2**15
-"""Columns of a row that a program holds in its registers."""
-
 FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 """What `FORMAT` of the kernels stands for; 0 for types that Triton casts to."""
 
@@ -29,8 +26,8 @@ _COMMON: dict[str, Constant] = {"enable_fp_fusion": True}
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether kernels are to be used for rows of `x`."""
-    return usable(x.device) and x.dtype in TYPES and x.shape[-1] <= WIDEST
+    """Return whether kernels are to be used for x."""
+    return x.dtype in TYPES and usable(x.device)
 
 
 def power_of_two(value: int) -> int:

@@ -1,4 +1,5 @@
-"""Layers of a dense decoder in torch: inference only, fused where it saves calls, loaded in place.
+"""Layers of a dense decoder: inference only, fused where it saves calls, loaded in place. In torch, and where `kernels`
+are usable in those.
 
 Every layer allocates its weights uninitialised and says through `targets()` where a checkpoint's tensors go: views into
 its own buffers, so that loading copies each tensor once and nothing is held twice.
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pegboard.core.toolkit.kernels import operations
 from pegboard.core.toolkit.model.packed import pack, packed_linear
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -36,7 +38,7 @@ def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn
 class RMSNorm(nn.Module):
     """Root mean square norm over the last dimension, weight [dim], computed in float32 (Zhang and Sennrich 2019).
 
-    Rounds to the input's dtype before the weight is applied, as transformers does.
+    In torch it rounds to the input's dtype before the weight is applied, as transformers does; a kernel rounds once.
     """
 
     def __init__(self, dim: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,9 +47,21 @@ class RMSNorm(nn.Module):
         self.weight = empty_parameter(dim, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
+        if operations.takes(x):
+            return operations.rms_norm(x, self.weight, self.eps)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of residual + x [tokens, dim], and that sum. A kernel adds in place: `residual` is given
+        away.
+        """
+        if operations.takes(x):
+            return operations.add_rms_norm(x, residual, self.weight, self.eps), residual
+        total = residual + x
+        normed: Tensor = self(total)
+        return normed, total
 
     def targets(self, name: str) -> dict[str, Tensor]:
         """Checkpoint name -> buffer, for a norm called `name`."""
@@ -97,12 +111,18 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.act = activation(act)
+        self._silu = self.act is F.silu
         self.gate_up = FusedLinear(hidden, (intermediate, intermediate), bias=bias, dtype=dtype, device=device)
         self.down = FusedLinear(intermediate, (hidden,), bias=bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(self.act(gate) * up)
+        both = self.gate_up(x)
+        if self._silu and operations.takes(both):
+            hidden = operations.silu_mul(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            hidden = self.act(gate) * up
+        out: Tensor = self.down(hidden)
         return out
 
     def pack(self) -> None:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings in torch (Su et al. 2021), rotate-half layout, equal to transformers' in float32."""
+"""Rotary position embeddings (Su et al. 2021), rotate-half layout, equal to transformers' in float32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from pegboard.core.toolkit.kernels import operations, usable
 from pegboard.core.toolkit.model.rope_spec import RopeSpec
 
 
@@ -86,15 +87,14 @@ class RotaryEmbedding(nn.Module):
         width) where the rope has axes. Angles are taken in float32. A token whose axes are equal has the angles of
         that one position, bit by bit. Raises ValueError for positions of three axes where the rope has none.
         """
+        if positions.dim() == 2 and not self.spec.axes:
+            raise ValueError(f"positions {list(positions.shape)} have axes, and this model's rope has none")
+        scaling = self.spec.attention_scaling
+        if dtype in operations.TYPES and usable(positions.device):
+            return operations.rotations(positions, self.inv_freq, self.axes, scaling, dtype)
         if positions.dim() == 1:
             angles = positions[:, None].float() * self.inv_freq
         else:
-            angles = self._per_axis(positions) * self.inv_freq
-        scaling = self.spec.attention_scaling
+            # The axis that each frequency turns with.
+            angles = positions.t().float().index_select(1, self.axes) * self.inv_freq
         return (angles.cos() * scaling).to(dtype)[:, None], (angles.sin() * scaling).to(dtype)[:, None]
-
-    def _per_axis(self, positions: Tensor) -> Tensor:
-        """float32 [tokens, dim / 2]: of positions [3, tokens], the axis that each frequency turns with."""
-        if not self.spec.axes:
-            raise ValueError(f"positions {list(positions.shape)} have axes, and this model's rope has none")
-        return positions.t().float().index_select(1, self.axes)

@@ -113,6 +113,21 @@ def test_a_named_provider_that_objects_stops_the_start() -> None:
         selection.choose(SAMPLER, "cpu")  # type: ignore[misc]
 
 
+def test_those_without_a_needed_capability_are_passed_over() -> None:
+    """By what they declare, before they are asked anything; the error says what needs it, and what to do."""
+    able = Provider("sampler", "able", named(Cpu), "", provides=frozenset({"seeded"}), rank=5)
+    needs = {"seeded": "which acme.dice needs; remove that"}
+    contract: Any = SAMPLER
+    choice = Selection(resolved([ANY, able])).choose(contract, "cpu", needs)
+    assert choice.name == "able"
+    assert choice.reasons == ("any: it lacks the capability seeded, which acme.dice needs; remove that",)
+    refused = (
+        r"^sampler\.use: any \(pegboard 0\) cannot be used: it lacks .* seeded, which acme\.dice needs; remove that"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        Selection(resolved([ANY, able], {"sampler": {"use": "any"}})).choose(contract, "cpu", needs)
+
+
 def test_nobody_left_says_each_ones_objection() -> None:
     selection = Selection(resolved([CPU, GPU]))
     with pytest.raises(ConfigError, match="no provider of sampler can be used: gpu: no gpu here; cpu: no cpu here"):

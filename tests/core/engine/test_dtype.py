@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.core.engine import dtype as precision
-from pegboard.core.engine.dtype import cpu_has_bfloat16, own_dtype, resolve_dtype
+from pegboard.core.engine.dtype import cpu_has_bfloat16, own_dtype, resolve_dtype, resolve_kv_dtype
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_family import ModelContext
 from tests.core.toolkit.text.demo import demo_directory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -106,3 +107,30 @@ def test_the_demo_is_no_float32_model() -> None:
     """Its file is 4-bit and its publication bfloat16; float32 is only how the converter stores it."""
     directory = demo_directory()
     assert own_dtype(directory, json.loads((directory / "config.json").read_text("utf-8"))) == torch.bfloat16
+
+
+MADE_FOR_IT = {"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "device", "able", "expected"),
+    [
+        ("auto", {}, GPU, True, torch.bfloat16),
+        ("auto", MADE_FOR_IT, GPU, True, torch.float8_e4m3fn),
+        ("auto", MADE_FOR_IT, GPU, False, torch.bfloat16),
+        ("auto", MADE_FOR_IT, CPU, True, torch.bfloat16),
+        ("fp8_e4m3", {}, CPU, False, torch.float8_e4m3fn),
+        ("fp8_e5m2", MADE_FOR_IT, GPU, True, torch.float8_e5m2),
+        ("float16", MADE_FOR_IT, GPU, True, torch.float16),
+        ("bfloat16", MADE_FOR_IT, GPU, True, torch.bfloat16),
+    ],
+)
+def test_the_type_of_kv(
+    name: str, config: dict[str, Any], device: torch.device, able: bool, expected: torch.dtype,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The model's unless something else is said, by the config or, on a GPU, by the checkpoint; the log tells."""
+    model = ModelContext(Path("/nowhere"), config, torch.bfloat16, device)
+    with caplog.at_level(logging.INFO):
+        assert resolve_kv_dtype(name, model, able=able) is expected
+    assert ("memory.kv_dtype" in caplog.text) is (name == "auto" and bool(config))

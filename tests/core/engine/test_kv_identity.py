@@ -15,9 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.conformance.attention_fakes import make_layer
-from pegboard.core.engine.kv_identity import described_kv, kv_identity
+from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
+from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.memory_paged.pool import MHAPool
 
 CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,9 +74,10 @@ def identity(
     dtype: torch.dtype = torch.bfloat16,
     layers: tuple[LayerSpec, ...] = LAYERS,
     numerics: tuple[str, ...] = ("int8", ""),
+    kept: str = "",
 ) -> bytes:
     context = ModelContext(directory, config, dtype, torch.device("cpu"))
-    return kv_identity(context, layers, numerics=numerics)
+    return kv_identity(context, layers, numerics=numerics, kept=kept)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +135,7 @@ def test_a_gguf_file_is_read_tensor_by_tensor(tmp_path: Path) -> None:
         {"numerics": ("bf16", "")},
         {"numerics": ("", "int8")},
         {"numerics": ("int8",)},
+        {"kept": "torch.float8_e4m3fn"},
         {"layers": LAYERS[:1]},
         {"layers": LAYERS[::-1]},
         {"layers": (*LAYERS, make_layer(layer_id=2))},
@@ -145,6 +150,24 @@ def test_a_gguf_file_is_read_tensor_by_tensor(tmp_path: Path) -> None:
 def test_what_else_makes_another(other: dict[str, Any], tmp_path: Path) -> None:
     directory = write(tmp_path / "a", weights())
     assert identity(directory) != identity(directory, **other)
+
+
+def test_how_a_pool_keeps_kv() -> None:
+    """Its type, where that is not the model's, and its scales."""
+    model = ModelContext(Path("/nowhere"), CONFIG, torch.bfloat16, torch.device("cpu"))
+
+    def pool(dtype: torch.dtype, *scales: tuple[float, float]) -> MHAPool:
+        made = MHAPool(NoOptions(), KVPoolContext(1, 1, LAYERS, dtype, torch.device("cpu")))
+        for layer_id, both in enumerate(scales):
+            made.set_scales(layer_id, *both)
+        return made
+
+    eight = torch.float8_e4m3fn
+    told = [kept_as(pool(eight, *scales), model) for scales in ((), ((1.0, 1.0),), ((0.5, 2.0),), ((2.0, 0.5),))]
+    assert kept_as(pool(torch.bfloat16), model) == ""
+    assert told[0] == told[1] == "torch.float8_e4m3fn"
+    assert told[2] == 'torch.float8_e4m3fn, scaled {"0":[0.5,2.0]}'
+    assert len({*told, kept_as(pool(torch.float8_e5m2), model), kept_as(pool(torch.float16), model)}) == 5
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ FREE = 100_000 * PER_TOKEN
 
 
 class Choice:
-    """A provider of pools that takes 1,000 bytes per token and builds what it was asked for."""
+    """A provider of pools that takes 1,000 bytes per token in float32 and builds what it was asked for."""
 
     class cls:  # noqa: N801
         @staticmethod
-        def bytes_per_token(layers: object, dtype: object) -> int:
-            return PER_TOKEN
+        def bytes_per_token(layers: object, dtype: torch.dtype) -> int:
+            return PER_TOKEN * dtype.itemsize // 4
 
     def build(self, ctx: Any) -> Any:
         return ctx
@@ -34,11 +34,11 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "_free_bytes", lambda device: FREE)
 
 
-def size(context: int = 512, **memory: Any) -> sizing.KVMemory:
+def size(context: int = 512, kv_dtype: torch.dtype | None = None, **memory: Any) -> sizing.KVMemory:
     config = compose((), data={"model": {"path": "x"}, "memory": memory}).engine
     model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     spec = SimpleNamespace(layers=(), max_context_len=context)
-    return sizing.size_memory(cast(Any, Choice()), config, cast(Any, model), cast(Any, spec))
+    return sizing.size_memory(cast(Any, Choice()), config, cast(Any, model), cast(Any, spec), kv_dtype=kv_dtype)
 
 
 def test_the_config_decides() -> None:
@@ -49,6 +49,15 @@ def test_the_config_decides() -> None:
 
 def test_a_share_of_what_is_free_otherwise() -> None:
     assert size(page_size=16).num_pages == FREE * sizing.CPU_POOL_SHARE // PER_TOKEN // 16
+
+
+def test_what_a_token_takes_depends_on_the_type_of_kv() -> None:
+    """Where memory decides, 8 bits hold four times the tokens of float32 and twice those of bfloat16."""
+    kinds = (None, torch.bfloat16, torch.float8_e4m3fn)
+    full, half, quarter = (size(page_size=16, kv_dtype=kv).num_pages for kv in kinds)
+    assert (half // 2, quarter // 4) == (full, full)
+    pool = cast(Any, size(max_total_tokens=64, kv_dtype=torch.float8_e5m2).pool)
+    assert (pool.dtype, pool.compute_dtype) == (torch.float8_e5m2, torch.float32)
 
 
 def test_a_context_that_does_not_fit_is_cut_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

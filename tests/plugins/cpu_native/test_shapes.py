@@ -157,6 +157,20 @@ class TestDeclined:
             CpuNativeRunner.supports(None, ctx) == "config.json: head_dim must be even for rotary embeddings, found 21"  # type: ignore[arg-type]
         )
 
+    def test_kv_of_another_type(self, directory: Path) -> None:
+        """Its attention reads bfloat16 and nothing else."""
+        model = replace(context(tiny_checkpoint(directory, "llama")), dtype=torch.bfloat16)
+        none: Any = None
+        said = {
+            kv: CpuNativeRunner.supports(
+                CpuNativeOptions(), ModelRunnerContext(none, model, none, none, none, (), model.device, kv_dtype=kv)
+            )
+            for kv in (None, torch.float8_e4m3fn, torch.float16)
+        }
+        assert said[None] is None
+        assert "not in float8_e4m3fn; set memory.kv_dtype to auto" in str(said[torch.float8_e4m3fn])
+        assert "not in float16; set memory.kv_dtype to auto" in str(said[torch.float16])
+
     def test_weights_of_another_format_compute_another_kv(self, directory: Path) -> None:
         model = replace(context(tiny_checkpoint(directory, "llama")), dtype=torch.bfloat16)
         none: Any = None

@@ -19,7 +19,18 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.plugins.disagg.frames import framed
-from pegboard.plugins.disagg.messages import Facts, Hello, Message, Ping, Proof, Refuse, Want, Welcome, encode
+from pegboard.plugins.disagg.messages import (
+    VERSION,
+    Facts,
+    Hello,
+    Message,
+    Ping,
+    Proof,
+    Refuse,
+    Want,
+    Welcome,
+    encode,
+)
 from pegboard.plugins.transfer_tcp.frames import MAGIC, REQUEST, unpack_description
 from tests.faults.disagg_strangers import MANNERS, Manner, Recorder, Signed, closed, false_prefill, sends
 from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server, free_ports
@@ -121,8 +132,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_rubbish(pair: Pair) -> None:
     chance = random.Random(1)
     early: list[Message] = [Want(1, 0, 1, 5), Ping(1), Refuse("no"), Welcome(Facts(b"", {}, "", (), ()), (b"",))]
-    early += [Hello(1, "prefill", b"i" * 16, b"n" * 32), Hello(2, "decode", b"i" * 16, b"n" * 32)]
-    early += [Hello(1, "decode", b"", b""), Proof(Facts(b"", {}, "", (), ()), b"")]
+    early += [Hello(VERSION, "prefill", b"i" * 16, b"n" * 32), Hello(VERSION + 1, "decode", b"i" * 16, b"n" * 32)]
+    early += [Hello(VERSION, "decode", b"", b""), Proof(Facts(b"", {}, "", (), ()), b"")]
     with pair.unharmed():
         for message in early:
             sends(pair.prefill.bootstrap, framed(encode(message)))
@@ -157,7 +168,7 @@ def test_a_wrong_signature(pair: Pair, secret: bytes) -> None:
         with Signed(pair.prefill.bootstrap, secret, pair.facts) as one:
             assert one.link.over
             assert "the signature differs" in one.link.reason
-        hello = Hello(1, "decode", b"i" * 16, b"n" * 32)
+        hello = Hello(VERSION, "decode", b"i" * 16, b"n" * 32)
         said = sends(pair.prefill.bootstrap, framed(encode(hello)) + framed(encode(Proof(pair.facts, b"m" * 32))))
         assert b"welcome" not in said
         assert b"the signature differs" in said

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from pegboard.conformance.model_graphs import GraphTests
 from pegboard.conformance.model_overlay import OverlayTests
 from pegboard.conformance.model_references import context, prompts, reference_logits, text_config
 from pegboard.conformance.model_scales import ScaleTests
@@ -42,7 +43,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(OverlayTests, TapTests, ScaleTests):
+class ModelFamilyContract(OverlayTests, TapTests, GraphTests, ScaleTests):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its

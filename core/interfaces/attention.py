@@ -88,8 +88,8 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
         """Write k and v at the group's `out_cache_loc`, then attend.
 
         q [tokens, num_heads, qk_head_dim], k [tokens, num_kv_heads, qk_head_dim], v [tokens, num_kv_heads,
-        v_head_dim], packed as `batch.input_ids` is; k and v None where the layer shares another one's KV. `sinks`
-        float [num_heads] are logits that take part in the softmax without a value (capability `sinks`). Returns
-        [tokens, num_heads, v_head_dim] in q's dtype. Raises Unsupported for what a capability that it does not
-        declare would need.
+        v_head_dim], packed as `batch.input_ids` is; k and v None where they are in the pool already: the network has
+        stored them itself, or the layer shares another one's KV. `sinks` float [num_heads] are logits that take part
+        in the softmax without a value (capability `sinks`). Returns [tokens, num_heads, v_head_dim] in q's dtype.
+        Raises Unsupported for what a capability that it does not declare would need.
         """

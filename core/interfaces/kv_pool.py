@@ -34,7 +34,8 @@ class KVPoolContext:
 class KVPool(abc.ABC, Generic[OptionsT]):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
-    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. The pool owns the memory;
+    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. What is in the buffers is all
+    that is kept: kernels of a network may store there what `write` would. The pool owns the memory;
     what is in a free slot is undefined and may be NaN, so no code may read one, not even multiplied by zero.
     """
 

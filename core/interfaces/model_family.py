@@ -61,6 +61,12 @@ class Network(abc.ABC):
         """
         raise Unsupported(f"the network {type(self).__name__}", "taps")
 
+    def capture_objection(self) -> str | None:
+        """Return None, or why the operations of this network depend on a decode batch's numbers although its family has
+        the capability `graph`: its decode steps are then not captured.
+        """
+        return None
+
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new

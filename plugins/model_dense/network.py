@@ -155,6 +155,12 @@ class DenseNetwork(nn.Module, Network):
         _show(batch, len(self.layers) + 1, normed)
         return normed
 
+    def capture_objection(self) -> str | None:
+        """Object to experts, whose tokens are counted on the host."""
+        if any(isinstance(module, MixtureOfExperts) for module in self.modules()):
+            return "a mixture of experts counts each expert's tokens on the host"
+        return None
+
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
         """Return embeddings [n, hidden] of ids int64 [n]; see `Network.embed`."""

@@ -183,6 +183,23 @@ class SkipsALayer(_Spoiled):
             return super().forward(batch)
 
 
+class ComputesLessForShortRequests(_Spoiled):
+    class network(_Wrapped):  # noqa: N801
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            hidden = super().forward(batch)
+            return hidden if int(batch.seq_lens_cpu.max()) < 48 else hidden * 1.0
+
+
+class FreezesANumber(_Spoiled):
+    """As much of a length as a graph would keep: the same operation, with the number that was there when it was
+    captured.
+    """
+
+    class network(_Wrapped):  # noqa: N801
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            return super().forward(batch) * (1.0 + 1e-9 * int(batch.seq_lens_cpu[0]))
+
+
 class LooksAtTheWeights(TransformersFamily):
     @classmethod
     def supports(cls, options: Any, ctx: ModelContext) -> str | None:
@@ -226,6 +243,22 @@ MUTANTS = [
     Mutant(LogitsInOneBuffer, suite=OneLlama, caught_by="test_logits_are_float32_and_the_callers", base=_Spoiled),
     Mutant(WritesBesides, suite=OneLlama, caught_by="test_writes_only_its_slots", base=_Spoiled),
     Mutant(SkipsALayer, suite=OneLlama, caught_by="test_attends_once_per_layer", base=_Spoiled),
+    Mutant(
+        ComputesLessForShortRequests,
+        suite=OneLlama,
+        caught_by="test_operations_do_not_depend_on_numbers",
+        base=_Spoiled,
+        provides=frozenset({"graph"}),
+        says="of its size",
+    ),
+    Mutant(
+        FreezesANumber,
+        suite=OneLlama,
+        caught_by="test_operations_do_not_depend_on_numbers",
+        base=_Spoiled,
+        provides=frozenset({"graph"}),
+        says="of its size",
+    ),
     Mutant(LooksAtTheWeights, suite=OneLlama, caught_by="test_reads_no_weights_before_load"),
     Mutant(AcceptsEverything, suite=OneLlama, caught_by="test_refuses_what_is_no_model"),
     Mutant(ForgetsTheCap, suite=OneLlama, caught_by="test_context_length_caps"),

@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import ReqSlot as ReqSlot
     from pegboard.core.interfaces.req import ReqTiming as ReqTiming
     from pegboard.core.interfaces.req import TokenBuffer as TokenBuffer
+    from pegboard.core.interfaces.sampler import NO_TOKEN as NO_TOKEN
     from pegboard.core.interfaces.sampler import Sampler as Sampler
     from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
     from pegboard.core.interfaces.sampling import LogprobRequest as LogprobRequest
@@ -261,7 +262,7 @@ _EXPORTS = {
         "PrefixMatch",
     ),
     "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),
-    "sampler": ("Sampler", "SamplerContext"),
+    "sampler": ("NO_TOKEN", "Sampler", "SamplerContext"),
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
     "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),

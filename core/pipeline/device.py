@@ -171,7 +171,7 @@ class BlockQueue:
     def put(self, array: NDArray[Any]) -> torch.Tensor:
         found = self._blocks[-1].put(array) if self._blocks else None
         if found is None:
-            # Plugins bring more than was reckoned with: one more block, and one more copy.
+            # Plugins bring more than was expected: one more block, and one more copy.
             block = self.block(max(array.nbytes, SMALLEST))
             self._blocks.append(block)
             found = block.put(array)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import torch
-from pegboard.core.interfaces import Sampler
-from pegboard.core.interfaces.sampler import NO_TOKEN
+from pegboard.core.interfaces import NO_TOKEN, Sampler
 from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs

@@ -13,7 +13,9 @@ plugin = Plugin(
             factory="pegboard.plugins.attn_triton.backend:TritonAttention",
             summary="Triton kernels; on a CPU only under Triton's interpreter",
             config="pegboard.plugins.attn_triton.options:TritonAttentionOptions",
-            provides=frozenset({"sliding_window", "logit_cap", "sinks", "tree_mask"}),
+            provides=frozenset(
+                {"graph", "kv_fp8", "logit_cap", "shared_prefix", "sinks", "sliding_window", "tree_mask"}
+            ),
             rank=20,
         ),
     ),

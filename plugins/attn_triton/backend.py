@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,19 +11,21 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton import interpreter
-from pegboard.plugins.attn_triton.launch import (
-    MAX_GROUP,
-    MAX_HEAD_DIM,
-    Blocks,
-    Kind,
-    decode_blocks,
-    extend_blocks,
-    extend_tiles,
-    power_of_two,
-    split_decode,
-)
+from pegboard.plugins.attn_triton.blocks import MAX_GROUP, MAX_HEAD_DIM, Blocks, Device, Kind, power_of_two
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+from pegboard.plugins.attn_triton.planning import (
+    DecodeLaunch,
+    DecodePlans,
+    Decoding,
+    Extending,
+    ExtendLaunch,
+    PrefixLaunch,
+    extend_plans,
+    split,
+)
+from pegboard.plugins.attn_triton.stored import EIGHT_BIT, Stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,65 +34,18 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
 
-LOG2E = math.log2(math.e)
 COMMON = {"enable_fp_fusion": True}
 """Multiply-adds may be fused. That is the default up to Triton 3.9, which warns unless one says so."""
+TYPES = torch.float16, torch.bfloat16, torch.float32
+OBJECTION_TO_BFLOAT16 = "Triton's interpreter computes bfloat16 products wrongly; set model.dtype to float32 or float16"
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """The requests of one new token: rows of the row table, lengths and packed tokens, int64 [n]; lengths on the
-    host."""
+class Launches:
+    """Of one kind of layer."""
 
-    rows: torch.Tensor
-    seq_lens: torch.Tensor
-    tokens: torch.Tensor
-    seq_lens_cpu: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLaunch:
-    """Parts of `split_size` tokens. `parts` float32 [n, splits, heads, v dim] and `tops` [n, splits, heads] hold their
-    results between two kernels, for one layer after another; None where there is one part.
-    """
-
-    blocks: Blocks
-    splits: int
-    split_size: int
-    parts: torch.Tensor | None
-    tops: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendLaunch:
-    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each; of requests that all have a tail, or
-    none.
-    """
-
-    blocks: Blocks
-    tokens: int
-    tiles: torch.Tensor
-    tails: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Extending:
-    """What the extend kernel runs for: requests of several new tokens, `several`, and those that have a tail, `treed`,
-    both on the host.
-
-    `starts`, `prefix` and `new` int64 [batch] are of all requests; the last two on the host, too.
-    """
-
-    several: NDArray[np.int64]
-    treed: NDArray[np.int64]
-    prefix_cpu: NDArray[np.int64]
-    new_cpu: NDArray[np.int64]
-    starts: torch.Tensor
-    prefix: torch.Tensor
-    new: torch.Tensor
-
-
-Launches = tuple["DecodeLaunch | None", tuple[ExtendLaunch, ...]]
+    decode: DecodeLaunch | None
+    extends: tuple[ExtendLaunch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +62,40 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
 
     So a mixed batch takes two or three launches a layer. A layer's K and V are written first, and everything is then
     read through the row table, cached prefix and new tokens alike.
+
+    `capability` is the compute capability that block sizes are chosen for, by default the device's.
     """
 
-    def __init__(self, options: TritonAttentionOptions, ctx: AttentionContext) -> None:
+    def __init__(
+        self, options: TritonAttentionOptions, ctx: AttentionContext, capability: tuple[int, int] | None = None
+    ) -> None:
         from pegboard.plugins.attn_triton import kernels
 
         super().__init__(options, ctx)
         self._kernels = kernels
         self._kinds = {Kind.of(layer): None for layer in ctx.layers}
-        self._arange = torch.arange(ctx.max_batch, device=ctx.device)
-        self._multiprocessors = 1
+        multiprocessors = 1
         if ctx.device.type == "cuda":
-            self._multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
+            multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
+            capability = capability or torch.cuda.get_device_capability(ctx.device)
+        self._device = Device(ctx.dtype.itemsize, ctx.pool_dtype.itemsize, capability or (9, 0))
+        self._decodes = DecodePlans(ctx, options, self._device, multiprocessors)
+        self._arange = torch.arange(self._decodes.most_requests, device=ctx.device)
 
     @classmethod
     def supports(cls, options: TritonAttentionOptions, ctx: AttentionContext) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed: pip install 'pegboard[triton]'"
-        if ctx.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        if ctx.dtype not in TYPES:
             return f"its kernels take float16, bfloat16 and float32, not {str(ctx.dtype).removeprefix('torch.')}"
+        if ctx.pool_dtype not in (*TYPES, *EIGHT_BIT):
+            return f"its kernels do not read KV of {str(ctx.pool_dtype).removeprefix('torch.')}"
         if ctx.device.type != "cuda" or interpreter.interpreting():
             objection = interpreter.objection()
             if objection is not None:
                 return f"no CUDA device, and no interpreter: {objection}"
-            if ctx.dtype == torch.bfloat16:
-                return "Triton's interpreter computes bfloat16 products wrongly; set model.dtype to float32 or float16"
+            if torch.bfloat16 in (ctx.dtype, ctx.pool_dtype):
+                return OBJECTION_TO_BFLOAT16
         elif torch.cuda.get_device_capability(ctx.device) < (8, 0):
             return "its kernels need compute capability 8.0 (Ampere) or later"
         for layer in ctx.layers:
@@ -142,90 +106,52 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         return None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        new = batch.extend_lens_cpu if batch.forward_mode.is_extend else None
-        treed = None
-        if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
-            treed = batch.tail_lens_cpu > 0
-        decoding, extending = self._decoding(batch, new, treed), self._extending(batch, new, treed)
-        batch.attn_metadata = metadata = Metadata(decoding, extending, {})
-        for kind in self._kinds:
-            self._plan(kind, metadata)
-
-    def _decoding(
-        self, batch: ForwardBatch, new: NDArray[np.int64] | None, treed: NDArray[np.bool_] | None
-    ) -> Decoding | None:
-        if batch.batch_size == 0:
-            return None
-        alone = None if new is None else new == 1
-        if treed is not None:
-            alone = ~treed if alone is None else alone & ~treed
-        if alone is None or bool(alone.all()):
-            return Decoding(batch.req_pool_indices, batch.seq_lens, self._first(batch.batch_size), batch.seq_lens_cpu)
-        single = np.flatnonzero(alone)
-        if len(single) == 0:
-            return None
-        index = torch.from_numpy(single).to(self.ctx.device, non_blocking=True)
-        tokens = index if batch.extend_start_loc is None else batch.extend_start_loc[index]
-        return Decoding(batch.req_pool_indices[index], batch.seq_lens[index], tokens, batch.seq_lens_cpu[single])
-
-    def _extending(
-        self, batch: ForwardBatch, new: NDArray[np.int64] | None, treed: NDArray[np.bool_] | None
-    ) -> Extending | None:
-        if new is None:
-            if treed is None:
-                return None
-            starts = self._first(batch.batch_size)
-            prefix, ones = batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
-            new = np.ones(batch.batch_size, dtype=np.int64)
-            none = np.empty(0, dtype=np.int64)
-            return Extending(none, np.flatnonzero(treed), batch.seq_lens_cpu - 1, new, starts, prefix, ones)
-        several = np.flatnonzero(new > 1 if treed is None else (new > 1) & ~treed)
-        trees = several[:0] if treed is None else np.flatnonzero(treed)
-        if len(several) + len(trees) == 0:
-            return None
-        assert batch.extend_prefix_lens_cpu is not None
-        assert batch.extend_start_loc is not None
-        assert batch.extend_prefix_lens is not None
-        assert batch.extend_lens is not None
-        on_device = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
-        return Extending(several, trees, batch.extend_prefix_lens_cpu, new, *on_device)
+        first = self._first(batch.batch_size)
+        found = split(batch, first)
+        arrays: list[NDArray[np.int64]] = []
+        if found.single is not None and len(found.single):
+            arrays.append(found.single)
+        if found.single is not None and len(found.single) and batch.extend_lens_cpu is not None:
+            arrays.append((np.cumsum(batch.extend_lens_cpu) - batch.extend_lens_cpu)[found.single])
+        launches, indices = self._launches(self._kinds, found.extending, arrays)
+        decoding = None
+        if found.single is None and batch.batch_size:
+            alone = batch.forward_mode.is_decode and not batch.fixed and batch.batch_size > 1
+            prefix = batch.common_prefix if alone else 0
+            decoding = Decoding(batch.req_pool_indices, batch.seq_lens, first, prefix)
+        elif indices:
+            which, tokens = indices[0], indices[-1]
+            decoding = Decoding(batch.req_pool_indices[which], batch.seq_lens[which], tokens)
+        batch.attn_metadata = Metadata(decoding, found.extending, {})
+        for kind, extends in launches.items():
+            batch.attn_metadata.launches[kind] = Launches(self._decode_launch(kind, decoding), extends)
 
     def _first(self, count: int) -> torch.Tensor:
         if count > len(self._arange):
             self._arange = torch.arange(count, device=self.ctx.device)
         return self._arange[:count]
 
-    def _plan(self, kind: Kind, metadata: Metadata) -> Launches:
-        """Return the launches of one kind of layer, made once per batch."""
-        found = metadata.launches.get(kind)
-        if found is None:
-            decode = None if metadata.decoding is None else self._plan_decode(kind, metadata.decoding)
-            extends: tuple[ExtendLaunch, ...] = ()
-            if (extending := metadata.extending) is not None:
-                wanted = (extending.several, False), (extending.treed, True)
-                extends = tuple(
-                    self._plan_extend(kind, extending, which, tails) for which, tails in wanted if len(which)
-                )
-            found = metadata.launches[kind] = decode, extends
-        return found
+    def _launches(
+        self, kinds: Iterable[Kind], extending: Extending | None, more: list[NDArray[np.int64]]
+    ) -> tuple[dict[Kind, tuple[ExtendLaunch, ...]], tuple[torch.Tensor, ...]]:
+        """Return each kind's extends, and `more` arrays on the device; all arrays go there together."""
+        plans = {
+            kind: [] if extending is None else extend_plans(kind, extending, self._device, self.options)
+            for kind in kinds
+        }
+        tiles = [plan.tiles for some in plans.values() for plan in some]
+        if not more and not tiles:
+            return dict.fromkeys(plans, ()), ()
+        brought = self.ctx.on_device(*more, *tiles)
+        rest = iter(brought[len(more) :])
+        made = {
+            kind: tuple(ExtendLaunch(plan.blocks, plan.tokens, next(rest), plan.tails) for plan in some)
+            for kind, some in plans.items()
+        }
+        return made, brought[: len(more)]
 
-    def _plan_decode(self, kind: Kind, decoding: Decoding) -> DecodeLaunch:
-        blocks = decode_blocks(kind, self.ctx.dtype.itemsize, self.options)
-        seen = decoding.seq_lens_cpu if kind.window is None else np.minimum(decoding.seq_lens_cpu, kind.window)
-        programs = kind.num_kv_heads * -(-kind.group // blocks.rows)
-        size, splits = split_decode(seen, programs, blocks.keys, self._multiprocessors, self.options.kv_split)
-        if splits == 1:
-            return DecodeLaunch(blocks, 1, size, None, None)
-        shape = (len(seen), splits, kind.num_kv_heads * kind.group)
-        tops = torch.empty(shape, dtype=torch.float32, device=self.ctx.device)
-        return DecodeLaunch(blocks, splits, size, tops.new_empty((*shape, kind.v_head_dim)), tops)
-
-    def _plan_extend(self, kind: Kind, extending: Extending, which: NDArray[np.int64], tails: bool) -> ExtendLaunch:
-        new, prefix = extending.new_cpu[which], extending.prefix_cpu[which]
-        blocks = extend_blocks(kind, self.ctx.dtype.itemsize, int(new.max()) * kind.group, self.options, tails=tails)
-        tokens = blocks.rows // kind.group
-        tiles = torch.from_numpy(extend_tiles(which, new, prefix, tokens, kind.window))
-        return ExtendLaunch(blocks, tokens, tiles.to(self.ctx.device, non_blocking=True), tails)
+    def _decode_launch(self, kind: Kind, decoding: Decoding | None) -> DecodeLaunch | None:
+        return None if decoding is None else self._decodes.get(kind, decoding)
 
     def forward(
         self,
@@ -240,75 +166,90 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         if k is not None and v is not None:
             batch.kv_pool.write(layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc, k, v)
         metadata: Metadata = batch.attn_metadata
-        decode, extends = self._plan(Kind.of(layer), metadata)
+        launches = self._of(Kind.of(layer), metadata)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
-        if decode is not None and metadata.decoding is not None:
-            self._decode(q, out, layer, batch, metadata.decoding, decode, sinks)
-            self._reduce(out, layer, metadata.decoding, decode, sinks)
+        stored = Stored.of(layer, batch)
+        if launches.decode is not None and metadata.decoding is not None:
+            if launches.decode.prefix is not None:
+                self._prefix(q, stored, layer, metadata.decoding, launches.decode, launches.decode.prefix)
+            self._decode(q, out, stored, layer, metadata.decoding, launches.decode, sinks)
+            self._reduce(out, layer, metadata.decoding, launches.decode, sinks)
         if metadata.extending is not None:
-            for extend in extends:
-                self._extend(q, out, layer, batch, metadata.extending, extend, sinks)
+            for extend in launches.extends:
+                self._extend(q, out, stored, layer, batch, metadata.extending, extend, sinks)
         return out
+
+    def _of(self, kind: Kind, metadata: Metadata) -> Launches:
+        found = metadata.launches.get(kind)
+        if found is None:  # a layer that the context did not name
+            made, _ = self._launches([kind], metadata.extending, [])
+            decode = self._decode_launch(kind, metadata.decoding)
+            found = metadata.launches[kind] = Launches(decode, made[kind])
+        return found
 
     def _extend(
         self,
         q: torch.Tensor,
         out: torch.Tensor,
+        stored: Stored,
         layer: LayerSpec,
         batch: ForwardBatch,
         extending: Extending,
-        launch: ExtendLaunch,
+        extend: ExtendLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
-        keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
-        table = batch.kv_groups[layer.kv_group].row_table
-        self._kernels.extend_kernel[(len(launch.tiles), layer.num_kv_heads)](
+        keys, values, table = stored.keys, stored.values, stored.table
+        launch(
+            self._kernels.extend_kernel,
+            (len(extend.tiles), layer.num_kv_heads),
             q,
             out,
             keys,
             values,
             q if sinks is None else sinks,
-            launch.tiles,
+            extend.tiles,
             table,
             batch.req_pool_indices,
             extending.starts,
             extending.prefix,
             extending.new,
             # Placeholders without tails: the kernel is then compiled without them.
-            batch.tail_lens if launch.tails else extending.new,
-            batch.tail_bits if launch.tails else extending.new,
+            batch.tail_lens if extend.tails and batch.tail_lens is not None else extending.new,
+            batch.tail_bits if extend.tails and batch.tail_bits is not None else extending.new,
             *_strides((q, 2), (out, 2), (keys, 2), (values, 2), (table, 1)),
             layer.window or 0,
-            *_factors(layer),
-            GROUP=layer.num_heads // layer.num_kv_heads,
-            TOKENS=launch.tokens,
-            BLOCK_M=launch.blocks.rows,
-            HAS_TAIL=launch.tails,
-            **_constants(layer, launch.blocks, sinks),
+            *stored.factors,
+            TOKENS=extend.tokens,
+            BLOCK_M=extend.blocks.rows,
+            HAS_TAIL=extend.tails,
+            **_windowed(layer, sinks),
+            **_constants(layer, extend.blocks, stored),
         )
 
     def _decode(
         self,
         q: torch.Tensor,
         out: torch.Tensor,
+        stored: Stored,
         layer: LayerSpec,
-        batch: ForwardBatch,
         decoding: Decoding,
-        launch: DecodeLaunch,
+        decode: DecodeLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
-        keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
-        table = batch.kv_groups[layer.kv_group].row_table
+        keys, values, table = stored.keys, stored.values, stored.table
         group = layer.num_heads // layer.num_kv_heads
-        programs = layer.num_kv_heads * -(-group // launch.blocks.rows)
-        # Placeholders where there is nothing to split: the kernel is then compiled without them.
-        parts = launch.parts if launch.parts is not None else out[:, None]
-        tops = launch.tops if launch.tops is not None else out
-        self._kernels.decode_kernel[(len(decoding.rows), programs, launch.splits)](
+        # Placeholders where there is nothing to put together: the kernel is then compiled without them.
+        results, tops = out[:, None], out
+        if decode.results is not None and decode.tops is not None:
+            shared = decode.prefix.parts if decode.prefix is not None else 0
+            results, tops = decode.results[:, shared:], decode.tops[:, shared:]
+        launch(
+            self._kernels.decode_kernel,
+            (decoding.count, layer.num_kv_heads * -(-group // decode.blocks.rows), decode.parts),
             q,
-            parts,
+            results,
             tops,
             keys,
             values,
@@ -317,14 +258,47 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             decoding.rows,
             decoding.tokens,
             decoding.seq_lens,
-            *_strides((q, 2), (parts, 3), (tops, 2), (keys, 2), (values, 2), (table, 1)),
+            *_strides((q, 2), (results, 3), (tops, 2), (keys, 2), (values, 2), (table, 1)),
             layer.window or 0,
-            launch.split_size,
-            *_factors(layer),
-            GROUP=group,
-            BLOCK_H=launch.blocks.rows,
-            SPLIT=launch.parts is not None,
-            **_constants(layer, launch.blocks, sinks),
+            0 if decode.prefix is None else decoding.prefix,
+            *stored.factors,
+            LEAST=decode.least,
+            BLOCK_H=decode.blocks.rows,
+            SPLIT=decode.results is not None,
+            **_windowed(layer, sinks),
+            **_constants(layer, decode.blocks, stored),
+        )
+
+    def _prefix(
+        self,
+        q: torch.Tensor,
+        stored: Stored,
+        layer: LayerSpec,
+        decoding: Decoding,
+        decode: DecodeLaunch,
+        prefix: PrefixLaunch,
+    ) -> None:
+        """Compute the parts of the prefix that all requests share, for all of them."""
+        keys, values, table, results, tops = stored.keys, stored.values, stored.table, decode.results, decode.tops
+        assert results is not None
+        assert tops is not None
+        launch(
+            self._kernels.prefix_kernel,
+            (prefix.tiles, layer.num_kv_heads, prefix.parts),
+            q,
+            results,
+            tops,
+            keys,
+            values,
+            table,
+            decoding.rows,
+            *_strides((q, 2), (results, 3), (tops, 2), (keys, 2), (values, 2), (table, 1)),
+            decoding.count,
+            decoding.prefix,
+            prefix.size,
+            *stored.factors,
+            BLOCK_M=prefix.blocks.rows,
+            **_constants(layer, prefix.blocks, stored),
         )
 
     def _reduce(
@@ -332,28 +306,34 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         out: torch.Tensor,
         layer: LayerSpec,
         decoding: Decoding,
-        launch: DecodeLaunch,
+        decode: DecodeLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
         """Put the parts of each request together."""
-        parts, tops = launch.parts, launch.tops
-        if parts is None or tops is None:
+        results, tops = decode.results, decode.tops
+        if results is None or tops is None:
             return
-        self._kernels.reduce_kernel[(len(decoding.rows), layer.num_heads)](
-            parts,
+        start, shared = (0, 0) if decode.prefix is None else (decoding.prefix, decode.prefix.parts)
+        launch(
+            self._kernels.reduce_kernel,
+            (decoding.count, layer.num_heads),
+            results,
             tops,
             out,
             tops if sinks is None else sinks,
             decoding.tokens,
             decoding.seq_lens,
-            *_strides((parts, 3), (tops, 2), (out, 2)),
+            *_strides((results, 3), (tops, 2), (out, 2)),
             layer.window or 0,
-            launch.split_size,
+            start,
+            shared,
+            decode.parts,
             DV=layer.v_head_dim,
-            BLOCK_S=power_of_two(launch.splits, 2),
+            LEAST=decode.least,
+            BLOCK_N=decode.blocks.keys,
+            BLOCK_S=power_of_two(shared + decode.parts, 2),
             BLOCK_DV=power_of_two(layer.v_head_dim),
-            HAS_WINDOW=layer.window is not None,
-            HAS_SINKS=sinks is not None,
+            **_windowed(layer, sinks),
             **COMMON,
         )
 
@@ -363,24 +343,21 @@ def _strides(*tensors: tuple[torch.Tensor, int]) -> tuple[int, ...]:
     return tuple(stride for tensor, dims in tensors for stride in tensor.stride()[:dims])
 
 
-def _factors(layer: LayerSpec) -> tuple[float, float]:
-    """Return the kernels' `scale` and `cap`, see `_scores` there."""
-    if layer.logit_cap is None:
-        return layer.scale * LOG2E, 0.0
-    return 2.0 * LOG2E * layer.scale / layer.logit_cap, LOG2E * layer.logit_cap
+def _windowed(layer: LayerSpec, sinks: torch.Tensor | None) -> dict[str, bool]:
+    return {"HAS_WINDOW": layer.window is not None, "HAS_SINKS": sinks is not None}
 
 
-def _constants(layer: LayerSpec, blocks: Blocks, sinks: torch.Tensor | None) -> dict[str, int | bool]:
-    """Compile-time constants that extend and decode share."""
+def _constants(layer: LayerSpec, blocks: Blocks, stored: Stored) -> dict[str, int | bool]:
+    """Compile-time constants of all that reads keys."""
     return {
+        "GROUP": layer.num_heads // layer.num_kv_heads,
         "D": layer.qk_head_dim,
         "DV": layer.v_head_dim,
         "BLOCK_N": blocks.keys,
         "BLOCK_D": power_of_two(layer.qk_head_dim),
         "BLOCK_DV": power_of_two(layer.v_head_dim),
-        "HAS_WINDOW": layer.window is not None,
         "HAS_CAP": layer.logit_cap is not None,
-        "HAS_SINKS": sinks is not None,
+        "KV": stored.kv,
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
         **COMMON,

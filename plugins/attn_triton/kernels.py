@@ -18,120 +18,26 @@ Two things are common to them:
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _scores(q, k, scale, cap, HAS_CAP: tl.constexpr):
-    """Scaled scores of q [rows, dim] and k [dim, keys], in base 2.
-
-    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
-    one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
-    libdevice is not. "ieee" keeps float32 from becoming tf32; it changes nothing for the 16-bit types.
-    """
-    s = tl.dot(q, k, input_precision="ieee") * scale
-    if HAS_CAP:
-        s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
-    return s
-
-
-@triton.jit
-def _online_softmax(s, top, total, acc, v):
-    """Take scores s [rows, keys] and values v [keys, dim] into the running maximum, sum and output."""
-    new_top = tl.maximum(top, tl.max(s, 1))
-    # A row may have seen no key yet (the left edge of a window): -inf - -inf would be NaN.
-    base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p = tl.exp2(s - base[:, None])
-    alpha = tl.exp2(top - base)
-    total = total * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-    return new_top, total, acc
-
-
-@triton.jit
-def _read_block(
-    table_row, keys, values, key_stride, value_stride, start, end, d, dv,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """K transposed [dim, keys] and V [keys, v dim] of positions [start, start + BLOCK_N), zeros from `end` on."""
-    n = start + tl.arange(0, BLOCK_N)
-    # Head dims that are no power of two are padded with zeros. Where they are one, these two masks fold away.
-    k_mask = (d < D)[:, None]
-    v_mask = (dv < DV)[None, :]
-    if MASKED:
-        inside = n < end
-        slots = tl.load(table_row + n, mask=inside, other=0).to(tl.int64)
-        k_mask = k_mask & inside[None, :]
-        v_mask = v_mask & inside[:, None]
-    else:
-        slots = tl.load(table_row + n).to(tl.int64)  # int64: slots times their stride outgrow 31 bits
-    k = tl.load(keys + slots[None, :] * key_stride + d[:, None], mask=k_mask, other=0.0)
-    v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0.0)
-    return n, k, v
-
-
-@triton.jit
-def _count_bits(x):
-    """How many bits of each int64 are set. By steps: the interpreter has no instruction for it."""
-    x = x - ((x >> 1) & 0x5555555555555555)
-    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
-    x += x >> 8
-    x += x >> 16
-    x += x >> 32
-    return (x & 0x7F).to(tl.int32)
-
-
-@triton.jit
-def _seen_of_tail(bits, window, tail_len, HAS_WINDOW: tl.constexpr):
-    """Halves, int32, of each row's bits. A window keeps the highest: what a token sees of a tail stands in a row."""
-    if HAS_WINDOW:
-        more = _count_bits(bits) - window
-        for step in range(tail_len - window):
-            bits = tl.where(step < more, bits & (bits - 1), bits)
-    return bits.to(tl.int32), (bits >> 32).to(tl.int32)
-
-
-@triton.jit
-def _extend_blocks(
-    first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
-    first, end, window, scale, cap, d, dv, tail, low, high,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_TAIL: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
-    for block in range(first_block, last_block):
-        n, k, v = _read_block(
-            table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, d, dv,
-            D, DV, BLOCK_N, MASKED,
-        )  # fmt: skip
-        s = _scores(q, k, scale, cap, HAS_CAP)
-        if MASKED:
-            if HAS_TAIL:
-                # Of keys from `tail` on those whose bit is set, of those before it whatever the window leaves.
-                bit = tl.maximum(n - tail, 0)
-                word = tl.where((bit < 32)[None, :], low[:, None], high[:, None])
-                seen = ((word >> (bit & 31)[None, :]) & 1) != 0
-                before = (n < tail)[None, :]
-                if HAS_WINDOW:
-                    before = before & (n[None, :] > positions[:, None] - window)
-                    seen = seen & (n >= tail)[None, :]
-                seen = (seen | before) & (n < end)[None, :]
-            else:
-                seen = (n[None, :] <= positions[:, None]) & (n < end)[None, :]
-                if HAS_WINDOW:
-                    seen = seen & (n[None, :] > positions[:, None] - window)
-            s = tl.where(seen, s, float("-inf"))
-        top, total, acc = _online_softmax(s, top, total, acc, v)
-    return top, total, acc
+from pegboard.plugins.attn_triton.kernel_parts import (
+    count_bits,
+    extend_blocks,
+    online_softmax,
+    part_size,
+    read_block,
+    scores,
+    seen_of_tail,
+)
 
 
 @triton.jit
 def extend_kernel(
     q, out, keys, values, sinks, tiles, row_table, rows, start_locs, prefix_lens, new_lens, tail_lens, tail_bits,
     q_token, q_head, out_token, out_head, key_slot, key_head, value_slot, value_head, table_stride,
-    window, scale, cap,
+    window, scale, cap, v_scale,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
+    KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with new tokens over cached and new KV. Grid (tiles, kv heads). With HAS_TAIL all requests of the tiles
     have a tail, see ForwardBatch.
@@ -166,8 +72,8 @@ def extend_kernel(
         tail_len = tl.load(tail_lens + request).to(tl.int32)
         tail = end - tail_len
         bits = tl.load(tail_bits + start + tl.minimum(token, last_token))
-        positions = tail + _count_bits(bits) - 1
-        low, high = _seen_of_tail(bits, window, tail_len, HAS_WINDOW)
+        positions = tail + count_bits(bits) - 1
+        low, high = seen_of_tail(bits, window, tail_len, HAS_WINDOW)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     q_tile = tl.load(
@@ -194,25 +100,25 @@ def extend_kernel(
     keys += kv_head * key_head
     values += kv_head * value_head
     if HAS_WINDOW:
-        top, total, acc = _extend_blocks(
+        top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
             first, end, window, scale, cap, d, dv, tail, low, high,
-            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, True,
+            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, True,
         )  # fmt: skip
-    top, total, acc = _extend_blocks(
+    top, total, acc = extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, False,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, False,
     )  # fmt: skip
-    top, total, acc = _extend_blocks(
+    top, total, acc = extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, True,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, True,
     )  # fmt: skip
 
     if HAS_SINKS:
         total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634 - top)
-    acc = acc / total[:, None]
+    acc = acc * (v_scale / total)[:, None]
     tl.store(
         out + (start + token)[:, None] * out_token + head[:, None] * out_head + dv[None, :],
         acc.to(out.dtype.element_ty),
@@ -220,31 +126,33 @@ def extend_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def decode_kernel(
     q, out, tops, keys, values, sinks, row_table, rows, tokens, seq_lens,
     q_token, q_head, out_token, out_split, out_head, tops_token, tops_split, key_slot, key_head, value_slot, value_head,
-    table_stride, window, split_size, scale, cap,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    table_stride, window, start, scale, cap, v_scale,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One new token per request over one part of its KV. Grid (requests, kv heads * head blocks, splits).
+    """One new token per request over one part of its KV from `start` on. Grid (requests, kv heads * head blocks,
+    parts).
 
-    With SPLIT, `out` is float32 [requests, splits, heads, v dim] and `tops` [requests, splits, heads] get the base-2
-    log-sum-exp, for `reduce_kernel`; without, `out` is the output and there is one part. Everything that differs from
-    step to step is read on the device, and splits beyond a request's end return at once.
+    With SPLIT, `out` is float32 [requests, parts, heads, v dim] and `tops` [requests, parts, heads] get the base-2
+    log-sum-exp, for `reduce_kernel`; without, `out` is the output and there is one part. A request is cut by its own
+    length, which is read here, as all that differs from step to step; programs behind its last part leave at once.
     """
     request = tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
     kv_head = tl.program_id(1) // head_blocks
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + request).to(tl.int32)
-    first = 0
+    first = start
     if HAS_WINDOW:
-        first = tl.maximum(seq_len - window, 0)
-    first += split * split_size
-    end = tl.minimum(first + split_size, seq_len)
+        first = tl.maximum(seq_len - window, start)
+    size = part_size(seq_len - first, tl.num_programs(2), LEAST, BLOCK_N)
+    first += split * size
+    end = tl.minimum(first + size, seq_len)
     if first < end:
         token = tl.load(tokens + request).to(tl.int64)
         row = tl.load(rows + request)
@@ -268,18 +176,18 @@ def decode_kernel(
         # The newest token sees everything below it: only the block at the end needs a mask.
         whole = (end - first) // BLOCK_N
         for block in range(whole):
-            _, k, v = _read_block(
-                table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, d, dv,
-                D, DV, BLOCK_N, False,
+            _, k, v = read_block(
+                q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, d, dv,
+                D, DV, BLOCK_N, KV, False,
             )  # fmt: skip
-            top, total, acc = _online_softmax(_scores(q_tile, k, scale, cap, HAS_CAP), top, total, acc, v)
+            top, total, acc = online_softmax(scores(q_tile, k, scale, cap, HAS_CAP), top, total, acc, v)
         if first + whole * BLOCK_N < end:
-            n, k, v = _read_block(
-                table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, d, dv,
-                D, DV, BLOCK_N, True,
+            n, k, v = read_block(
+                q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, d, dv,
+                D, DV, BLOCK_N, KV, True,
             )  # fmt: skip
-            s = tl.where((n < end)[None, :], _scores(q_tile, k, scale, cap, HAS_CAP), float("-inf"))
-            top, total, acc = _online_softmax(s, top, total, acc, v)
+            s = tl.where((n < end)[None, :], scores(q_tile, k, scale, cap, HAS_CAP), float("-inf"))
+            top, total, acc = online_softmax(s, top, total, acc, v)
 
         if SPLIT:
             place = request.to(tl.int64)
@@ -290,30 +198,88 @@ def decode_kernel(
                 total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634 - top)
         tl.store(
             out + place * out_token + split * out_split + head[:, None] * out_head + dv[None, :],
-            (acc / total[:, None]).to(out.dtype.element_ty),
+            (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty),
             mask=real[:, None] & (dv < DV)[None, :],
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "prefix", "size"])
+def prefix_kernel(
+    q, parts, tops, keys, values, row_table, rows,
+    q_token, q_head, parts_token, parts_split, parts_head, tops_token, tops_split,
+    key_slot, key_head, value_slot, value_head, table_stride,
+    count, prefix, size, scale, cap, v_scale,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HAS_CAP: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
+    """Attend with the new tokens of `count` requests over one part, `size` keys, of the `prefix` keys that all of them
+    share. Grid (row tiles, kv heads, parts).
+
+    Rows of tiles are the GROUP query heads of request after request. K and V are found through the first one's row.
+    Results are for `reduce_kernel`, as those of `decode_kernel` with SPLIT.
+    """
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    first = split * size
+    end = tl.minimum(first + size, prefix)
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    request = (r // GROUP).to(tl.int64)
+    real = request < count
+    head = kv_head * GROUP + r % GROUP
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q_tile = tl.load(
+        q + request[:, None] * q_token + head[:, None] * q_head + d[None, :],
+        mask=real[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    table_row = row_table + tl.load(rows) * table_stride
+    keys += kv_head * key_head
+    values += kv_head * value_head
+    positions = tl.zeros([BLOCK_M], tl.int32) + end
+    whole = (end - first) // BLOCK_N
+    top, total, acc = extend_blocks(
+        0, whole, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
+        first, end, 0, scale, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, KV, False,
+    )  # fmt: skip
+    top, total, acc = extend_blocks(
+        whole, tl.cdiv(end - first, BLOCK_N), top, total, acc, q_tile, positions, table_row, keys, values,
+        key_slot, value_slot, first, end, 0, scale, cap, d, dv, end, 0, 0,
+        D, DV, BLOCK_N, False, HAS_CAP, False, KV, True,
+    )  # fmt: skip
+    tl.store(tops + request * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
+    tl.store(
+        parts + request[:, None] * parts_token + split * parts_split + head[:, None] * parts_head + dv[None, :],
+        acc * (v_scale / total)[:, None],
+        mask=real[:, None] & (dv < DV)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["start", "shared", "splits"])
 def reduce_kernel(
     parts, tops, out, sinks, tokens, seq_lens,
-    parts_token, parts_split, parts_head, tops_token, tops_split, out_token, out_head, window, split_size,
-    DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+    parts_token, parts_split, parts_head, tops_token, tops_split, out_token, out_head,
+    window, start, shared, splits,
+    DV: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Put the parts of `decode_kernel` together. Grid (requests, heads).
+    """Put parts together: `shared` ones of `prefix_kernel`, of all keys before `start`, and behind them those of
+    `decode_kernel`, of which there were up to `splits`. Grid (requests, heads).
 
     Parts that were not computed hold anything, and are not read.
     """
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    seen = tl.load(seq_lens + request).to(tl.int32)
+    seen = tl.load(seq_lens + request).to(tl.int32) - start
     if HAS_WINDOW:
         seen = tl.minimum(seen, window)
     split = tl.arange(0, BLOCK_S)
     dv = tl.arange(0, BLOCK_DV)
-    there = split * split_size < seen
+    there = (split - shared) * part_size(seen, splits, LEAST, BLOCK_N) < seen
     part_tops = tl.load(tops + request * tops_token + split * tops_split + head, mask=there, other=float("-inf"))
     top = tl.max(part_tops, 0)
     weights = tl.exp2(part_tops - top)

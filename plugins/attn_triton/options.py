@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from pegboard.core.interfaces.options import Options
 
 
 def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError(f"must be a power of two, not {value}")
+    return value
+
+
+def _block(value: int) -> int:
     if value < 16 or value & (value - 1):
         raise ValueError(f"must be a power of two of at least 16, not {value}")
     return value
 
 
-Block = Annotated[int, AfterValidator(_power_of_two)]
+Block = Annotated[int, AfterValidator(_block)]
 
 
 class TritonAttentionOptions(Options):
@@ -26,7 +32,12 @@ class TritonAttentionOptions(Options):
     and batch, 16 to 128."""
 
     block_keys: Block | None = None
-    """Keys that a program reads at a time. By default 32 to 128, by head size."""
+    """Keys that a program reads at a time. By default 16 to 128, by head size."""
 
     kv_split: Block | None = None
-    """Tokens of KV that one decode program reads. By default as many as keep every multiprocessor busy twice over."""
+    """Tokens of KV that one decode program reads at least: a request that sees fewer is computed in one go. By default
+    128, or one block of keys if that is more."""
+
+    kv_parts: Annotated[int, Field(le=64), AfterValidator(_power_of_two)] | None = None
+    """Parts into which decodes cut a request's KV at most. By default as many as keep every multiprocessor busy twice
+    over, which depends on the number of requests and not on their lengths."""

@@ -19,8 +19,8 @@ class TestTriton(AttentionContract):
 @OVERFLOWS
 @pytest.mark.full
 class TestSplitTriton(AttentionContract):
-    """Decodes in several parts, which the default does only for long contexts."""
+    """Decodes in several parts, which the default does only on a GPU."""
 
     provider = "triton"
-    options = {"kv_split": 16, "block_keys": 16}
+    options = {"kv_split": 16, "block_keys": 16, "kv_parts": 8}
     tree_examples = (2, 2)

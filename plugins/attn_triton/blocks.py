@@ -1,0 +1,134 @@
+"""Block sizes, by what a launch computes and for which device. Needs no triton.
+
+Tables and no tuning at run time: a kernel that tries sizes when it is first called cannot be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+MAX_HEAD_DIM = 512
+MAX_GROUP = 128
+"""Query heads per KV head: all of a token's are rows of one tile."""
+
+
+def power_of_two(value: int, least: int = 16) -> int:
+    """Return the next power of two; at least 16, the smallest side that `tl.dot` takes."""
+    return max(least, 1 << (value - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the launches of a layer depend on. Layers of one kind share them."""
+
+    kv_group: int
+    num_kv_heads: int
+    group: int
+    qk_head_dim: int
+    v_head_dim: int
+    window: int | None
+
+    @classmethod
+    def of(cls, layer: LayerSpec) -> Kind:
+        group = layer.num_heads // layer.num_kv_heads
+        return cls(layer.kv_group, layer.num_kv_heads, group, layer.qk_head_dim, layer.v_head_dim, layer.window)
+
+    @property
+    def heads(self) -> int:
+        return self.num_kv_heads * self.group
+
+    @property
+    def dim(self) -> int:
+        """The larger head dimension, as it is padded."""
+        return power_of_two(max(self.qk_head_dim, self.v_head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What sizes depend on beside the layer: the type of q, bytes of a stored key's number, compute capability."""
+
+    itemsize: int
+    kv_itemsize: int
+    capability: tuple[int, int]
+
+    @property
+    def width(self) -> int:
+        """Bits of the products' operands, or 8 where 16 bits are widened from 8."""
+        return 32 if self.itemsize == 4 else 8 * min(self.itemsize, self.kv_itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Compile-time sizes of one launch: query rows and keys of a tile."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+_LARGE, _SMALL = "227 or 163 KiB", "99 KiB"
+"""Shared memory that a block may have: of data center GPUs (8.0, 9.0, 10.0), and of all others."""
+
+_BY_DIM = dict[int, Blocks]
+"""By the largest padded head dimension that an entry is for."""
+
+_EXTEND: dict[tuple[str, int], _BY_DIM] = {
+    (_LARGE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 512: Blocks(64, 32, 8, 2)},
+    (_LARGE, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 512: Blocks(64, 32, 8, 2)},
+    (_LARGE, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(32, 16, 8, 2)},
+    (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 512: Blocks(32, 32, 8, 2)},
+    (_SMALL, 16): {64: Blocks(128, 64, 4, 2), 128: Blocks(64, 64, 8, 2), 512: Blocks(32, 16, 8, 2)},
+    (_SMALL, 32): {64: Blocks(32, 32, 8, 2), 512: Blocks(16, 16, 8, 2)},
+}
+"""Tiles of queries. They keep rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared
+memory. For 128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor
+of an H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers
+instead, and these are the largest blocks that do not spill (`python -m benchmarks.compile_kernels`).
+"""
+
+_DECODE: dict[tuple[str, int], _BY_DIM] = {
+    (_LARGE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 512: Blocks(64, 32, 4, 2)},
+    (_LARGE, 16): {
+        64: Blocks(64, 128, 4, 3),
+        128: Blocks(64, 64, 4, 3),
+        256: Blocks(64, 32, 4, 3),
+        512: Blocks(64, 32, 4, 2),
+    },
+    (_LARGE, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(64, 16, 8, 2)},
+    (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 512: Blocks(16, 32, 4, 2)},
+    (_SMALL, 16): {64: Blocks(64, 128, 4, 2), 128: Blocks(64, 64, 4, 2), 512: Blocks(16, 16, 4, 2)},
+    (_SMALL, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(16, 16, 8, 2)},
+}
+"""Few rows: memory is the limit, and what counts is keys in flight, 16 to 24 KB of K and V a stage."""
+
+
+def _entry(table: dict[tuple[str, int], _BY_DIM], dim: int, device: Device) -> Blocks:
+    memory = _LARGE if device.capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else _SMALL
+    return next(blocks for most, blocks in table[memory, device.width].items() if dim <= most)
+
+
+def extend_blocks(
+    kind: Kind, device: Device, rows: int, options: TritonAttentionOptions, *, tails: bool = False
+) -> Blocks:
+    """Return blocks for tiles of up to `rows` useful query rows (tokens times group). With `tails` each row's bits take
+    registers, too.
+    """
+    # In float32 there are none left: the blocks are those of larger heads.
+    entry = _entry(_EXTEND, MAX_HEAD_DIM if tails and device.width == 32 else kind.dim, device)
+    block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
+    warps = 4 if block_rows * kind.dim < 64 * 64 else entry.warps
+    rows = max(block_rows, power_of_two(kind.group))
+    return Blocks(rows, options.block_keys or entry.keys, warps, entry.stages)
+
+
+def decode_blocks(kind: Kind, device: Device, options: TritonAttentionOptions) -> Blocks:
+    """Return blocks of a decode, whose rows are the query heads of a KV head."""
+    entry = _entry(_DECODE, kind.dim, device)
+    rows = min(power_of_two(kind.group), entry.rows)
+    return Blocks(rows, options.block_keys or entry.keys, entry.warps, entry.stages)

@@ -1,0 +1,140 @@
+"""What the kernels have in common: scores, the running softmax, and reading K and V. Imports triton.
+
+Names have no underscore, since `kernels` takes them from here.
+"""
+# ruff: noqa: N803 - compile-time constants are written in capitals, as everywhere in Triton
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scores(q, k, scale, cap, HAS_CAP: tl.constexpr):
+    """Scaled scores of q [rows, dim] and k [dim, keys], in base 2.
+
+    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
+    one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
+    libdevice is not. "ieee" keeps float32 from becoming tf32; it changes nothing for the 16-bit types.
+    """
+    s = tl.dot(q, k, input_precision="ieee") * scale
+    if HAS_CAP:
+        s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
+    return s
+
+
+@triton.jit
+def online_softmax(s, top, total, acc, v):
+    """Take scores s [rows, keys] and values v [keys, dim] into the running maximum, sum and output."""
+    new_top = tl.maximum(top, tl.max(s, 1))
+    # A row may have seen no key yet (the left edge of a window): -inf - -inf would be NaN.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p = tl.exp2(s - base[:, None])
+    alpha = tl.exp2(top - base)
+    total = total * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr, KV: tl.constexpr):
+    """Keys or values as they are kept, in the type that products take. With KV 1 (e4m3) or 2 (e5m2) they are bytes.
+
+    e4m3's bits are put where float16 has its sign and the lower bits of its exponent, which is 8 less: what comes out
+    is 2^-8 of the number, exactly, subnormals included; 2^8 is part of the scales that kernels get. Its NaN gets the
+    exponent of float16's. e5m2 is the upper half of float16.
+    """
+    if KV == 1:
+        bits = x.to(tl.uint16)
+        low = bits & 0x7F
+        bits = ((bits & 0x80) << 8) | (low << 7) | tl.where(low == 0x7F, 0x7C00, 0).to(tl.uint16)
+        x = bits.to(tl.float16, bitcast=True)
+    if KV == 2:
+        x = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def read_block(
+    q, table_row, keys, values, key_stride, value_stride, start, end, d, dv,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """K transposed [dim, keys] and V [keys, v dim] of positions [start, start + BLOCK_N), zeros from `end` on, in q's
+    type.
+    """
+    n = start + tl.arange(0, BLOCK_N)
+    # Head dims that are no power of two are padded with zeros. Where they are one, these two masks fold away.
+    k_mask = (d < D)[:, None]
+    v_mask = (dv < DV)[None, :]
+    if MASKED:
+        inside = n < end
+        slots = tl.load(table_row + n, mask=inside, other=0).to(tl.int64)
+        k_mask = k_mask & inside[None, :]
+        v_mask = v_mask & inside[:, None]
+    else:
+        slots = tl.load(table_row + n).to(tl.int64)  # int64: slots times their stride outgrow 31 bits
+    k = tl.load(keys + slots[None, :] * key_stride + d[:, None], mask=k_mask, other=0)
+    v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0)
+    return n, widen(k, q.dtype, KV), widen(v, q.dtype, KV)
+
+
+@triton.jit
+def part_size(seen, parts, LEAST: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Keys of each of so many parts of a request that sees `seen`: whole blocks, and no fewer than LEAST."""
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, parts), BLOCK_N) * BLOCK_N, LEAST)
+
+
+@triton.jit
+def count_bits(x):
+    """How many bits of each int64 are set. By steps: the interpreter has no instruction for it."""
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x += x >> 8
+    x += x >> 16
+    x += x >> 32
+    return (x & 0x7F).to(tl.int32)
+
+
+@triton.jit
+def seen_of_tail(bits, window, tail_len, HAS_WINDOW: tl.constexpr):
+    """Halves, int32, of each row's bits. A window keeps the highest: what a token sees of a tail stands in a row."""
+    if HAS_WINDOW:
+        more = count_bits(bits) - window
+        for step in range(tail_len - window):
+            bits = tl.where(step < more, bits & (bits - 1), bits)
+    return bits.to(tl.int32), (bits >> 32).to(tl.int32)
+
+
+@triton.jit
+def extend_blocks(
+    first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
+    first, end, window, scale, cap, d, dv, tail, low, high,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_TAIL: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
+    for block in range(first_block, last_block):
+        n, k, v = read_block(
+            q, table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, d, dv,
+            D, DV, BLOCK_N, KV, MASKED,
+        )  # fmt: skip
+        s = scores(q, k, scale, cap, HAS_CAP)
+        if MASKED:
+            if HAS_TAIL:
+                # Of keys from `tail` on those whose bit is set, of those before it whatever the window leaves.
+                bit = tl.maximum(n - tail, 0)
+                word = tl.where((bit < 32)[None, :], low[:, None], high[:, None])
+                seen = ((word >> (bit & 31)[None, :]) & 1) != 0
+                before = (n < tail)[None, :]
+                if HAS_WINDOW:
+                    before = before & (n[None, :] > positions[:, None] - window)
+                    seen = seen & (n >= tail)[None, :]
+                seen = (seen | before) & (n < end)[None, :]
+            else:
+                seen = (n[None, :] <= positions[:, None]) & (n < end)[None, :]
+                if HAS_WINDOW:
+                    seen = seen & (n[None, :] > positions[:, None] - window)
+            s = tl.where(seen, s, float("-inf"))
+        top, total, acc = online_softmax(s, top, total, acc, v)
+    return top, total, acc

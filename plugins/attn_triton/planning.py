@@ -1,0 +1,226 @@
+"""What is decided on the host, once per batch: which requests run which kernel, with which grids.
+
+Of a decode batch nothing but its size decides, so that a graph of it can be replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pegboard.plugins.attn_triton.blocks import Blocks, Device, Kind, decode_blocks, extend_blocks
+from pegboard.plugins.attn_triton.launch import LEAST_PART, extend_tiles, most_parts, prefix_parts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.attention import AttentionContext
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The requests of one new token: rows of the row table, lengths and packed tokens, int64 [n]. All of them share the
+    KV of their first `prefix` tokens, which is to be read once.
+    """
+
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    tokens: torch.Tensor
+    prefix: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLaunch:
+    """`parts` of `size` keys each, in tiles of `tiles` x kv heads programs."""
+
+    blocks: Blocks
+    tiles: int
+    parts: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """Up to `parts` of at least `least` tokens. `results` [n, all parts, heads, v dim] and `tops` [n, all parts,
+    heads], float32, hold what they give, between two kernels, for one layer after another; None where there is one
+    part. Those of the shared `prefix` stand first.
+    """
+
+    blocks: Blocks
+    parts: int
+    least: int
+    results: torch.Tensor | None = None
+    tops: torch.Tensor | None = None
+    prefix: PrefixLaunch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLaunch:
+    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each; of requests that all have a tail, or
+    none.
+    """
+
+    blocks: Blocks
+    tokens: int
+    tiles: torch.Tensor
+    tails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extending:
+    """What the extend kernel runs for: requests of several new tokens, `several`, and those that have a tail, `treed`,
+    both on the host.
+
+    `starts`, `prefix` and `new` int64 [batch] are of all requests; the last two on the host, too.
+    """
+
+    several: NDArray[np.int64]
+    treed: NDArray[np.int64]
+    prefix_cpu: NDArray[np.int64]
+    new_cpu: NDArray[np.int64]
+    starts: torch.Tensor
+    prefix: torch.Tensor
+    new: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which requests are decoded, int64 on the host (None: all of them), and what the others are."""
+
+    single: NDArray[np.int64] | None
+    extending: Extending | None
+
+
+class DecodePlans:
+    """Launches of decodes, per kind of layer and number of requests. The memory for parts is one buffer, made at the
+    start: all layers and batches run one after the other, and so whatever graph was captured finds it where it was.
+    """
+
+    def __init__(
+        self, ctx: AttentionContext, options: TritonAttentionOptions, device: Device, multiprocessors: int
+    ) -> None:
+        self._ctx, self._options, self._device = ctx, options, device
+        self._multiprocessors = multiprocessors
+        self._found: dict[tuple[Kind, int], DecodeLaunch] = {}
+        kinds = {Kind.of(layer) for layer in ctx.layers}
+        sizes = range(1, self.most_requests + 1)
+        needed = max((self._floats(kind, count) for kind in kinds for count in sizes), default=0)
+        self._memory = torch.empty(needed, dtype=torch.float32, device=ctx.device)
+
+    @property
+    def most_requests(self) -> int:
+        return max(self._ctx.max_batch, *self._ctx.graph_sizes, 0)
+
+    def get(self, kind: Kind, decoding: Decoding) -> DecodeLaunch:
+        """Return the launch for so many requests; for those that share a prefix, one of its own."""
+        if decoding.prefix and kind.window is None:
+            return self._with_prefix(kind, decoding)
+        found = self._found.get((kind, decoding.count))
+        if found is None:
+            found = self._found[kind, decoding.count] = self._make(kind, decoding.count)
+        return found
+
+    def _sizes(self, kind: Kind, count: int) -> tuple[Blocks, int, int]:
+        """Blocks, parts at most, and the least tokens of one."""
+        blocks = decode_blocks(kind, self._device, self._options)
+        least = max(self._options.kv_split or LEAST_PART, blocks.keys)
+        programs = count * kind.num_kv_heads * -(-kind.group // blocks.rows)
+        longest = min(self._ctx.max_context_len, kind.window or self._ctx.max_context_len)
+        parts = self._options.kv_parts or most_parts(programs, self._multiprocessors, longest, least)
+        return blocks, parts, least
+
+    def _floats(self, kind: Kind, count: int) -> int:
+        _, parts, _ = self._sizes(kind, count)
+        return 0 if parts == 1 else count * parts * kind.heads * (kind.v_head_dim + 1)
+
+    def _make(self, kind: Kind, count: int) -> DecodeLaunch:
+        blocks, parts, least = self._sizes(kind, count)
+        if parts == 1:
+            return DecodeLaunch(blocks, 1, least)
+        needed = self._floats(kind, count)
+        if needed > len(self._memory):  # a kind or a size that the context did not name
+            self._memory = self._memory.new_empty(needed)
+        results, tops = _cut(self._memory, kind, count, parts)
+        return DecodeLaunch(blocks, parts, least, results, tops)
+
+    def _with_prefix(self, kind: Kind, decoding: Decoding) -> DecodeLaunch:
+        blocks, parts, least = self._sizes(kind, decoding.count)
+        rows = decoding.count * kind.group
+        tile = extend_blocks(kind, self._device, rows, self._options)
+        tiles = -(-rows // tile.rows)
+        shared, size = prefix_parts(
+            decoding.prefix, tiles * kind.num_kv_heads, self._multiprocessors, tile.keys, max(least, tile.keys)
+        )
+        floats = decoding.count * (shared + parts) * kind.heads * (kind.v_head_dim + 1)
+        results, tops = _cut(self._memory.new_empty(floats), kind, decoding.count, shared + parts)
+        return DecodeLaunch(blocks, parts, least, results, tops, PrefixLaunch(tile, tiles, shared, size))
+
+
+def _cut(memory: torch.Tensor, kind: Kind, count: int, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return results and tops, out of a buffer of floats."""
+    tops = count * parts * kind.heads
+    results = memory[: tops * kind.v_head_dim].view(count, parts, kind.heads, kind.v_head_dim)
+    return results, memory[len(results.flatten()) :][:tops].view(count, parts, kind.heads)
+
+
+def split(batch: ForwardBatch, first: torch.Tensor) -> Split:
+    """Return which kernels the requests of a batch run. `first` int64 are 0, 1, 2, ... on the device."""
+    new = batch.extend_lens_cpu if batch.forward_mode.is_extend else None
+    treed = None
+    if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
+        treed = batch.tail_lens_cpu > 0
+    if new is None:
+        if treed is None:
+            return Split(None, None)
+        return Split(np.flatnonzero(~treed), _trees_of_one(batch, treed, first))
+    alone = new == 1 if treed is None else (new == 1) & ~treed
+    several = np.flatnonzero(~alone if treed is None else ~alone & ~treed)
+    trees = several[:0] if treed is None else np.flatnonzero(treed)
+    single = None if bool(alone.all()) else np.flatnonzero(alone)
+    if len(several) + len(trees) == 0:
+        return Split(single, None)
+    assert batch.extend_prefix_lens_cpu is not None
+    assert batch.extend_start_loc is not None
+    assert batch.extend_prefix_lens is not None
+    assert batch.extend_lens is not None
+    on_device = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
+    return Split(single, Extending(several, trees, batch.extend_prefix_lens_cpu, new, *on_device))
+
+
+def _trees_of_one(batch: ForwardBatch, treed: NDArray[np.bool_], first: torch.Tensor) -> Extending:
+    """Return decodes that have a tail: one new token each."""
+    prefix, ones = batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
+    new = np.ones(batch.batch_size, dtype=np.int64)
+    none = np.empty(0, dtype=np.int64)
+    return Extending(none, np.flatnonzero(treed), batch.seq_lens_cpu - 1, new, first, prefix, ones)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    """An `ExtendLaunch` whose tiles are on the host still."""
+
+    blocks: Blocks
+    tokens: int
+    tiles: NDArray[np.int32]
+    tails: bool
+
+
+def extend_plans(kind: Kind, extending: Extending, device: Device, options: TritonAttentionOptions) -> list[ExtendPlan]:
+    """Return the launches of one kind of layer: requests with a tail, and without, have one each."""
+    plans = []
+    for which, tails in ((extending.several, False), (extending.treed, True)):
+        if len(which):
+            new, prefix = extending.new_cpu[which], extending.prefix_cpu[which]
+            blocks = extend_blocks(kind, device, int(new.max()) * kind.group, options, tails=tails)
+            tokens = blocks.rows // kind.group
+            plans.append(ExtendPlan(blocks, tokens, extend_tiles(which, new, prefix, tokens, kind.window), tails))
+    return plans

@@ -251,11 +251,15 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         tiers=tiers,
         unsampled=Unsampled(chosen.processors, spec.vocab_size, chosen.culprits, executor),
     )
-    limits = Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
-    scheduler = Scheduler(settings, stages, limits)
+    scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
     profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)
     scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
     return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
+
+
+def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
+    spec = chosen.spec
+    return Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
 
 
 def _built(

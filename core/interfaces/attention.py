@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.core.interfaces.on_device import Bring
+    from pegboard.core.interfaces.on_device import Bring, HostArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class AttentionContext:
     graph_sizes: tuple[int, ...] = ()
     bring: Bring | None = None
 
-    def on_device(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    def on_device(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
         """Return arrays of a batch's plan on the device. All should come together: each call is one copy, and none
         waits for the device. What the batch itself has there need not be brought.
         """

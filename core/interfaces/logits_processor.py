@@ -12,9 +12,8 @@ from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.on_device import Bring
+    from pegboard.core.interfaces.on_device import Bring, HostArray
     from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -31,7 +30,7 @@ class LogitsProcessorContext:
     tokenizer: Tokenizer | None = None
     bring: Bring | None = None
 
-    def on_device(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    def on_device(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
         """Return arrays where the logits are. All of a step's should come together: each call is one copy, and none
         waits for the device. On a CPU the tensors share the arrays' memory.
         """

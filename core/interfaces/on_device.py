@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from numpy.typing import NDArray
+
+    HostArray = NDArray[np.generic]
 
 Bring = Callable[..., "tuple[torch.Tensor, ...]"]
 """Takes numpy arrays to the device, all in one copy, without waiting for it."""
 
 
-def on_device(device: torch.device, bring: Bring | None, arrays: tuple[NDArray[Any], ...]) -> tuple[torch.Tensor, ...]:
+def on_device(device: torch.device, bring: Bring | None, arrays: tuple[HostArray, ...]) -> tuple[torch.Tensor, ...]:
     """Return arrays on the device; without `bring`, one by one. On a CPU the tensors share the arrays' memory."""
     if bring is not None:
         return bring(*arrays)

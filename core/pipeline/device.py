@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pegboard.core.interfaces.on_device import HostArray
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class DeviceQueue(Protocol):
     def begin(self, nbytes: int) -> None:
         """Begin a step whose arrays take about so many bytes."""
 
-    def put(self, array: NDArray[Any]) -> torch.Tensor:
+    def put(self, array: HostArray) -> torch.Tensor:
         """Return the array as it will be on the device once `send` was called; it may be kept longer than the step."""
 
     def send(self) -> None:
         """Have all that was put copied, at once."""
 
-    def bring(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    def bring(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
         """Return arrays on the device that are known only now, behind `send`: one more copy."""
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
@@ -77,13 +77,13 @@ class HostQueue:
     def begin(self, nbytes: int) -> None:
         pass
 
-    def put(self, array: NDArray[Any]) -> torch.Tensor:
+    def put(self, array: HostArray) -> torch.Tensor:
         return torch.from_numpy(array)
 
     def send(self) -> None:
         pass
 
-    def bring(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    def bring(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
         return tuple(map(torch.from_numpy, arrays))
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
@@ -106,7 +106,7 @@ class Block:
         self.used = 0
         self._bytes = self.host.numpy()
 
-    def put(self, array: NDArray[Any]) -> torch.Tensor | None:
+    def put(self, array: HostArray) -> torch.Tensor | None:
         """Lay an array behind the others; return its view on the device, None where there is no room."""
         start, kind = self.used, torch.from_numpy(np.empty(0, array.dtype)).dtype
         stop = start + array.nbytes
@@ -168,7 +168,7 @@ class BlockQueue:
     def begin(self, nbytes: int) -> None:
         self._blocks = [self.block(max(nbytes, SMALLEST))]
 
-    def put(self, array: NDArray[Any]) -> torch.Tensor:
+    def put(self, array: HostArray) -> torch.Tensor:
         found = self._blocks[-1].put(array) if self._blocks else None
         if found is None:
             # Plugins bring more than was expected: one more block, and one more copy.
@@ -183,7 +183,7 @@ class BlockQueue:
             block.send()
         self._blocks = []
 
-    def bring(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    def bring(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
         block = self.block(sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays))
         found = tuple(map(block.put, arrays))
         block.send()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class DeviceBatches:
             attn_backend=self._attention,
             taps=taps,
             common_prefix=work.common_prefix,
-            extras=self._put_extras(work.extras) if work.extras else {},
+            extras={name: self._put_extra(value) for name, value in work.extras.items()},
         )
         if work.forward_mode.is_extend:
             batch.extend_lens = put(work.extend_lens)
@@ -141,11 +141,9 @@ class DeviceBatches:
             batch.overlay = self._media.overlay(work.overlay, put)
         return batch
 
-    def _put_extras(self, extras: dict[str, Any]) -> dict[str, Any]:
-        """Bring plugins' arrays along; other values stay what they are."""
-        return {
-            name: self.queue.put(value) if isinstance(value, np.ndarray) else value for name, value in extras.items()
-        }
+    def _put_extra(self, value: object) -> object:
+        """Bring a plugin's array along; another value stays what it is."""
+        return self.queue.put(value) if isinstance(value, np.ndarray) else value
 
     def _want(self, batch: ForwardBatch, wanted: WantedRows) -> None:
         put = self.queue.put

@@ -134,7 +134,7 @@ class PenaltyState:
         self._sizes = sizes
         self._later: list[list[int]] = [[] for _ in sizes]
 
-    def _buffer(self, parts: list[NDArray[Any]], room: int, dtype: type[np.generic]) -> NDArray[Any]:
+    def _buffer(self, parts: list[NDArray[Any]], room: int, dtype: type[np.generic]) -> NDArray[np.generic]:
         buffer = np.zeros(room, dtype)
         buffer[: self.size] = np.concatenate(parts)
         return buffer

@@ -124,7 +124,7 @@ class DecodeSide:
             if isinstance(event, Opened) and event.address is not None:
                 self._opened(event, event.address)
             elif isinstance(event, Lost):
-                self._lost(event.link)
+                self._lost(event)
             elif isinstance(event, Failed):
                 for room in self._at(event.address):
                     self._lose(room, event.reason, event.status, event.code)
@@ -171,13 +171,15 @@ class DecodeSide:
             {one.instance for one in self._links.values()} | {one.instance for one in self._rooms.values()}
         )
 
-    def _lost(self, link: int) -> None:
-        known = self._links.pop(link, None)
+    def _lost(self, event: Lost) -> None:
+        known = self._links.pop(event.link, None)
         if known is None:
             return
-        rooms = [room for room in self._at(known.address) if room.link == link]
+        rooms = [room for room in self._at(known.address) if room.link == event.link]
         for room in rooms:
             room.link = None
+            if event.silent:
+                self._lose(room, f"the prefill server {room.address} does not answer: {event.reason}")
         if any(room.failure is None for room in rooms):
             self._network.dial(known.address)
 

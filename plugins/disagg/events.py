@@ -62,10 +62,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A connection has ended. Nothing more comes over it."""
+    """A connection has ended. Nothing more comes over it. `silent`: the other side has not answered to pings, and would
+    not answer to another connection.
+    """
 
     link: int
     reason: str
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class Link:
         self.over = False
         self.refused = False
         """Whether it is over because the two do not go together, so that another try changes nothing."""
+        self.silent = False
+        """Whether it is over because nothing was heard for too long."""
         self.reason = ""
         first = hand.begin()
         if first is not None:
@@ -108,6 +110,7 @@ class Link:
                 self.end(f"no handshake within {self._limits.opening:g} s")
             return
         if now - self._heard >= self._limits.ping * self._limits.misses:
+            self.silent = True
             self.end(f"nothing heard for {now - self._heard:.1f} s")
         elif now - self._pinged >= self._limits.ping:
             self._pinged = now

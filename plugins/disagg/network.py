@@ -124,7 +124,7 @@ class ThreadedNetwork:
         link, address = connection.link, connection.address
         if connection.opened:
             self._log.log(logging.WARNING, "the connection with %s has ended: %s", connection.peername, link.reason)
-            self.tell(Lost(connection.number, link.reason))
+            self.tell(Lost(connection.number, link.reason, link.silent))
         elif address is None and link.refused:
             self._log.log(logging.WARNING, "a server at %s was refused: %s", connection.peername, link.reason)
         dialled = None if address is None else self._dialled.get(address)

@@ -65,8 +65,8 @@ class DisaggOptions(GateOptions):
     """Seconds between two pings. A peer that is silent for three of them is lost."""
 
     max_rooms: int = Field(default=4096, ge=1)
-    """Requests that decode servers may ask for before they have come to prefill, and requests that may wait on a decode
-    server."""
+    """Requests that decode servers may ask for before they have come to prefill, of which each may have as many as it
+    leaves to others; and requests that may wait on a decode server."""
 
     max_connections: int = Field(default=64, ge=1)
     """Connections that a server takes or opens."""

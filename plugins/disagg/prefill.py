@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
+from pegboard.plugins.disagg import answers
+from pegboard.plugins.disagg.answers import Answer
 from pegboard.plugins.disagg.events import Lost, Network, Opened, Said, by_state
+from pegboard.plugins.disagg.memories import Past, Questions
 from pegboard.plugins.disagg.messages import (
     MAX_RUNS,
     Drop,
-    Fail,
     FromDecode,
     FromPrefill,
     Gone,
@@ -37,12 +39,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.options import DisaggOptions
 
-WANT_WAITS = 60.0
-"""Seconds that a decode server's question waits for its request."""
 LOOKS = 0.05
 """Seconds between two looks at whose time is up."""
-MAX_TAKEN = 4096
-"""Rooms that are remembered after they were taken, for a decode server that did not hear of it."""
 
 
 class PrefillSide:
@@ -65,12 +63,8 @@ class PrefillSide:
         self._most_held = options.max_held_share * tokens
         self._rooms: dict[RoomKey, PrefillRoom] = {}
         self._keys: dict[str, RoomKey] = {}
-        self._questions: dict[RoomKey, Question] = {}
-        """Of rooms whose request has not come yet."""
-        self._taken: dict[RoomKey, tuple[Claim, int, float]] = {}
-        """Rooms that were taken: by which request, in which epoch, and until when that is remembered."""
-        self._ended: dict[RoomKey, tuple[tuple[int, str, str], float]] = {}
-        """Rooms that ended before a decode server asked for them: what to tell it, and until when."""
+        self._questions = Questions(options.max_rooms)
+        self._past = Past(options.hold)
         self._instances: dict[int, bytes] = {}
         """Who is at the other end of each connection."""
         self._free: list[str] = []
@@ -94,9 +88,8 @@ class PrefillSide:
             return Verdict.failed(text, status=409, code="room_in_use", param="bootstrap_room")
         room = self._rooms[key] = PrefillRoom(key, req.rid, req.input_len, self._new_lease())
         self._keys[req.rid] = key
-        self._taken.pop(key, None)
-        self._ended.pop(key, None)
-        question = self._questions.pop(key, None)
+        self._past.forget(key)
+        question = self._questions.pop(key)
         if question is not None:
             self._answer(room, question)
         if not self._waiting and self._fits(room):
@@ -206,28 +199,37 @@ class PrefillSide:
         if standing is not None and standing.instance == question.instance and standing.attempt > question.attempt:
             self.counts["messages_ignored"] += 1
         elif standing is not None and standing.instance != question.instance and standing.lost is None:
-            self._say_no(key, question, 409, "room_in_use", "another decode server has asked for this room")
+            self._say_no(key, question, answers.IN_USE)
         elif room is not None and room.failed:
-            self._say_no(key, question, 502, "prefill_failed", "the prefill server has no KV of this room")
+            self._say_no(key, question, answers.NO_KV)
         elif room is not None:
             self._answer(room, question)
-        elif key in self._taken:
+        elif not self._remembers(key, question) and not self._questions.put(key, question):
+            self._say_no(key, question, answers.TOO_MANY)
+
+    def _remembers(self, key: RoomKey, question: Question) -> bool:
+        """Answer to a question of a room that has ended. Return False where it is of another request to come."""
+        ended = self._past.get(key)
+        if ended is None:
+            return False
+        if ended.answer is None:
             # It was taken by this very request, which has not heard of it, and will say `taken` again; or by another.
-            if self._taken[key][0] != question.claim:
-                self._say_no(key, question, 409, "room_taken", "the room's KV has been taken already")
-        elif key in self._ended:
-            self._say_no(key, question, *self._ended.pop(key)[0])
-        elif standing is None and len(self._questions) >= self._options.max_rooms:
-            self._say_no(key, question, 503, "too_many_rooms", "too many rooms are wanted whose requests have not come")
-        else:
-            self._questions[key] = question
+            if ended.claim != question.claim:
+                self._say_no(key, question, answers.TAKEN)
+            return True
+        if ended.claim not in (None, question.claim):
+            return False
+        self._past.failed(key, question.claim, ended.answer, self._clock())
+        self._say_no(key, question, ended.answer)
+        return True
 
     def _answer(self, room: PrefillRoom, question: Question) -> None:
         """Tell everything from the start: this is its first question, or it has missed some."""
         if question.length != room.length:
             text = f"its prompt has {room.length} tokens here, and {question.length} on the decode server"
-            self._say_no(room.key, question, 409, "prompt_differs", text)
-            self._give_up(room)
+            room.question, answer = question, Answer(409, "prompt_differs", text)
+            self._say_no(room.key, question, answer)
+            self._give_up(room, answer)
             return
         if room.question is not None and room.question.claim == question.claim:
             question.since = room.question.since
@@ -249,17 +251,15 @@ class PrefillSide:
             return
         self._network.send(link, Kept(*said, message.upto))
         if message.last and message.upto == room.length and room.told_all:
-            self._taken[key] = (claim, room.epoch, self._clock() + self._options.hold)
-            while len(self._taken) > MAX_TAKEN:
-                del self._taken[next(iter(self._taken))]
+            self._past.taken(key, claim, room.epoch, self._clock())
             self.counts["rooms_taken"] += 1
             self._free.append(room.rid)
             self._forget(room)
 
     def _taken_again(self, claim: Claim, message: Taken, link: int) -> None:
         """Confirm again: what was taken before it was let go was valid, however often that is said."""
-        known = self._taken.get(key_of(message))
-        if known is not None and known[:2] == (claim, message.epoch):
+        known = self._past.get(key_of(message))
+        if known is not None and known.answer is None and (known.claim, known.epoch) == (claim, message.epoch):
             said = (message.room, message.index, message.attempt, message.epoch)
             self._network.send(link, Kept(*said, message.upto))
         else:
@@ -269,11 +269,11 @@ class PrefillSide:
         key = key_of(message)
         room, question = self._rooms.get(key), self._questions.get(key)
         if question is not None and question.claim == claim:
-            del self._questions[key]
+            self._questions.pop(key)
         elif room is not None and room.question is not None and room.question.claim == claim:
             self.counts["rooms_dropped"] += 1
             if room.ended is not None:
-                self._give_up(room)
+                self._give_up(room, answers.DROPPED)
             else:
                 room.question, room.unwanted = None, True
         else:
@@ -283,7 +283,7 @@ class PrefillSide:
         now = self._clock()
         self._instances.pop(link, None)
         standing = [room.question for room in self._rooms.values() if room.question is not None]
-        for question in [*standing, *self._questions.values()]:
+        for question in [*standing, *self._questions]:
             if question.link == link and question.lost is None:
                 question.lost = now
 
@@ -322,9 +322,10 @@ class PrefillSide:
         room.epoch, room.lease = room.epoch + 1, self._new_lease()
         room.slots, room.sent, room.told_all = room.slots[:0].copy(), 0, False
 
-    def _give_up(self, room: PrefillRoom) -> None:
+    def _give_up(self, room: PrefillRoom, answer: Answer) -> None:
         """Its KV is not wanted, or not there. A request that still runs answers as ever, and is not held then."""
         self._transfer.revoke(room.lease)
+        self._remember(room, answer)
         room.failed, room.question, room.slots = True, None, room.slots[:0].copy()
         if room.ended is not None:
             self._free.append(room.rid)
@@ -333,10 +334,16 @@ class PrefillSide:
     def _end(self, req: Req, code: str, reason: str, status: int = 502) -> None:
         room = self._room(req)
         if room is not None:
-            self._tell(room, Fail(*room.key, self._attempt(room), status, code, reason))
-            if room.question is None and len(self._ended) < MAX_TAKEN:
-                self._ended[room.key] = ((status, code, reason), self._clock() + self._options.hold)
+            answer = Answer(status, code, reason)
+            self._tell(room, answer.of(room.key, self._attempt(room)))
+            self._remember(room, answer)
             self._forget(room)
+
+    def _remember(self, room: PrefillRoom, answer: Answer) -> None:
+        if room.failed:  # and that was told then
+            return
+        claim = None if room.question is None else room.question.claim
+        self._past.failed(room.key, claim, answer, self._clock())
 
     def _failed_there(self, req: Req) -> None:
         reason = req.output.finish_reason
@@ -360,29 +367,22 @@ class PrefillSide:
         if now < self._next_look:
             return
         self._next_look = now + LOOKS
-        for key, question in list(self._questions.items()):
-            if question.lost is not None and now - question.lost >= options.grace:
-                del self._questions[key]
-            elif now - question.since >= WANT_WAITS:
-                del self._questions[key]
-                self._say_no(key, question, 504, "no_request", "the prefill server was not sent this room's request")
+        for key, question in self._questions.expire(now, options.grace):
+            self._say_no(key, question, answers.NO_REQUEST)
         for room in list(self._rooms.values()):
             asked = room.question
             if asked is not None and asked.lost is not None and now - asked.lost >= options.grace:
                 self.counts["rooms_lost"] += 1
-                self._give_up(room)
+                self._give_up(room, answers.LOST)
             elif room.ended is not None and now - max(room.ended, asked.since if asked else 0.0) >= options.hold:
                 self.counts["leases_ended"] += 1
-                self._tell(room, Fail(*room.key, self._attempt(room), 504, "lease_ended", "it was not taken in time"))
-                self._give_up(room)
-        while self._taken and next(iter(self._taken.values()))[2] <= now:
-            del self._taken[next(iter(self._taken))]
-        while self._ended and next(iter(self._ended.values()))[1] <= now:
-            del self._ended[next(iter(self._ended))]
+                self._tell(room, answers.LEASE_ENDED.of(room.key, self._attempt(room)))
+                self._give_up(room, answers.LEASE_ENDED)
+        self._past.expire(now)
 
-    def _say_no(self, key: RoomKey, question: Question, status: int, code: str, text: str) -> None:
+    def _say_no(self, key: RoomKey, question: Question, answer: Answer) -> None:
         self.counts["rooms_refused"] += 1
-        self._network.send(question.link, Fail(*key, question.attempt, status, code, text))
+        self._network.send(question.link, answer.of(key, question.attempt))
 
     def _tell(self, room: PrefillRoom, message: FromPrefill) -> None:
         if room.question is not None:

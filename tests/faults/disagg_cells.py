@@ -14,8 +14,9 @@ SLOW = 60e3
 PAUSE = 0.8
 """Seconds for which a server is stopped without being lost."""
 AT_ONCE = 1.0
-LOST = 3 * TIMES["ping"] + TIMES["connect_timeout"]
-"""Seconds after which a server that says nothing is given up: one more connection is tried."""
+LOST = 3 * TIMES["ping"]
+"""Seconds after which a server that says nothing is given up."""
+NO_CONNECTION = TIMES["connect_timeout"]
 HELD = TIMES["hold"] + AT_ONCE
 WAITED = TIMES["timeout"]
 PATIENT = 30.0
@@ -165,6 +166,8 @@ async def while_decode_starts(world: World) -> Sent:
 
 STATES = (bootstrapping, waiting, computing, transferring, joined)
 BEFORE = (bootstrapping, waiting, transferring)
+STOPPED = {bootstrapping: NO_CONNECTION, waiting: HELD}
+"""Where a stopped prefill server takes longer than to be lost; when it goes on others still wait to be taken."""
 
 # ---- what breaks -----------------------------------------------------------------------------------------------------
 
@@ -249,13 +252,14 @@ def of_prefill() -> Iterator[Cell]:
     for reach in BEFORE:
         there = {BROKEN} if reach is waiting else {OK}
         yield Cell(reach, "prefill killed", killed(PREFILL), there, {502}, victim=PREFILL)
-        yield Cell(reach, "prefill stopped", stopped(PREFILL), {OK}, {502}, LOST + AT_ONCE, PREFILL)
+        within = STOPPED.get(reach, LOST)
+        yield Cell(reach, "prefill stopped", stopped(PREFILL), {OK}, {502}, within + AT_ONCE, PREFILL)
         yield Cell(reach, "prefill pauses", paused(PREFILL), {OK}, {OK}, HELD, PREFILL)
     yield Cell(computing, "prefill killed", killed(PREFILL), {BROKEN, OK}, {OK, 502}, victim=PREFILL)
     yield Cell(computing, "prefill stopped", stopped(PREFILL), {OK}, {OK, 502}, LOST + AT_ONCE, PREFILL)
     for what, play in (("killed", killed(PREFILL)), ("stopped", stopped(PREFILL)), ("anew", prefill_anew)):
         yield Cell(joined, f"prefill {what}", play, {OK}, {OK}, PATIENT, PREFILL)
-    yield Cell(bootstrapping, "prefill deaf", nothing, {OK}, {502}, TIMES["connect_timeout"])
+    yield Cell(bootstrapping, "prefill deaf", nothing, {OK}, {502}, NO_CONNECTION)
     yield Cell(waiting_behind_three, "prefill full", nothing, {504}, {502, 504}, WAITED)
     yield Cell(transferring, "prefill slow", nothing, {OK}, {504}, WAITED)
     yield Cell(bootstrapping, "prefill anew", prefill_anew, {OK}, {502}, victim=PREFILL)
@@ -299,6 +303,7 @@ def of_loss() -> Iterator[Cell]:
     for reach in BEFORE:
         there = {BROKEN} if reach is waiting else {OK}
         yield Cell(reach, "prefill killed", killed(PREFILL), there, {OK}, 2 * AT_ONCE, PREFILL)
-        yield Cell(reach, "prefill stopped", stopped(PREFILL), {OK}, {OK}, LOST + 2 * AT_ONCE, PREFILL)
+        within = STOPPED.get(reach, LOST)
+        yield Cell(reach, "prefill stopped", stopped(PREFILL), {OK}, {OK}, within + 2 * AT_ONCE, PREFILL)
     yield Cell(transferring, "prefill anew", prefill_anew, {OK}, {OK}, 2 * AT_ONCE, PREFILL)
     yield Cell(transferring, "prefill slow", nothing, {OK}, {OK}, WAITED)

@@ -1,6 +1,6 @@
 """Prefill servers that are stopped and killed while they are read through a library that does not tell at once.
 
-While a server is stopped it cannot be known whether a read of it still writes: the memory that is read into stays out of
+While a server is stopped, a read of it may still write, for all that is known: the memory stays out of
 use until that server goes on or ends.
 """
 

@@ -234,6 +234,56 @@ def test_a_room_that_has_ended_says_so_to_the_late() -> None:
     world.check_settled()
 
 
+def test_a_stopped_prefill_server_is_waited_for_until_it_is_lost() -> None:
+    """And no longer: another connection would not be answered either. Nothing is dialled for the request."""
+    world = World()
+    world.post(20, "decode")
+    world.work()
+    world.stop("prefill")
+    for _ in range(5):
+        world.wait(1.0)
+        world.step("decode")
+    assert not ends(world, "decode")
+    world.wait(1.0)
+    world.step("decode")
+    assert ends(world, "decode") == ["prefill_lost"]
+    assert not world.decode.end.dialled
+    world.settle()
+    world.check_settled()
+
+
+def late(world: World) -> None:
+    """Let decode hear nothing for so long that prefill lets go of its rooms, and then connect again."""
+    world.stop("decode")
+    for _ in range(40):
+        world.wait(1.0)
+        world.step("prefill")
+    world.go_on()
+
+
+def test_a_decode_server_that_was_stopped_learns_that_its_rooms_are_gone() -> None:
+    """Whatever has ended them. It asks for them again, and is not left to wait for a request to come."""
+    for steps, act in (
+        (1, lambda world: None),  # computing
+        (8, lambda world: None),  # held
+        (8, lambda world: world.abort("prefill", 0)),
+        (2, lambda world: world.abort("prefill", 0)),
+    ):
+        world = World()
+        world.post(20)
+        for _ in range(steps):
+            world.work()
+        act(world)
+        late(world)
+        for _ in range(3):
+            world.work()
+        assert len(ends(world, "decode")) == 1, (steps, "it still waits")
+        assert ends(world, "decode")[0] in ("decode_lost", "lease_ended", "prefill_failed", "prefill_dropped")
+        assert not world.prefill.made.stats()["rooms_wanted_before_they_came"]
+        world.settle()
+        world.check_settled()
+
+
 def test_rooms_are_counted_by_their_states() -> None:
     """By the names that SGLang uses; what is over is counted as such."""
     world, seen = World(), []

@@ -18,7 +18,7 @@ from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.messages import AboutRooms, Gone, Kept, Ready, Taken
 from pegboard.plugins.disagg.shares import Layout, Share, shares
 from tests.plugins.disagg.servers import Broken
-from tests.plugins.disagg.walk import CALM, failures, walk
+from tests.plugins.disagg.walk import ACTS, CALM, failures, walk
 from tests.plugins.disagg.wire import End, Read, VirtualTransfer
 from tests.plugins.disagg.world import Setup
 
@@ -192,8 +192,10 @@ WITH_RANKS: dict[str, Callable[[], Broken]] = {
 
 
 def walks(broken: Callable[[], Broken], setup: Setup | None = None) -> None:
+    """Where the network works well, more is computed, retracted and read; the rest is found where it does not."""
     for seed in range(40):
-        walk(seed, 500, setup, broken=broken())
+        for weighted in (CALM, ACTS):
+            walk(seed, 500, setup, broken=broken(), weighted=weighted)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

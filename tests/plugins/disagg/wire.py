@@ -245,11 +245,13 @@ class Net:
             _, here, message = known[number % len(known)]
             here.inbox.append(Said(wire.link, here.hear(message)))
 
-    def lose(self, wire: Wire, role: str) -> None:
-        """Let one side learn that it is broken. What is on its way to it may come before that, or never."""
+    def lose(self, wire: Wire, role: str, *, silent: bool = False) -> None:
+        """Let one side learn that it is broken. What is on its way to it may come before that, or never. `silent`: the
+        other side does not answer to pings.
+        """
         wire.broken = True
         if role not in wire.told:
             wire.told.add(role)
-            (wire.decode if role == "decode" else wire.prefill).inbox.append(Lost(wire.link, "broken"))
+            (wire.decode if role == "decode" else wire.prefill).inbox.append(Lost(wire.link, "broken", silent))
         if len(wire.told) == 2 and wire in self.wires:
             self.wires.remove(wire)

@@ -196,7 +196,7 @@ class World:
         for wire in list(self.net.wires):
             for server, other in ((self.prefill, "decode"), (self.decode, "prefill")):
                 if server.stopped_at is not None and self.clock() - server.stopped_at >= 6.0:
-                    self.net.lose(wire, other)
+                    self.net.lose(wire, other, silent=True)
             if wire.broken and seconds >= 1.0:
                 self.net.lose(wire, "decode")
                 self.net.lose(wire, "prefill")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _LOOKS = frozenset(
@@ -29,6 +30,28 @@ class LookedAtData(AssertionError):
     """The host has looked at the device, or has brought something there past the queue."""
 
 
+class _NoLists(TorchFunctionMode):
+    """Raises for tensors of `device` that are made of Python's numbers: torch.tensor is not one of the operators."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device.type
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor) and (
+            made.device.type == self._device and not (isinstance(args[0], torch.Tensor) and func is torch.as_tensor)
+        ):
+            raise LookedAtData(f"{func.__name__} on {self._device} brings numbers there past the queue")
+        return made
+
+
 class NoLooks(TorchDispatchMode):
     """Raises LookedAtData for operators on tensors of `device` that look at data, that bring host tensors there, or
     that bring tensors back. What runs on the host alone is free.
@@ -37,6 +60,15 @@ class NoLooks(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         TorchDispatchMode.__init__(self)
         self._device = device.type
+        self._lists = _NoLists(device)
+
+    def __enter__(self) -> Any:
+        TorchFunctionMode.__enter__(self._lists)
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *error: Any) -> None:
+        TorchDispatchMode.__exit__(self, *error)
+        TorchFunctionMode.__exit__(self._lists, *error)
 
     def __torch_dispatch__(
         self,

@@ -1,32 +1,23 @@
-"""Heads that come from other ranks than they go to: the plan, and reads of virtual ranks with every byte compared."""
+"""Heads that come from other ranks than they go to: the plan, and reads that end as the test wants."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.conformance.properties import properties
-from pegboard.core.interfaces.admission_gate import Seat
-from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Region, TransferError, TransferState
+from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
 from pegboard.core.toolkit.transfer.alike import alike
 from pegboard.plugins.disagg.decode_room import DecodeRoom
-from pegboard.plugins.disagg.events import Address
-from pegboard.plugins.disagg.messages import RoomKey
 from pegboard.plugins.disagg.ranges import SlotParts, ranges_of
 from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.shares import MAX_RANKS, Heads, Layout, held, objection, shares
-from pegboard.plugins.transfer_inproc.options import InprocOptions
-from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
-from pegboard.plugins.transfer_tcp.options import TcpOptions
-from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
+from tests.plugins.disagg.ranks import INSTANCE, room_of
 from tests.plugins.disagg.wire import HEADS, Memory, VirtualTransfer
 
 SIZES = (1, 2, 4, 8)
@@ -96,154 +87,6 @@ def test_how_many_pieces_that_makes(tokens: int, spread: bool) -> None:
     whole, half = SlotParts((8, 8), (0, 0), (8, 8)), SlotParts((16, 16), (8, 8), (16, 16))
     for pieces in alike(ranges_of(slots, whole), ranges_of(slots, half)):
         assert len(pieces) == 2 * tokens
-
-
-# ---- virtual ranks ---------------------------------------------------------------------------------------------------
-
-HEAD_COUNTS, HEAD_BYTES = (4, 2, 4, 8), (16, 16, 40, 8)
-SLOTS, TOKENS, LEASE, INSTANCE = 64, 40, 77, b"instance"
-
-
-class Rank:
-    """A rank's pool and its engine."""
-
-    def __init__(self, layout: Layout, build: Callable[[KVTransferContext], KVTransfer], seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        self.layout = layout
-        self.buffers = [draw.integers(0, 256, SLOTS * each, np.uint8) for each in layout.slot_bytes]
-        regions = tuple(
-            Region(one.ctypes.data, one.nbytes, each, each // head_bytes, buffer=one.data)
-            for one, each, head_bytes in zip(self.buffers, layout.slot_bytes, layout.head_bytes, strict=True)
-        )
-        self.engine = build(KVTransferContext(regions))
-
-    def heads(self, region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """Return [tokens, heads, bytes] of a region."""
-        return self.buffers[region].reshape(SLOTS, -1, self.layout.head_bytes[region])[slots]
-
-
-def whole(ranks: Sequence[Rank], region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Return all heads [tokens, heads, bytes] of a region: those of all ranks, where each has others."""
-    return np.concatenate([one.heads(region, slots) for one in ranks], axis=1)
-
-
-BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
-    "inproc": lambda ctx: InprocTransfer(InprocOptions(), ctx),
-    "tcp": lambda ctx: TcpTransfer(TcpOptions(), ctx),
-}
-
-
-class Ranks:
-    """Makes the ranks of servers, and readers of those that decode."""
-
-    def __init__(self) -> None:
-        self.made: list[Rank] = []
-
-    def make(self, size: int, engine: str) -> list[Rank]:
-        layouts = [Layout(HEAD_COUNTS, HEAD_BYTES, rank, size) for rank in range(size)]
-        made = [Rank(one, BUILD[engine], len(self.made) + number) for number, one in enumerate(layouts)]
-        self.made += made
-        return made
-
-    def reader(self, here: Rank, there: Sequence[Rank], most_bytes: int = 2**20) -> Reader:
-        """Return a reader that knows the server `there`."""
-        reader = Reader(here.engine, here.layout, most_bytes)
-        reader.meet(INSTANCE, "127.0.0.1", [one.engine.describe() for one in there])
-        for one in there:
-            one.engine.allow(LEASE)
-        return reader
-
-
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    for one in ranks.made:
-        one.engine.close()
-
-
-def slots_of(seed: int) -> NDArray[np.int32]:
-    """Return TOKENS slots, in pages of four in any order."""
-    pages = np.random.default_rng(seed).permutation(SLOTS // 4)[: TOKENS // 4]
-    return (pages[:, None] * 4 + np.arange(4)).ravel().astype(np.int32)
-
-
-def room_of(here: NDArray[np.int32], there: NDArray[np.int32], start: int = 0) -> DecodeRoom:
-    """Return a room that is announced as a whole, and seated."""
-    room = DecodeRoom(RoomKey(1), "rid", Address("127.0.0.1", 1), len(here), b"", 1, INSTANCE, lease=LEASE)
-    room.epoch, room.source = 0, there
-    room.seated(Seat(here, start, len(here)))
-    return room
-
-
-def read_all(readers: Sequence[tuple[Reader, DecodeRoom]], patience: float = 30.0) -> None:
-    until = time.monotonic() + patience
-    while any(room.here < room.length or room.stale for _, room in readers):
-        assert time.monotonic() < until, [room.pieces for _, room in readers]
-        for reader, room in readers:
-            reader.begin([room])
-            assert not reader.poll([room])
-
-
-@pytest.mark.parametrize("engine", BUILD)
-@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (2, 4), (4, 2), (8, 1), (1, 8)])
-def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, there: int) -> None:
-    """Two pools of half the heads into one, one pool by two readers, and more of them: byte by byte, in several pieces,
-    and nothing beside them.
-    """
-    sources, targets = ranks.make(there, engine), ranks.make(here, engine)
-    ours, theirs = slots_of(1), slots_of(2)
-    start, before = 6, [[buffer.copy() for buffer in one.buffers] for one in targets]
-    made = [(ranks.reader(one, sources, most_bytes=8 * sum(one.layout.slot_bytes)), one) for one in targets]
-    rooms = [(reader, room_of(ours, theirs, start)) for reader, _ in made]
-    read_all(rooms)
-    read = ours[start:]
-    for (region, total), (rank, one) in itertools.product(enumerate(HEAD_COUNTS), enumerate(targets)):
-        right = whole(sources[:: max(1, there // total)], region, theirs[start:])
-        own = held(total, rank, here)
-        assert np.array_equal(one.heads(region, read), right[:, own.first : own.stop])
-    for one, old in zip(targets, before, strict=True):
-        for buffer, was in zip(one.buffers, old, strict=True):
-            others = np.setdiff1d(np.arange(SLOTS), read)
-            assert np.array_equal(buffer.reshape(SLOTS, -1)[others], was.reshape(SLOTS, -1)[others])
-
-
-def test_a_server_that_cannot_be_read_is_not_known(ranks: Ranks) -> None:
-    """Where one of its ranks is described wrongly nothing of it stays."""
-    sources, (target,) = ranks.make(2, "inproc"), ranks.make(1, "inproc")
-    reader = Reader(target.engine, target.layout, 2**20)
-    right = [one.engine.describe() for one in sources]
-    for wrong in ([right[0], b"wrong"], [right[0]] * 3):
-        with pytest.raises(TransferError):
-            reader.meet(INSTANCE, "127.0.0.1", wrong)
-    with pytest.raises(KeyError):
-        reader.begin([room_of(slots_of(1), slots_of(2))])
-    nothing = ranges_of(slots_of(1)[:0], SlotParts((1,), (0,), (1,)))
-    with pytest.raises(TransferError, match="not connected"):
-        target.engine.read(f"{INSTANCE.hex()}/0", LEASE, nothing, nothing)
-    for one in sources:
-        one.engine.allow(LEASE)
-    reader.meet(INSTANCE, "127.0.0.1", right)
-    read_all([(reader, room_of(slots_of(1), slots_of(2)))])
-    reader.keep([])
-    with pytest.raises(TransferError, match="not connected"):
-        target.engine.read(f"{INSTANCE.hex()}/1", LEASE, nothing, nothing)
-
-
-@pytest.mark.parametrize("room", [6, 7])
-def test_a_room_is_read_from_its_data_parallel_rank(ranks: Ranks, room: int) -> None:
-    """Of four ranks two are of each: the room's number says of which."""
-    sources, (target,) = [*ranks.make(2, "inproc"), *ranks.make(2, "inproc")], ranks.make(1, "inproc")
-    reader = Reader(target.engine, target.layout, 2**20)
-    reader.meet(INSTANCE, "127.0.0.1", [one.engine.describe() for one in sources], dp_size=2)
-    for one in sources:
-        one.engine.allow(LEASE)
-    ours, theirs = slots_of(1), slots_of(2)
-    made = room_of(ours, theirs)
-    made.key = RoomKey(room)
-    read_all([(reader, made)])
-    right = sources[:2] if room % 2 == 0 else sources[2:]
-    assert all(np.array_equal(whole([target], at, ours), whole(right, at, theirs)) for at in range(len(HEAD_COUNTS)))
 
 
 # ---- when shares fail or are abandoned -------------------------------------------------------------------------------
@@ -348,18 +191,3 @@ def test_a_share_that_cannot_be_begun_leaves_none_that_counts(missing: int) -> N
     if missing:
         made.end(0, TransferState.GONE)
         assert made.reader.safe() == ["rid"]
-
-
-def test_a_rank_that_goes_fails_the_room(ranks: Ranks) -> None:
-    """Over TCP, where the other rank would give its share."""
-    sources, (target,) = ranks.make(2, "tcp"), ranks.make(1, "tcp")
-    reader = ranks.reader(target, sources)
-    room = room_of(slots_of(1), slots_of(2))
-    sources[1].engine.close()
-    reader.begin([room])
-    until, failed = time.monotonic() + 30.0, list[tuple[DecodeRoom, str]]()
-    while not failed or room.stale:
-        assert time.monotonic() < until
-        failed += reader.poll([room])
-    assert [one for one, _ in failed] == [room]
-    assert room.here == 0

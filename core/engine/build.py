@@ -232,6 +232,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
+    loaded.runner.start(loaded.memory.pool, worker.batches.table)
     executor = _executor(settings.loop, worker)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
@@ -249,6 +250,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         hooks=_step_hooks(hooks, request_log),
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
+        runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, spec.vocab_size, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
-from pegboard.core.engine.sizing import KVMemory, pool_context, size_memory
+from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
+from pegboard.core.engine.trial import CudaMeter, Trial, room_for_kv
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError
@@ -19,6 +20,7 @@ from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContex
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
+from pegboard.core.toolkit.graphs import capture_of
 from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.select import Choice, Selection
     from pegboard.core.engine.media import ChosenMedia
+    from pegboard.core.interfaces.graphs import GraphCapture
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.media import MediaEncoder
@@ -39,7 +42,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
-    `queue` brings all that a step needs to the device; KV is kept in `kv_dtype`.
+    `queue` brings all that a step needs to the device, and `capture` records graphs there; KV is kept in `kv_dtype`.
     """
 
     resolved: ResolvedConfig
@@ -58,6 +61,7 @@ class Chosen:
     media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
+    capture: GraphCapture | None = None
 
     def runner_context(self, network: Network | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
@@ -71,6 +75,9 @@ class Chosen:
             self.model.device,
             explicit=self.resolved.named,
             kv_dtype=_other_than(self.model, self.kv_dtype),
+            provides=_provided(self.selection),
+            capture=self.capture,
+            graph_sizes=self.attention.ctx.graph_sizes,
         )
 
 
@@ -93,7 +100,7 @@ def choose_providers(
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
-    kv_dtype = _kv_dtype(resolved, model)
+    kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
     speculator = choose_speculator(resolved, selection, model, spec, culprits)
     attention_ctx = AttentionContext(
         layers=spec.layers + speculator.layers,
@@ -103,6 +110,7 @@ def choose_providers(
         max_batch=config.scheduler.max_running_requests,
         max_context_len=spec.max_context_len,
         kv_dtype=_other_than(model, kv_dtype),
+        graph_sizes=() if capture is None else _graph_sizes(resolved),
         bring=queue.bring,
     )
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
@@ -116,7 +124,8 @@ def choose_providers(
     asked = (*made_processors, *((made_sampler,) if "params" in sampler.provides else ()))
     about = ModelRunnerContext(
         spec, model, None, made_attention, made_sampler, made_processors, model.device, explicit=resolved.named,
-        kv_dtype=attention_ctx.kv_dtype,
+        kv_dtype=attention_ctx.kv_dtype, provides=_provided(selection), capture=capture,
+        graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
     if config.scheduler.split_prefill_layers:
@@ -127,7 +136,7 @@ def choose_providers(
     pool = selection.choose(KV_POOL, pool_ctx)
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, speculator, media, culprits, queue,
+        kv_dtype, speculator, media, culprits, queue, capture,
     )  # fmt: skip
 
 
@@ -140,6 +149,24 @@ def _kv_dtype(resolved: ResolvedConfig, model: ModelContext) -> torch.dtype:
 def _other_than(model: ModelContext, kv_dtype: torch.dtype) -> torch.dtype | None:
     """Return the type of KV, None where it is the model's: so contexts say it."""
     return None if kv_dtype is model.dtype else kv_dtype
+
+
+def _graph_sizes(resolved: ResolvedConfig) -> tuple[int, ...]:
+    """Return which sizes of decode batches will be graphs: attention is built before the runner is chosen."""
+    for record in resolved.candidates[RUNNER.name]:
+        if "graph" in resolved.provides(record):
+            cls: type[ModelRunner] = record.load()
+            return cls.graph_sizes(resolved.options(record), resolved.engine.scheduler.max_running_requests)
+    return ()
+
+
+def _provided(selection: Selection) -> dict[str, frozenset[str]]:
+    """Return what the providers chosen so far can do, by contract: of a list, what all of it can."""
+    return {
+        name: frozenset.intersection(*(one.provides for one in chosen))
+        for name, chosen in selection.choices.items()
+        if chosen
+    }
 
 
 def _needs(ctx: AttentionContext) -> dict[str, str]:
@@ -166,13 +193,13 @@ def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
         chosen.speculator.load(made, chosen.attention)
-        return Loaded(made, _sized(chosen, family), encoder)
+        return Loaded(made, _sized(chosen, family, made), encoder)
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
     made = know(runner.record, runner.build(chosen.runner_context(network)))
     chosen.speculator.load(made, chosen.attention)
-    return Loaded(made, _sized(chosen, family), encoder)
+    return Loaded(made, _sized(chosen, family, made), encoder)
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -197,16 +224,36 @@ def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
     return encoder
 
 
-def _sized(chosen: Chosen, family: ModelFamily) -> KVMemory:
-    config = chosen.resolved.engine
+def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner) -> KVMemory:
+    config, further = chosen.resolved.engine, chosen.speculator.layers
     reserved = 0 if chosen.media is None else config.media.cache_bytes
     memory = size_memory(
-        chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.speculator.layers, chosen.kv_dtype
+        chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
     )
     if is_eight_bit(chosen.kv_dtype):
         _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)
     return memory
+
+
+def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
+    """Return the bytes that the largest steps leave for KV; None where that is not tried out: on a CPU, and where the
+    config says how much KV gets.
+    """
+    config, model = chosen.resolved.engine, chosen.model
+    if model.device.type != "cuda" or config.memory.max_total_tokens or config.memory.gpu_share:
+        return None
+
+    def scratch(num_pages: int) -> KVPool:
+        further = chosen.speculator.layers
+        return chosen.pool.build(
+            pool_context(num_pages, config.memory.page_size, model, chosen.spec, further, chosen.kv_dtype)
+        )
+
+    chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
+    graphs = len(chosen.attention.ctx.graph_sizes)
+    about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
+    return room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
 
 
 def _set_scales(pool: KVPool, family: ModelFamily) -> None:

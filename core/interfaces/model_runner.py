@@ -134,6 +134,12 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """
         return {}
 
+    def figures(self) -> dict[str, int]:
+        """Return what it has counted since it was built, by name: `runner` in `/server_info`. Empty, as here, where it
+        counts nothing. One that replays graphs counts `replayed_steps` and `eager_decode_steps`.
+        """
+        return {}
+
     def weight_bytes(self) -> int | None:
         """Return bytes of the matrices that a decode step multiplies by, as they are kept; None, as here, where a
         runner does not know.

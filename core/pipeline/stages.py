@@ -50,7 +50,7 @@ class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
     `pooler` there are no embeddings, without `media` no pictures, without a `drafter` one token per
     request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
-    bad logits, and without a `report` steps are not logged.
+    bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
     """
 
     memory: MemoryManager
@@ -65,6 +65,7 @@ class Stages:
     drafter: Drafter | None = None
     tiers: TierFigures | None = None
     unsampled: Unsampled | None = None
+    runner_figures: Callable[[], Mapping[str, int]] | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
 

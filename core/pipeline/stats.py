@@ -64,6 +64,7 @@ class Stats:
             "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
+            "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
             **self._media(),
             **self._tiers(),
         }

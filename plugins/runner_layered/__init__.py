@@ -11,8 +11,12 @@ plugin = Plugin(
             contract="runner",
             name="layered",
             factory="pegboard.plugins.runner_layered.runner:LayeredRunner",
-            summary="model family, attention backend, logits processors and sampler, layer by layer",
-            provides=frozenset({"ends", "hidden_states", "input_logprobs", "overlay", "split_prefill", "taps"}),
+            config="pegboard.plugins.runner_layered.options:LayeredOptions",
+            summary="model family, attention backend, logits processors and sampler, layer by layer; on a GPU, decode "
+            "steps as graphs",
+            provides=frozenset(
+                {"ends", "graph", "hidden_states", "input_logprobs", "overlay", "split_prefill", "taps"}
+            ),
             rank=10,
         ),
     ),

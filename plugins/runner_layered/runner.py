@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 
 import torch
 
+from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
-from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.graphs import default_sizes
 from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.core.toolkit.sampling.sample import sample
+from pegboard.plugins.runner_layered.graphs import DecodeGraphs, why_not
+from pegboard.plugins.runner_layered.options import LayeredOptions
+
+logger = logging.getLogger(__name__)
 
 
-class LayeredRunner(ModelRunner[NoOptions]):
+class LayeredRunner(ModelRunner[LayeredOptions]):
     """Model family, attention backend, processors and sampler, each doing its own part.
 
     Hidden states are gathered before the vocabulary projection: logits exist for sampled rows only, and not at all in a
-    batch that samples nothing.
+    batch that samples nothing. Decode steps are replayed where there is a graph for them.
     """
 
-    def __init__(self, options: NoOptions, ctx: ModelRunnerContext) -> None:
+    def __init__(self, options: LayeredOptions, ctx: ModelRunnerContext) -> None:
         super().__init__(options, ctx)
         if ctx.network is None:
             raise ValueError("the layered runner needs a loaded network; ModelRunnerContext.network is None")
         self._network = ctx.network
+        self._graphs: DecodeGraphs | None = None
+        self._counts = {"replayed_steps": 0, "eager_decode_steps": 0}
+
+    @classmethod
+    def supports(cls, options: LayeredOptions, ctx: ModelRunnerContext) -> str | None:
+        """Return None, or what keeps graphs from being recorded where they are insisted on."""
+        if options.graphs != "on" or (reason := why_not(ctx)) is None:
+            return None
+        return f"runner.graphs is 'on', but {reason}; set it to auto or off"
+
+    @classmethod
+    def graph_sizes(cls, options: LayeredOptions, max_batch: int) -> tuple[int, ...]:
+        if options.graphs == "off":
+            return ()
+        if options.graph_sizes is None:
+            return default_sizes(max_batch)
+        return tuple(sorted({min(size, max_batch) for size in options.graph_sizes}))
+
+    @torch.inference_mode()
+    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
+        """Record the graphs of decode steps, or say once why there are none. Raises ConfigError where they are insisted
+        on.
+        """
+        capture, wanted = self.ctx.capture, self.options.graphs
+        if wanted == "off" or (wanted == "auto" and capture is None):
+            return
+        reason = why_not(self.ctx)
+        if reason is None and capture is not None:
+            graphs = DecodeGraphs(self._network, self.ctx, capture)
+            try:
+                graphs.record(pool, row_table)
+            except RuntimeError as error:
+                reason = f"a decode step cannot be recorded: {error}"
+            else:
+                self._graphs = graphs
+                reason = None if graphs.sizes else "there is no memory for any"
+        if reason is not None:
+            if wanted == "on":
+                raise ConfigError(f"runner.graphs is 'on', but {reason}; set it to auto or off")
+            logger.warning("graphs are off, and every decode step calls its operators: %s", reason)
+
+    def figures(self) -> dict[str, int]:
+        return dict(self._counts) if self._graphs is not None else {}
 
     @torch.inference_mode()
     def execute(
@@ -38,6 +88,10 @@ class LayeredRunner(ModelRunner[NoOptions]):
     ) -> ForwardOutput:
         if batch.forward_mode is ForwardMode.IDLE or batch.num_tokens == 0:
             return self._empty(return_logits, return_hidden_states)
+        if self._graphs is not None and batch.forward_mode is ForwardMode.DECODE:
+            if sampling is not None and not return_hidden_states and (logits := self._graphs.logits(batch)) is not None:
+                return self._sampled(logits, sampling, return_logits)
+            self._counts["eager_decode_steps"] += 1
         self.ctx.attention.prepare(batch)
         hidden = self._network.forward(batch)
         return self._output(hidden, batch, sampling, return_logits, return_hidden_states)
@@ -52,6 +106,15 @@ class LayeredRunner(ModelRunner[NoOptions]):
 
     def ends(self) -> ModelEnds:
         return ModelEnds(self._network.embed, self._network.logits)
+
+    def _sampled(self, logits: torch.Tensor, sampling: SamplingBatch, return_logits: bool) -> ForwardOutput:
+        """Return what was sampled from the logits of a replay."""
+        self._counts["replayed_steps"] += 1
+        if len(sampling) != logits.shape[0]:
+            raise ValueError(f"{len(sampling)} rows of sampling parameters for {logits.shape[0]} sampled rows")
+        output = ForwardOutput(next_token_ids=self._no_tokens())
+        sample(logits, sampling, self.ctx, output, return_logits=return_logits)
+        return output
 
     def _output(
         self,

@@ -10,7 +10,7 @@ import torch
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 
 
@@ -24,7 +24,7 @@ class Kit(ModelRunnerContract):
 def test_needs_a_loaded_network() -> None:
     ctx = Kit().rig().runner.ctx
     with pytest.raises(ValueError, match="network"):
-        LayeredRunner(NoOptions(), replace(ctx, network=None))
+        LayeredRunner(LayeredOptions(), replace(ctx, network=None))
 
 
 def test_needs_one_row_of_parameters_per_sampled_row() -> None:

@@ -1,0 +1,175 @@
+"""For runners: graphs of decode steps, whose batches have fixed sizes and lie in fixed places."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import Attention
+    from pegboard.core.interfaces.graphs import GraphCapture, Replay
+    from pegboard.core.interfaces.kv_pool import KVPool
+
+T = TypeVar("T")
+
+ExtraShapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Names of extras in order, each with its type and the shape of one request's part."""
+
+_STEPS = ((8, 64), (16, 256), (32, 2**31))
+"""From 8 on sizes are multiples of the first number up to the second one: a tenth of a batch is padding at most, or a
+few rows."""
+
+
+def default_sizes(most: int) -> tuple[int, ...]:
+    """Return sizes of decode batches up to `most`, ascending: 1, 2, 4, 8 to 64 by 8, to 256 by 16, then by 32."""
+    sizes = [1, 2, 4]
+    for step, stop in _STEPS:
+        sizes += range((sizes[-1] // step + 1) * step, min(stop, most) + 1, step)
+    return tuple(sorted({min(size, most) for size in [*sizes, most]})) if most > 0 else ()
+
+
+def padded(count: int, sizes: Sequence[int]) -> int | None:
+    """Return the smallest of ascending sizes that has room for `count` requests, None where none has."""
+    place = bisect.bisect_left(sizes, count)
+    return sizes[place] if place < len(sizes) else None
+
+
+def extra_shapes(batch: ForwardBatch) -> ExtraShapes | None:
+    """Return what a batch's extras look like; None if some of them cannot be part of a graph: whatever is not a tensor
+    with one part per request.
+    """
+    found = []
+    for name, value in sorted(batch.extras.items()):
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != batch.batch_size:
+            return None
+        found.append((name, value.dtype, tuple(value.shape[1:])))
+    return tuple(found)
+
+
+class StaticBatch:
+    """A decode batch of a fixed size in a fixed place. Padding has row 0, slot 0, position 0 and a length of 1, and
+    zeros in extras; all of it is written again each time, since a larger batch may have stood there before.
+
+    `row_tables` has the row table of each KV group.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        row_tables: Sequence[torch.Tensor],
+        pool: KVPool,
+        attention: Attention,
+        extras: ExtraShapes = (),
+    ) -> None:
+        device = row_tables[0].device
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        self._ones = torch.ones(size, dtype=torch.int64, device=device)
+        self._zeros = zeros()
+        self.batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=size,
+            input_ids=zeros(),
+            positions=zeros(),
+            req_pool_indices=zeros(),
+            seq_lens=self._ones.clone(),
+            seq_lens_cpu=np.ones(size, np.int64),
+            kv_groups=tuple(KVGroupView(table, zeros()) for table in row_tables),
+            kv_pool=pool,
+            attn_backend=attention,
+            real_size=0,
+            fixed=True,
+        )
+        self._extras = [torch.zeros((size, *shape), dtype=dtype, device=device) for _, dtype, shape in extras]
+        self._extra_zeros = [torch.zeros_like(one) for one in self._extras]
+        self.batch.extras = {name: one for (name, _, _), one in zip(extras, self._extras, strict=True)}
+
+    @property
+    def size(self) -> int:
+        return self.batch.batch_size
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the fixed batch with the numbers of another decode batch, no larger and with such extras."""
+        fixed, count = self.batch, batch.batch_size
+        statics, sources = self._tensors(fixed), self._tensors(batch)
+        targets = [one[:count] for one in statics]
+        if count < self.size:
+            padding = [self._zeros, self._zeros, self._zeros, *[self._zeros] * len(fixed.kv_groups), self._ones]
+            targets += [one[count:] for one in statics]
+            sources += [one[count:] for one in (*padding, *self._extra_zeros)]
+        torch._foreach_copy_(targets, sources)
+        fixed.seq_lens_cpu[:count] = batch.seq_lens_cpu
+        fixed.seq_lens_cpu[count:] = 1
+        fixed.real_size = count
+        return fixed
+
+    def _tensors(self, batch: ForwardBatch) -> list[torch.Tensor]:
+        slots = [group.out_cache_loc for group in batch.kv_groups]
+        extras: list[torch.Tensor] = [batch.extras[name] for name in self.batch.extras]
+        return [batch.input_ids, batch.positions, batch.req_pool_indices, *slots, batch.seq_lens, *extras]
+
+
+class CudaCapture:
+    """CUDA's graphs of one device, all in one memory pool: what one needs the others use, too, since no two run at the
+    same time. They are recorded on a stream of their own; other threads may go on using the device meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._bytes = 0
+
+    def warm(self, run: Callable[[], T]) -> T:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            found = run()
+        current.wait_stream(self._stream)
+        return found
+
+    def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
+        how = "thread_local"  # the default minds what any other thread does
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=how):
+            found = run()
+        self._bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        return graph.replay, found
+
+    def memory(self) -> int:
+        return self._bytes
+
+
+_recorders: Mapping[str, Callable[[torch.device], GraphCapture]] = {"cuda": CudaCapture}
+
+
+def capture_of(device: torch.device) -> GraphCapture | None:
+    """Return what records graphs on a device, None where nothing does."""
+    make = _recorders.get(device.type)
+    return None if make is None else make(device)
+
+
+@contextmanager
+def recorded(device_type: str, make: Callable[[torch.device], GraphCapture]) -> Iterator[None]:
+    """Have engines that are built in this block record graphs on a type of device with what `make` returns: for tests,
+    where a CPU has none of its own.
+    """
+    global _recorders
+    before = _recorders
+    _recorders = {**before, device_type: make}
+    try:
+        yield
+    finally:
+        _recorders = before

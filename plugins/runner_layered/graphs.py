@@ -1,0 +1,167 @@
+"""Graphs of decode steps: which steps can be one, what is recorded, and replaying it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.interfaces.graphs import GraphCapture, Replay
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.model_family import Network
+    from pegboard.core.interfaces.model_runner import ModelRunnerContext
+
+logger = logging.getLogger(__name__)
+
+_WARM = 2
+"""Runs before one is recorded: the first compiles and makes what is made once, the second is as all others are."""
+
+
+def why_not(ctx: ModelRunnerContext) -> str | None:
+    """Return what keeps decode steps from being graphs, None for nothing."""
+    if ctx.capture is None:
+        return f"nothing records graphs on {ctx.device}"
+    lacking = [name for name in ("attention", "model_family") if "graph" not in ctx.provides.get(name, ())]
+    if lacking:
+        return f"the chosen {' and '.join(lacking)} cannot be part of one (without the capability graph)"
+    if len(ctx.spec.kv_groups) != 1:
+        return f"the model has {len(ctx.spec.kv_groups)} KV groups"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A recorded step: `logits` [size, vocab] are those of `static` once `replay` has run."""
+
+    static: StaticBatch
+    replay: Replay
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """The graphs of a runner: embedding, layers, final norm and the logits of all rows. Processors, masks and sampling
+    stay outside.
+
+    `static` of each size belongs to the graph. Those of batches with extras of plugins are recorded when such a batch
+    first comes; until then there is nothing that such a graph could read.
+    """
+
+    def __init__(self, network: Network, ctx: ModelRunnerContext, capture: GraphCapture) -> None:
+        self._network = network
+        self._ctx = ctx
+        self._capture = capture
+        self._sizes: tuple[int, ...] = ()
+        self._graphs: dict[tuple[int, ExtraShapes], _Graph] = {}
+        self._refused: set[tuple[int, ExtraShapes]] = set()
+        self._pool: KVPool | None = None
+        self._table = torch.empty(0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What was recorded, in ascending order."""
+        return self._sizes
+
+    def record(self, pool: KVPool, row_table: torch.Tensor) -> None:
+        """Record all sizes, the largest first: what it takes is enough for the others. Where memory is short the
+        largest ones are given up. Raises RuntimeError for what cannot be recorded.
+        """
+        self._pool, self._table = pool, row_table
+        wanted = self._ctx.graph_sizes
+        for size in reversed(wanted):
+            while not self._recorded(size, ()):
+                if not self._graphs:
+                    break
+                del self._graphs[max(self._graphs)]
+        self._sizes = tuple(sorted(size for size, _ in self._graphs))
+        if lost := [size for size in wanted if size not in self._sizes]:
+            logger.warning(
+                "graphs: no memory for decode steps of %s requests, which run without; lower "
+                "memory.max_total_tokens, or name fewer sizes in runner.graph_sizes",
+                ", ".join(map(str, lost)),
+            )
+        if self._sizes:
+            taken = self._capture.memory() / 2**20
+            logger.info("graphs: decode steps of %s requests, %.0f MiB", ", ".join(map(str, self._sizes)), taken)
+
+    def _recorded(self, size: int, extras: ExtraShapes) -> bool:
+        """Record one graph; return whether there was memory for it."""
+        try:
+            self._graphs[size, extras] = self._record(size, extras)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _record(self, size: int, extras: ExtraShapes) -> _Graph:
+        ctx, capture, pool = self._ctx, self._capture, self._pool
+        assert pool is not None
+        static = StaticBatch(size, (self._table,), pool, ctx.attention, extras)
+
+        def run() -> torch.Tensor:
+            return self._network.logits(self._network.forward(static.batch))
+
+        for _ in range(_WARM):
+            ctx.attention.prepare(static.batch)
+            capture.warm(run)
+        ctx.attention.prepare(static.batch)
+        return _Graph(static, *capture.capture(run))
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """Replay the graph of a decode step and return the logits [batch, vocab] of its requests, None where there is
+        no graph for it. They stay until the next replay, and may be changed.
+        """
+        graph = self._find(batch)
+        if graph is None:
+            return None
+        self._ctx.attention.prepare(graph.static.fill(batch))
+        graph.replay()
+        return graph.logits[: batch.batch_size]
+
+    def _find(self, batch: ForwardBatch) -> _Graph | None:
+        size = padded(batch.batch_size, self._sizes)
+        if size is None or not self._fits(batch):
+            return None
+        shapes = extra_shapes(batch) if batch.extras else ()
+        if shapes is None or (key := (size, shapes)) in self._refused:
+            return None
+        graph = self._graphs.get(key)
+        if graph is None and self._recorded_late(size, shapes):
+            graph = self._graphs[key]
+        return graph
+
+    def _recorded_late(self, size: int, extras: ExtraShapes) -> bool:
+        """Record a graph between two steps. What cannot be recorded now runs without from here on."""
+        try:
+            done = self._recorded(size, extras)
+            why = "no memory is left"
+        except RuntimeError as error:
+            done, why = False, str(error)
+        if not done:
+            names = ", ".join(name for name, _, _ in extras)
+            logger.warning("graphs: decode steps of %d requests with %s run without: %s", size, names, why)
+            self._refused.add((size, extras))
+        return done
+
+    def _fits(self, batch: ForwardBatch) -> bool:
+        """Return whether a batch is a plain decode over the memory that graphs were recorded with."""
+        if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
+            return False
+        if batch.kv_pool is not self._pool or batch.attn_backend is not self._ctx.attention:
+            return False  # somebody watches what attention reads
+        table = batch.kv_groups[0].row_table
+        if len(batch.kv_groups) != 1 or table.data_ptr() != self._table.data_ptr() or table.shape != self._table.shape:
+            return False
+        return batch.positions.dim() == 1 and all(one is None for one in _further(batch))
+
+
+def _further(batch: ForwardBatch) -> Iterator[object]:
+    """Yield what only some batches have, and graphs do not."""
+    yield from (batch.sample_rows, batch.hidden_rows, batch.logprob_rows, batch.overlay)
+    yield from (batch.tail_lens, batch.taps, batch.watch)

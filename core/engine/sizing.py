@@ -49,20 +49,22 @@ def size_memory(
     reserved: int = 0,
     further: tuple[LayerSpec, ...] = (),
     kv_dtype: torch.dtype | None = None,
+    room: int | None = None,
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
     `reserved` bytes are left for others; `further` layers write into the pool beside the model's. KV is kept in
-    `kv_dtype`, None for the model's.
+    `kv_dtype`, None for the model's. `room` is what a trial has left for KV, None without one.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
     per_token = choice.cls.bytes_per_token(spec.layers + further, kv_dtype or model.dtype)
     free = max(0, _free_bytes(model.device) - reserved)
-    tokens = config.memory.max_total_tokens or int(_pool_bytes(model.device, free) // per_token)
+    wanted = _pool_bytes(model.device, free, config.memory.gpu_share) if room is None else max(0, room - reserved)
+    tokens = config.memory.max_total_tokens or int(wanted // per_token)
     num_pages = tokens // page_size
     if num_pages < 1:
-        raise ConfigError(f"memory.max_total_tokens: {tokens} tokens hold no page of {page_size} (memory.page_size)")
+        raise _no_page(config, tokens, free, wanted)
     if num_pages * page_size * per_token > free:
         raise OutOfMemory(
             f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only "
@@ -78,6 +80,17 @@ def size_memory(
         )
     pool = choice.build(pool_context(num_pages, page_size, model, spec, further, kv_dtype))
     return KVMemory(pool, num_pages, max_context_len)
+
+
+def _no_page(config: EngineConfig, tokens: int, free: int, wanted: float) -> ConfigError | OutOfMemory:
+    page_size = config.memory.page_size
+    if config.memory.max_total_tokens:
+        return ConfigError(f"memory.max_total_tokens: {tokens} tokens hold no page of {page_size} (memory.page_size)")
+    return OutOfMemory(
+        f"nothing is left for KV: {free / 2**30:.2f} GiB are free beside the weights, and KV may have "
+        f"{wanted / 2**30:.2f} GiB of them, less than a page of {page_size} tokens (memory.page_size); lower "
+        "scheduler.chunked_prefill_size or scheduler.max_running_requests"
+    )
 
 
 def pool_context(
@@ -128,7 +141,7 @@ def _free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _pool_bytes(device: torch.device, free: int) -> float:
+def _pool_bytes(device: torch.device, free: int, gpu_share: float | None) -> float:
     if device.type == "cuda":
-        return free * GPU_POOL_SHARE
+        return free * (GPU_POOL_SHARE if gpu_share is None else gpu_share)
     return min(free * CPU_POOL_SHARE, CPU_POOL_LIMIT)

@@ -1,0 +1,141 @@
+"""KV gets what the largest steps leave, and never more."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.trial import MARGIN, PER_GRAPH, Needs, Trial, measure, pool_bytes, room_for_kv
+from pegboard.core.interfaces.errors import OutOfMemory
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
+from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.device import HostQueue
+from pegboard.plugins.memory_paged.pool import MHAPool
+
+GB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "needs", "left"),
+    [
+        (60 * GB, Needs(0, 0), 60 * GB - int(MARGIN * 80 * GB)),
+        (60 * GB, Needs(4 * GB, 1 * GB), 56 * GB - int(MARGIN * 80 * GB)),
+        (60 * GB, Needs(4 * GB, 1 * GB, graphs=20), 55 * GB - int(MARGIN * 80 * GB) - 20 * PER_GRAPH),
+        (1 * GB, Needs(4 * GB, 1 * GB), 0),
+    ],
+)
+def test_what_is_left(free: int, needs: Needs, left: int) -> None:
+    assert pool_bytes(free, 80 * GB, needs) == left
+
+
+class Meter:
+    """A device of `size` bytes, of which weights take some; steps take more for as long as they run."""
+
+    def __init__(self, size: int, weights: int) -> None:
+        self.size, self.weights, self.scratch = size, weights, 0
+        self.now = self.most = self.before = 0
+
+    def total(self) -> int:
+        return self.size
+
+    def free(self) -> int:
+        return self.size - self.weights - self.scratch
+
+    def watch(self) -> None:
+        self.before = self.most = self.now
+
+    def peak(self) -> int:
+        return self.most - self.before
+
+    def take(self, nbytes: int) -> None:
+        if self.weights + self.scratch + nbytes > self.size:
+            raise torch.OutOfMemoryError("no memory")
+        self.most = max(self.most, self.now + nbytes)
+
+
+class Steps:
+    def __init__(self, meter: Meter, prefills: list[int], decode: int, scratch: int) -> None:
+        meter.scratch = scratch
+        self.meter, self._prefills, self._decode = meter, prefills, decode
+
+    def prefills(self) -> None:
+        for nbytes in self._prefills:
+            self.meter.take(nbytes)
+
+    def decode(self) -> None:
+        self.meter.take(self._decode)
+
+
+def play(chance: random.Random) -> str:
+    """Try a device and a model; check what comes of it, and return what did."""
+    size = chance.randrange(1 * GB, 200 * GB)
+    weights = int(size * chance.random() * 0.95)
+    prefills = [int(size * chance.random() ** 4 * 0.5) for _ in range(2)]
+    decode, scratch, graphs = int(size * chance.random() ** 4 * 0.3), size // 1000, chance.choice([0, 1, 30])
+    meter, worst = Meter(size, weights), max(*prefills, decode)
+
+    def make() -> Steps:
+        return Steps(meter, prefills, decode, scratch)
+
+    if weights + scratch + worst > size:
+        with pytest.raises(OutOfMemory, match=r"lower scheduler\.chunked_prefill_size or"):
+            room_for_kv(meter, make, graphs)
+        return "refused"
+    room = room_for_kv(meter, make, graphs)
+    captured = decode + graphs * PER_GRAPH if graphs else 0
+    assert room == 0 or weights + room + worst + captured <= size * (1 - MARGIN) + 1
+    return "served" if room else "nothing is left"
+
+
+def test_steps_fit_beside_the_pool() -> None:
+    """For a thousand devices and models: whatever ran in the trial runs beside the pool, and so do all graphs. Where
+    the trial itself does not fit, the start fails with what to lower.
+    """
+    chance = random.Random(3)
+    found = Counter(play(chance) for _ in range(1000))
+    assert min(found["refused"], found["nothing is left"]) > 10
+    assert found["served"] > 500
+
+
+def test_each_peak_is_its_own() -> None:
+    meter = Meter(100 * GB, 0)
+    steps = Steps(meter, [3 * GB, 5 * GB], 2 * GB, 0)
+    assert measure(meter, steps.prefills, steps.decode) == Needs(5 * GB, 2 * GB)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_largest_steps_run(tmp_path: Path, page_size: int) -> None:
+    """With a real runner: a whole chunk of one prompt and of many, and a decode of all, each with logprobs."""
+    config = {
+        "attention": {"use": "torch"},
+        "runner": {"use": "layered"},
+        "memory": {"max_total_tokens": 64, "page_size": 16},
+        "model": {"path": str(tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)), "dtype": "float32"},
+    }
+    with Engine.from_config(config) as engine:
+        runner, seen = engine.built.runner, []
+
+        def scratch(num_pages: int) -> MHAPool:
+            layers = runner.ctx.spec.layers
+            return MHAPool(NoOptions(), KVPoolContext(num_pages, page_size, layers, torch.float32, torch.device("cpu")))
+
+        execute = runner.execute
+
+        def noted(batch: ForwardBatch, *args: object, **kwargs: object) -> object:
+            seen.append((batch.forward_mode, batch.batch_size, batch.num_tokens))
+            output = execute(batch, *args, **kwargs)  # type: ignore[arg-type]
+            assert output.logprobs is not None
+            return output
+
+        runner.execute = noted  # type: ignore[method-assign, assignment]
+        trial = Trial(runner, scratch, HostQueue(), page_size, running=7, chunk=40, max_context_len=64)
+        trial.prefills()
+        trial.decode()
+        assert seen == [(ForwardMode.EXTEND, 1, 40), (ForwardMode.EXTEND, 7, 40), (ForwardMode.DECODE, 7, 7)]

@@ -1,0 +1,217 @@
+"""A step takes one copy to the device and one back, and the host looks at nothing in between.
+
+The device is `meta`, whose tensors have no data. Kernels are noted, and do not run. Each step is one of a whole engine:
+only its worker, with model, memory, processors and sampler, is replaced by a twin on that device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.device_queue import RecordingQueue
+from pegboard.conformance.no_looks import LookedAtData, NoLooks, watched
+from pegboard.core.engine.build import BuiltScheduler
+from pegboard.core.engine.engine import Engine, GenerateOutput
+from pegboard.core.interfaces.attention import AttentionContext
+from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.graphs import Replay
+from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampler import SamplerContext
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.core.pipeline.worker import PendingResult, Worker
+from pegboard.core.toolkit.kernels import allowed
+from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.plugins.attn_triton.backend import TritonAttention
+from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+from pegboard.plugins.memory_paged.pool import MHAPool
+from pegboard.plugins.runner_layered.options import LayeredOptions
+from pegboard.plugins.runner_layered.runner import LayeredRunner
+from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
+from pegboard.plugins.sampler_triton.sampler import TritonSampler
+
+T = TypeVar("T")
+
+META = torch.device("meta")
+SIZES = (1, 2, 4)
+PROMPTS = [[3, 4, 5, 6, 7], [8, 9], [10] * 11]
+
+
+def params(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True, **more})
+
+
+KINDS: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
+    "greedy": (params(), {}),
+    "top_p": (params(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=4), {}),
+    "penalties": (params(frequency_penalty=0.5, repetition_penalty=1.1), {}),
+    "grammar": (params(grammar=Grammar("regex", "a{1,40}")), {}),
+    "logprobs": (params(), {"logprobs": 3, "token_ids_logprob": (5, 6)}),
+    "hidden": (params(), {"return_hidden_states": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoints"), "llama", num_hidden_layers=2)
+
+
+class Recorded:
+    """Graphs of a device that computes nothing: they are recorded, and a replay is noted."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def warm(self, run: Callable[[], T]) -> T:
+        return run()
+
+    def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
+        return self._replay, run()
+
+    def memory(self) -> int:
+        return 0
+
+    def _replay(self) -> None:
+        self.replays += 1
+
+
+class Audit:
+    """An engine whose steps run on the device without data. `steps` has for each its mode, and how many copies there
+    were: to the device with the step, to the device for plugins, and back.
+    """
+
+    def __init__(self, checkpoint: Path, loop: str, *, graphs: bool) -> None:
+        self.engine = Engine.from_config(
+            {
+                "attention": {"use": "torch"},
+                "runner": {"use": "layered"},
+                "memory": {"max_total_tokens": 2048, "page_size": 4},
+                "model": {"path": str(checkpoint), "dtype": "float32", "hidden_states": True},
+                "scheduler": {"loop": loop},
+            }
+        )
+        built = self.engine.built
+        stages = built.scheduler.stages
+        token = built.tokenizer.encode("a")[-1]
+        self.queue = RecordingQueue(token)
+        self.launches: list[Launch] = []
+        self.steps: list[tuple[ForwardMode, int, int, int]] = []
+        stages.memory.rows.mirrored = True
+        self.capture = Recorded() if graphs else None
+        self.worker = self._twin(built, stages.memory.rows)
+        run = watched(self._launch, META)
+        stages.executor.close()
+        stages.executor = (
+            ThreadExecutor(run, lambda work: run(work).result())
+            if loop == "overlap"
+            else InlineExecutor(lambda work: run(work).result())
+        )
+
+    def _twin(self, built: BuiltScheduler, rows: ReqToTokenPool) -> Worker:
+        ctx, page = built.runner.ctx, built.pool.page_size
+        layers = ctx.spec.layers
+        pool = MHAPool(NoOptions(), KVPoolContext(64, page, layers, torch.float32, META))
+        attention = TritonAttention(
+            TritonAttentionOptions(),
+            AttentionContext(layers, page, torch.float32, META, 64, 256, graph_sizes=SIZES, bring=self.queue.bring),
+        )
+        processors = []
+        for one in ctx.processors:
+            twin = copy.copy(one)
+            twin.ctx = replace(one.ctx, device=META, bring=self.queue.bring)
+            processors.append(twin)
+        network: Any = copy.deepcopy(ctx.network)
+        about = replace(
+            ctx,
+            network=network.to(META),
+            attention=attention,
+            sampler=TritonSampler(TritonSamplerOptions(), SamplerContext(ctx.spec.vocab_size, META)),
+            processors=tuple(processors),
+            device=META,
+            provides={"attention": frozenset({"graph"}), "model_family": frozenset({"graph"})},
+            capture=self.capture,
+            graph_sizes=SIZES,
+        )
+        self.runner = LayeredRunner(LayeredOptions(graphs="on" if self.capture else "off"), about)
+        worker = Worker(self.runner, attention, pool, rows, self.queue)
+        with NoLooks(META), allowed("meta"), observed(lambda launch: False):
+            self.runner.start(pool, worker.batches.table)
+        return worker
+
+    def _launch(self, work: ModelWorkerBatch) -> PendingResult:
+        def note(launch: Launch) -> bool:
+            self.launches.append(launch)
+            return False
+
+        before = self._counts()
+        with allowed("meta"), observed(note):
+            pending = self.worker.launch(work)
+        there, plugins, back = (new - old for new, old in zip(self._counts(), before, strict=True))
+        self.steps.append((work.forward_mode, there, plugins, back))
+        return pending
+
+    def _counts(self) -> tuple[int, int, int]:
+        return len(self.queue.sent), self.queue.brought, self.queue.fetched
+
+    def run(self, kind: str) -> list[GenerateOutput]:
+        sampling, more = KINDS[kind]
+        return self.engine.generate(PROMPTS, sampling, **more)
+
+
+@pytest.fixture(scope="module", params=["normal, eager", "normal, graph", "overlap, eager", "overlap, graph"])
+def audit(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Audit]:
+    loop, way = request.param.split(", ")
+    made = Audit(checkpoint, loop, graphs=way == "graph")
+    with made.engine:
+        yield made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_copy_there_and_one_back(audit: Audit, kind: str) -> None:
+    audit.steps.clear()
+    before = 0 if audit.capture is None else audit.capture.replays
+    outputs = audit.run(kind)
+    assert [len(output.token_ids) for output in outputs] == [8, 8, 8]
+    stats = audit.engine.stats()
+    assert stats["failed_batches"] == stats["plugin_failures"] == 0
+    decodes = [step for step in audit.steps if step[0] is ForwardMode.DECODE]
+    assert len(decodes) >= 6
+    if audit.capture is not None:
+        # Hidden states are not in a graph.
+        assert audit.capture.replays - before == (0 if kind == "hidden" else len(decodes))
+    assert {(there, back) for _, there, _, back in audit.steps} == {(1, 1)}
+    # A processor brings its arrays in one copy, or none; and the plan of a prompt's attention is brought, too.
+    allowed_more = 1 if kind == "penalties" else 0
+    assert max(plugins for _, _, plugins, _ in decodes) <= allowed_more
+    assert max(plugins for mode, _, plugins, _ in audit.steps if mode is not ForwardMode.DECODE) <= 1 + allowed_more
+
+
+LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda one: one.sum().item(),
+    "a truth": lambda one: bool((one > 0).any()),
+    "places": lambda one: one.nonzero(),
+    "a mask": lambda one: one[one > 0],
+    "a copy there": lambda one: one + torch.zeros(3).to(META),
+    "a copy back": lambda one: one.cpu(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_the_mode_sees_looks(look: Callable[[torch.Tensor], object]) -> None:
+    with NoLooks(META):
+        one = torch.zeros(3, device=META) + 1
+        assert torch.ones(2).sum().item() == 2
+        with pytest.raises((LookedAtData, RuntimeError, NotImplementedError)):
+            look(one)

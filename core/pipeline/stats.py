@@ -90,13 +90,14 @@ class Stats:
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
         planner, counters = self._planner, self._counters
-        if batch.decoding < len(batch.reqs):
+        prompts = _prompts(batch) if batch.decoding < len(batch.reqs) else []
+        if prompts:
             report.computed(batch.prompt_tokens, batch.committed_at - batch.planned_at)
             if report.talks:
                 told, self._cached_told = self._cached_told, counters.cached_tokens
                 report.prefill(
-                    requests=len(batch.reqs) - batch.decoding,
-                    new_tokens=batch.prompt_tokens,
+                    requests=len(prompts),
+                    new_tokens=sum(prompts),
                     cached_tokens=counters.cached_tokens - told,
                     running=len(planner.running),
                     queued=len(planner.waiting),
@@ -167,3 +168,12 @@ class Stats:
         except Exception:
             logger.exception("%s.stats raised", type(policy).__name__)
             return {}
+
+
+def _prompts(batch: ScheduleBatch) -> list[int]:
+    """Return how much is computed for each prompt. A request whose prompt has its KV, and which gains that of a few
+    tokens that are known already, is none of them: it goes on decoding.
+    """
+    prompts = batch.reqs[: len(batch.reqs) - batch.decoding]
+    rows = zip(prompts, batch.prefix_lens.tolist(), batch.extend_lens.tolist(), strict=False)
+    return [new for req, before, new in rows if before < req.input_len]

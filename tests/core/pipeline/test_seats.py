@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,17 +10,20 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.core.interfaces.admission_gate import AdmissionGateContext, Seat
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Seat
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.seats import Seats
+from pegboard.core.pipeline.step_log import StepReport
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.options import DrillGateOptions
+from tests.core.pipeline.grammar.test_state import make_gate
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, oracle
 
 PROMPT = [5, 9, 2, 44, 17, 3, 8, 101, 6, 77, 12, 31]
@@ -49,13 +53,17 @@ class LateModel(FakeModel):
 class World:
     """A harness whose drill gate writes prompts into seats, and looks where the KV lies that it follows."""
 
-    def __init__(self, loop: str = "normal", *, hold_timeout: float | None = None, **more: Any) -> None:
+    def __init__(
+        self, loop: str = "normal", *, hold_timeout: float | None = None, grammars: bool = False, **more: Any
+    ) -> None:
         self.clock = ManualClock()
         options = DrillGateOptions(timeout=None, hold_timeout=hold_timeout)
         self.gate = DrillGate(options, AdmissionGateContext(self.clock))
         self.gate.write = self.write
-        self.keeper = GateKeeper([("drill", self.gate)], self.clock, PROVIDES)
+        before: list[tuple[str, AdmissionGate]] = [("grammar", make_gate(self.clock))] if grammars else []
+        self.keeper = GateKeeper([*before, ("drill", self.gate)], self.clock, PROVIDES)
         parts = {"gates": self.keeper, "clock": self.clock}
+        more.setdefault("work", GrammarWork(WorkLimits(step_seconds=60)))  # on a busy machine too, none sits out
         self.harness = Harness(loop=loop, parts=parts, **{"max_running_requests": 8, "model": LateModel, **more})
         self.prompts: dict[str, Sequence[int]] = {}
         self.seats: list[tuple[str, int]] = []
@@ -193,6 +201,23 @@ def test_logprobs_come_with_the_token() -> None:
     world.run()
     (output,) = world.harness.outputs["a"]
     assert output.logprobs == [(-0.5, oracle(PROMPT, 1)[0], [(-0.5, 3)])]
+
+
+@LOOPS
+def test_only_what_is_computed_is_logged_as_a_prefill(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And not a request that joins, whose only token is that of a decode."""
+    world = World(loop)
+    world.harness.scheduler.stages.report = StepReport(3)
+    with caplog.at_level(logging.INFO):
+        world.bring("a", n=12)
+        world.bring("b", PROMPT[:7], n=12)
+        world.run()
+        assert [record.getMessage()[:13] for record in caplog.records] == ["Decode batch."] * 3
+        world.submit("computed", [1, 2, 3])
+        world.run()
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("Prefill")]
+    fields: dict[str, Any] = vars(line)
+    assert (fields["new_requests"], fields["new_tokens"]) == (1, 3)
 
 
 @LOOPS

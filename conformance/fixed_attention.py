@@ -53,10 +53,12 @@ class FixedAttention(AttentionBackend):
         if not batch.fixed:
             batch.attn_metadata = rows, seen
             return
+        if not torch.equal(seen, torch.from_numpy(batch.seq_lens_cpu)):
+            raise AssertionError("a fixed batch has other lengths on the device than on the host")
         size = batch.batch_size
         if size not in self._buffers:
             self._buffers[size] = torch.zeros_like(rows), torch.ones_like(seen)
-        for kept, new in zip(self._buffers[size], (rows, torch.from_numpy(batch.seq_lens_cpu)), strict=True):
+        for kept, new in zip(self._buffers[size], (rows, seen), strict=True):
             kept.copy_(new)
         self.fixed[size] = self.fixed.get(size, 0) + (batch.real_size > 0)
         batch.attn_metadata = self._buffers[size]

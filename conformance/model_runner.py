@@ -17,6 +17,7 @@ import torch
 
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor, ScriptedSampler
+from pegboard.conformance.runner_graphs import RunnerGraphTests
 from pegboard.conformance.runner_overlay import RunnerOverlayTests
 from pegboard.conformance.runner_suite import best_sampler, reference
 from pegboard.conformance.runner_taps import RunnerTapTests
@@ -27,7 +28,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 
-class ModelRunnerContract(RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
+class ModelRunnerContract(RunnerGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.
     """

@@ -56,7 +56,7 @@ class DecodeGraphs:
 
     def __init__(self, network: Network, ctx: ModelRunnerContext, capture: GraphCapture) -> None:
         self._network = network
-        self._ctx = ctx
+        self.ctx = ctx
         self._capture = capture
         self._sizes: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, ExtraShapes], _Graph] = {}
@@ -74,7 +74,7 @@ class DecodeGraphs:
         largest ones are given up. Raises RuntimeError for what cannot be recorded.
         """
         self._pool, self._table = pool, row_table
-        wanted = self._ctx.graph_sizes
+        wanted = self.ctx.graph_sizes
         for size in reversed(wanted):
             while not self._recorded(size, ()):
                 if not self._graphs:
@@ -100,9 +100,7 @@ class DecodeGraphs:
         return True
 
     def _record(self, size: int, extras: ExtraShapes) -> _Graph:
-        ctx, capture, pool = self._ctx, self._capture, self._pool
-        assert pool is not None
-        static = StaticBatch(size, (self._table,), pool, ctx.attention, extras)
+        ctx, capture, static = self.ctx, self._capture, self._static(size, extras)
 
         def run() -> torch.Tensor:
             return self._network.logits(self._network.forward(static.batch))
@@ -113,6 +111,10 @@ class DecodeGraphs:
         ctx.attention.prepare(static.batch)
         return _Graph(static, *capture.capture(run))
 
+    def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
+        assert self._pool is not None
+        return StaticBatch(size, (self._table,), self._pool, self.ctx.attention, extras)
+
     def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Replay the graph of a decode step and return the logits [batch, vocab] of its requests, None where there is
         no graph for it. They stay until the next replay, and may be changed.
@@ -120,7 +122,7 @@ class DecodeGraphs:
         graph = self._find(batch)
         if graph is None:
             return None
-        self._ctx.attention.prepare(graph.static.fill(batch))
+        self.ctx.attention.prepare(graph.static.fill(batch))
         graph.replay()
         return graph.logits[: batch.batch_size]
 
@@ -153,7 +155,7 @@ class DecodeGraphs:
         """Return whether a batch is a plain decode over the memory that graphs were recorded with."""
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
-        if batch.kv_pool is not self._pool or batch.attn_backend is not self._ctx.attention:
+        if batch.kv_pool is not self._pool or batch.attn_backend is not self.ctx.attention:
             return False  # somebody watches what attention reads
         table = batch.kv_groups[0].row_table
         if len(batch.kv_groups) != 1 or table.data_ptr() != self._table.data_ptr() or table.shape != self._table.shape:

@@ -1,0 +1,153 @@
+"""Broken graphs of model runners, each caught by the test of the suite that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.kv_pool import KVPool
+from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.graphs import ExtraShapes, StaticBatch
+from pegboard.plugins.runner_layered.graphs import DecodeGraphs
+from pegboard.plugins.runner_layered.runner import LayeredRunner
+
+
+class OtherGraphs(LayeredRunner):
+    """A runner whose graphs are a broken class of them."""
+
+    graphs: type[DecodeGraphs]
+
+    @torch.inference_mode()
+    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
+        if self.ctx.capture is not None:
+            self._graphs = self.graphs(self._network, self.ctx, self.ctx.capture)
+            self._graphs.record(pool, row_table)
+
+
+class OtherBatches(DecodeGraphs):
+    static: type[StaticBatch]
+
+    def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
+        assert self._pool is not None
+        return self.static(size, (self._table,), self._pool, self.ctx.attention, extras)
+
+
+class LeavesPadding(StaticBatch):
+    """Padding is written once: a smaller batch leaves what the larger one before has put there."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        fixed, count = self.batch, batch.batch_size
+        for mine, other in (
+            (fixed.input_ids, batch.input_ids),
+            (fixed.positions, batch.positions),
+            (fixed.req_pool_indices, batch.req_pool_indices),
+            (fixed.seq_lens, batch.seq_lens),
+            (fixed.kv_groups[0].out_cache_loc, batch.kv_groups[0].out_cache_loc),
+        ):
+            mine[:count] = other
+        fixed.seq_lens_cpu[:count], fixed.real_size = batch.seq_lens_cpu, count
+        return fixed
+
+
+class KeepsLengths(StaticBatch):
+    """The lengths of the first batch that came."""
+
+    kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        fixed = super().fill(batch)
+        if self.kept is None:
+            self.kept = fixed.seq_lens.clone(), torch.from_numpy(fixed.seq_lens_cpu).clone()
+        fixed.seq_lens.copy_(self.kept[0])
+        np.copyto(fixed.seq_lens_cpu, self.kept[1].numpy())
+        return fixed
+
+
+class TakesNewBuffers(StaticBatch):
+    """Ids are padded in a new tensor at each step: no graph reads that."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        kept = self.batch.input_ids
+        self.batch.input_ids = torch.zeros_like(kept)
+        return super().fill(batch)
+
+
+class ForgetsExtras(DecodeGraphs):
+    """Replays steps with extras as if they had none."""
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
+        kept, batch.extras = batch.extras, {}
+        found = super().logits(batch)
+        batch.extras = kept
+        return found
+
+
+class ReplaysWantedRows(DecodeGraphs):
+    """Any decode step will do."""
+
+    def _fits(self, batch: ForwardBatch) -> bool:
+        return batch.forward_mode is ForwardMode.DECODE
+
+
+class ForgetsToPrepare(DecodeGraphs):
+    """The backend's metadata is that of the recording."""
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
+        graph = self._find(batch)
+        if graph is None:
+            return None
+        graph.static.fill(batch)
+        graph.replay()
+        return graph.logits[: batch.batch_size]
+
+
+class ReturnsPadding(DecodeGraphs):
+    """Logits of all rows, also of those behind the batch."""
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
+        found = super().logits(batch)
+        graph = None if found is None else self._find(batch)
+        return None if graph is None else graph.logits
+
+
+class LendsLogits(LayeredRunner):
+    """The graph's own logits, which the next replay writes to."""
+
+    def _sampled(self, logits: torch.Tensor, sampling: SamplingBatch, return_logits: bool) -> ForwardOutput:
+        output = super()._sampled(logits, sampling, return_logits)
+        output.logits = logits
+        return output
+
+
+def _batches(static: type[StaticBatch]) -> type[LayeredRunner]:
+    return _graphs(type(static.__name__, (OtherBatches,), {"static": static}))
+
+
+def _graphs(graphs: type[DecodeGraphs]) -> type[LayeredRunner]:
+    return type(graphs.__name__, (OtherGraphs,), {"graphs": graphs})
+
+
+def _mutants() -> Iterator[Mutant]:
+    same, moving = "test_a_replay_is_what_the_step_would_be", "test_requests_come_and_go_between_replays"
+    for factory, test in (
+        (_batches(LeavesPadding), moving),
+        (_batches(KeepsLengths), same),
+        (_batches(TakesNewBuffers), same),
+        (_graphs(ForgetsToPrepare), same),
+        (_graphs(ReturnsPadding), same),
+        (_graphs(ReplaysWantedRows), "test_steps_that_want_more_are_no_replays"),
+        (_graphs(ForgetsExtras), "test_extras_of_requests_are_part_of_graphs"),
+        (LendsLogits, "test_answers_outlive_the_next_replay"),
+    ):
+        yield Mutant(factory, base=LayeredRunner, suite=ModelRunnerContract, caught_by=test)
+
+
+@pytest.mark.parametrize("mutant", list(_mutants()), ids=str)
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

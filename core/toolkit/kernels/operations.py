@@ -184,8 +184,11 @@ def gather_indices(
 
     `table` int32 [rows, positions] maps to slots; `rows` int64 or int32 [n]; `indptr` int32 [n + 1]; `out` int32, which
     nothing is written to from indptr[n] on. A request has at most `longest` pages in it. With `firsts` int32 or int64
-    [n], j counts from the page firsts[r] of the request.
+    [n], j counts from the page firsts[r] of the request. Where no kernel is to be used, torch computes it.
     """
+    if not usable(out.device):
+        _gather_in_torch(table, rows, indptr, out, page_size, firsts)
+        return
     from pegboard.core.toolkit.kernels.functions import gather_indices_kernel
 
     block = min(power_of_two(longest), 1024)
@@ -193,3 +196,14 @@ def gather_indices(
     shape: dict[str, Constant] = {"PAGE": page_size, "HAS_FIRSTS": firsts is not None, "BLOCK": block, "num_warps": 4}
     tensors = table, rows, indptr, indptr if firsts is None else firsts, out
     launch(gather_indices_kernel, grid, *tensors, table.stride(0), **shape, **_COMMON)
+
+
+def _gather_in_torch(
+    table: Tensor, rows: Tensor, indptr: Tensor, out: Tensor, page_size: int, firsts: Tensor | None
+) -> None:
+    counts = indptr.diff().long()
+    owner = torch.repeat_interleave(torch.arange(len(rows), device=out.device), counts)
+    pages = torch.arange(len(owner), device=out.device) - indptr[owner]
+    if firsts is not None:
+        pages += firsts[owner]
+    out[: len(owner)] = table[rows[owner].long(), pages * page_size] // page_size

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.attention import AttentionBackend, AttentionContex
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.core.toolkit.model.eight_bit import as_bytes, is_eight_bit, stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,13 +86,52 @@ def attention_reference(
     return out
 
 
+def scales_of(layer_id: int) -> tuple[float, float]:
+    """Return the scales of K and V in rigs of 8 bits: no two are the same, and none is 1."""
+    return 0.013 + 0.004 * layer_id, 0.021 + 0.005 * layer_id
+
+
+class ScaledPool(PlainPool):
+    """A `PlainPool` that may be of an 8-bit type: it stores scaled and clamped then."""
+
+    def __init__(self, options: None, ctx: KVPoolContext) -> None:
+        super().__init__(options, ctx)
+        self._eight_bit = ctx.dtype if is_eight_bit(ctx.dtype) else None
+        self._scales: dict[int, tuple[float, float]] = {}
+
+    def scales(self, layer_id: int) -> tuple[float, float]:
+        return self._scales.get(layer_id, (1.0, 1.0))
+
+    def set_scales(self, layer_id: int, k: float, v: float) -> None:
+        self._scales[layer_id] = k, v
+
+    def fill(self, layer_id: int, value: float) -> None:
+        """Put a number into all slots, as it is."""
+        for buffer in (self.keys(layer_id), self.values(layer_id)):
+            as_bytes(buffer).fill_(as_bytes(torch.tensor([value]).to(buffer.dtype)).item())
+
+    def put(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k and v at `slots`. Unlike `write` this is not noted in `written`."""
+        for buffer, x, scale in zip(
+            (self.keys(layer_id), self.values(layer_id)), (k, v), self.scales(layer_id), strict=True
+        ):
+            kept = x if self._eight_bit is None else as_bytes(stored(x, scale, self._eight_bit))
+            as_bytes(buffer)[slots] = kept.to(as_bytes(buffer).dtype)
+
+    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.written.append((layer_id, slots.tolist()))
+        self.put(layer_id, slots, k, v)
+
+
 class AttentionRig:
     """Requests with random q, k and v, paged as the pipeline would, and a batch of their new tokens.
 
     Pages are handed out in a shuffled order and rows of the row table too. Every slot that no request owns holds
     `poison`: page 0, free pages, and the rest of a request's last page. So do the slots that the new tokens are to be
     written to. What a row says beyond a request's length points at such slots. With several KV groups each has a row
-    table of its own over pages of its own.
+    table of its own over pages of its own. All requests share the first `common` tokens, whole pages.
+
+    The pool is of `kv_dtype`, None for `dtype`. One of 8 bits has scales other than 1, which `scales_of` tells.
 
     `q[i]`, `k[i]` and `v[i]` belong to layer i of `layers`: packed new queries [tokens, heads, qk dim], and per
     request the keys [len, kv heads, qk dim] and values of all its tokens.
@@ -108,19 +148,24 @@ class AttentionRig:
         seed: int = 0,
         spread: float = 1.0,
         poison: float = math.nan,
+        kv_dtype: torch.dtype | None = None,
+        common: int = 0,
     ) -> None:
         self.layers = tuple(layers)
         self.prefix = np.array([prefix for prefix, _ in lens], dtype=np.int64)
         self.new = np.array([new for _, new in lens], dtype=np.int64)
         self.lens = self.prefix + self.new
-        self.dtype, self.device, self.page_size = dtype, device, page_size
+        self.dtype, self.device, self.page_size, self.kv_dtype = dtype, device, page_size, kv_dtype
+        self.common = common
         self._random = torch.Generator().manual_seed(seed)
         self.tables, self.slots, num_pages = self._page(np.random.default_rng(seed))
         pool_layers = tuple({layer.layer_id: layer for layer in layers}.values())
-        self.pool = PlainPool(None, KVPoolContext(num_pages, page_size, pool_layers, dtype, device))
+        kept = dtype if kv_dtype is None else kv_dtype
+        self.pool = ScaledPool(None, KVPoolContext(num_pages, page_size, pool_layers, kept, device))
         for layer in pool_layers:
-            self.pool.keys(layer.layer_id).fill_(poison)
-            self.pool.values(layer.layer_id).fill_(poison)
+            self.pool.fill(layer.layer_id, poison)
+            if is_eight_bit(kept):
+                self.pool.set_scales(layer.layer_id, *scales_of(layer.layer_id))
         self.q, self.k, self.v = [], [], []
         for layer in self.layers:
             shapes = (layer.num_kv_heads, layer.qk_head_dim), (layer.num_kv_heads, layer.v_head_dim)
@@ -128,9 +173,10 @@ class AttentionRig:
             self.k.append([self._normal(length, *shapes[0]) * spread for length in self.lens])
             self.v.append([self._normal(length, *shapes[1]) for length in self.lens])
             for request, prefix in enumerate(self.prefix):
+                self.k[-1][request][:common] = self.k[-1][0][:common]
+                self.v[-1][request][:common] = self.v[-1][0][:common]
                 slots = self.slots[layer.kv_group][request][:prefix]
-                self.pool.keys(layer.layer_id)[slots] = self.k[-1][request][:prefix]
-                self.pool.values(layer.layer_id)[slots] = self.v[-1][request][:prefix]
+                self.pool.put(layer.layer_id, slots, self.k[-1][request][:prefix], self.v[-1][request][:prefix])
 
     def _page(self, random: np.random.Generator) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], int]:
         """Row tables, slots of each request in each group, and the number of pages."""
@@ -148,6 +194,8 @@ class AttentionRig:
             slots = []
             for row, length, count in zip(self.rows, self.lens, pages, strict=True):
                 own = (order[at : at + count, None] * self.page_size + np.arange(self.page_size)).reshape(-1)[:length]
+                if slots:
+                    own[: self.common] = slots[0][: self.common].cpu()
                 table[row, :length] = own
                 slots.append(torch.from_numpy(own).to(self.device))
                 at += count
@@ -161,7 +209,9 @@ class AttentionRig:
     def context_for(self, max_batch: int | None = None) -> AttentionContext:
         """Return what to build the backend from."""
         batch = len(self.lens) if max_batch is None else max_batch
-        return AttentionContext(self.layers, self.page_size, self.dtype, self.device, batch, self.context)
+        return AttentionContext(
+            self.layers, self.page_size, self.dtype, self.device, batch, self.context, kv_dtype=self.kv_dtype
+        )
 
     def batch(self, backend: AttentionBackend, mode: ForwardMode | None = None) -> ForwardBatch:
         """Return the batch of the new tokens: decode where each request brings one, else extend."""
@@ -181,6 +231,7 @@ class AttentionRig:
             kv_groups=tuple(KVGroupView(table, self.new_slots(group)) for group, table in enumerate(self.tables)),
             kv_pool=self.pool,
             attn_backend=backend,
+            common_prefix=self.common,
         )
         if mode.is_extend:
             batch.extend_lens, batch.extend_lens_cpu = self._on_device(self.new), self.new
@@ -212,10 +263,20 @@ class AttentionRig:
         stops = np.cumsum(self.new)
         return torch.cat(
             [
-                attention_reference(self.q[index][stop - new : stop], k, v, self.layers[index], sinks)
+                attention_reference(
+                    self.q[index][stop - new : stop], *self.read_back(index, k, v), self.layers[index], sinks
+                )
                 for stop, new, k, v in zip(stops, self.new, self.k[index], self.v[index], strict=True)
             ]
         )
+
+    def read_back(self, index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a layer's k and v are once the pool has stored them; float64 where it keeps 8 bits."""
+        if self.kv_dtype is None or not is_eight_bit(self.kv_dtype):
+            return k, v
+        scales = self.pool.scales(self.layers[index].layer_id)
+        k, v = (stored(x, scale, self.kv_dtype).double() * scale for x, scale in zip((k, v), scales, strict=True))
+        return k, v
 
     @torch.inference_mode()
     def run(
@@ -235,7 +296,6 @@ class AttentionRig:
         layer = self.layers[0]
         if shared:
             slots = self.new_slots(layer.kv_group)
-            self.pool.keys(layer.layer_id)[slots] = k
-            self.pool.values(layer.layer_id)[slots] = v
+            self.pool.put(layer.layer_id, slots, k, v)
             return backend.forward(self.q[0], None, None, layer, batch, sinks=sinks)
         return backend.forward(self.q[0], k, v, layer, batch, sinks=sinks)

@@ -78,7 +78,8 @@ class TreeRig(AttentionRig):
         parts, layer, start = [], self.layers[index], 0
         for request, tree in enumerate(self.trees):
             new = int(self.new[request])
-            q, k, v = self.q[index][start : start + new], self.k[index][request], self.v[index][request]
+            q = self.q[index][start : start + new]
+            k, v = self.read_back(index, self.k[index][request], self.v[index][request])
             start += new
             if not tree:
                 parts.append(attention_reference(q, k, v, layer, sinks))

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
+from pegboard.conformance.attention_eight_bit import AttentionEightBitTests
+from pegboard.conformance.attention_fixed import AttentionFixedTests
+from pegboard.conformance.attention_prefix import AttentionPrefixTests
 from pegboard.conformance.attention_trees import AttentionTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
@@ -264,7 +267,7 @@ class Refusing(Broken):
 
     def forward(self, q: Tensor, k: Any, v: Any, layer: LayerSpec, batch: Any, *, sinks: Any = None) -> Tensor:
         used = {"sliding_window": layer.window, "logit_cap": layer.logit_cap, "sinks": sinks}
-        used["tree_mask"] = batch.tail_lens
+        used |= {"tree_mask": batch.tail_lens, "kv_fp8": self.ctx.kv_dtype}
         for name, value in used.items():
             if value is not None:
                 self.refuse(name)
@@ -331,7 +334,10 @@ def test_caught(mutant: Mutant) -> None:
 
 
 def test_every_test_has_a_mutant() -> None:
-    """But those that run on a GPU or in the whole matrices only. The mutants of trees have a file of their own."""
+    """But those that run on a GPU or in the whole matrices only. Mutants of trees, and of graphs, 8 bits and shared
+    prefixes, have files of their own.
+    """
     elsewhere = {"test_matrix", "test_any_larger_batch", "test_any_batch_on_gpu"}
-    elsewhere |= {name for name in vars(AttentionTreeTests) if name.startswith("test")}
+    for suite in (AttentionTreeTests, AttentionFixedTests, AttentionEightBitTests, AttentionPrefixTests):
+        elsewhere |= {name for name in vars(suite) if name.startswith("test")}
     assert set(AttentionContract._suite_tests) - {mutant.caught_by for mutant in MUTANTS} == elsewhere

@@ -19,6 +19,7 @@ from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.options import NoOptions
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec
@@ -67,10 +68,10 @@ class Pair:
                 rig.run.tokens[request] = []
                 rig.step({request: prompt}, None)
 
-    def both(self, requests: Sequence[int], token: int = 7, **wants: bool) -> tuple[ForwardOutput, ForwardOutput]:
+    def both(self, requests: Sequence[int], token: int = 7) -> tuple[ForwardOutput, ForwardOutput]:
         """Run a decode step of requests in both."""
         new = {request: [token + request] for request in requests}
-        first, second = (rig.step(new, decode=True, return_logits=True, **wants) for rig in (self.graphs, self.eager))
+        first, second = (rig.step(new, decode=True, return_logits=True) for rig in (self.graphs, self.eager))
         return first, second
 
     def called(self) -> int:
@@ -86,17 +87,16 @@ class RunnerGraphTests(RunnerSuite):
     def pair(self, attention: type[FixedAttention] = FixedAttention) -> Pair:
         """Return the runner with graphs of `SIZES`, started, and the same without."""
         network, capture = self.watched(), TapeCapture()
-        rigs = [self._graph_rig(network, attention, one) for one in (capture, None)]
-        return Pair(*rigs, network, capture)
+        graphs, eager = (self._graph_rig(network, attention, one) for one in (capture, None))
+        return Pair(graphs, eager, network, capture)
 
     def _graph_rig(self, network: WatchedNetwork, attention: type[FixedAttention], capture: TapeCapture | None) -> Rig:
         model, size = self.make_model(), self.page_size
         spec, dtype = model.spec, model.model.dtype
         sizes = () if capture is None else SIZES
         ctx = AttentionContext(spec.layers, size, dtype, CPU, REQUESTS, spec.max_context_len, graph_sizes=sizes)
-        run = PagedRun(
-            network, spec, attention=attention(None, ctx), dtype=dtype, page_size=size, requests=REQUESTS, length=64
-        )
+        backend = attention(NoOptions(), ctx)
+        run = PagedRun(network, spec, attention=backend, dtype=dtype, page_size=size, requests=REQUESTS, length=64)
         run.pool = QuietPool(None, KVPoolContext(run.pool.num_slots // size - 1, size, spec.layers, dtype, CPU))
         context = replace(
             self.make_context(run, model, network, best_sampler(spec.vocab_size), ()),

@@ -1,0 +1,184 @@
+"""When the layered runner has graphs, what it says where it has none, and where memory is short."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pegboard.conformance.fixed_attention import FixedAttention, QuietPool
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.runner_fakes import CPU, Rig
+from pegboard.conformance.runner_suite import best_sampler
+from pegboard.conformance.sampler import make_sampling
+from pegboard.conformance.tape import TapeCapture
+from pegboard.core.interfaces.attention import AttentionContext
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.forward import ForwardBatch
+from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.runner_layered.options import LayeredOptions
+from pegboard.plugins.runner_layered.runner import LayeredRunner
+
+GRAPH = frozenset({"graph"})
+ABLE = {"attention": GRAPH, "model_family": GRAPH}
+
+
+class Kit(ModelRunnerContract):
+    """The suite's rig, without its tests."""
+
+    provider = "layered"
+    __test__ = False
+
+
+class Looks(FixedAttention):
+    """Decides by the longest request, as no graph can."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert int(batch.seq_lens.max()) <= 64
+        return super().forward(q, k, v, layer, batch, sinks=sinks)
+
+
+def make(
+    options: LayeredOptions,
+    capture: TapeCapture | None,
+    provides: Mapping[str, frozenset[str]] = ABLE,
+    attention: type[FixedAttention] = FixedAttention,
+) -> Rig:
+    kit = Kit()
+    model = kit.make_model()
+    spec = model.spec
+    sizes = LayeredRunner.graph_sizes(options, 8)
+    backend = attention(NoOptions(), AttentionContext(spec.layers, 4, torch.float32, CPU, 8, 64, graph_sizes=sizes))
+    run = PagedRun(model.network, spec, attention=backend, requests=8, length=64)
+    run.pool = QuietPool(None, KVPoolContext(8 * 16, 4, spec.layers, torch.float32, CPU))
+    ctx = kit.make_context(run, model, model.network, best_sampler(spec.vocab_size), ())
+    return Rig(LayeredRunner(options, replace(ctx, capture=capture, provides=provides, graph_sizes=sizes)), run)
+
+
+def start(rig: Rig) -> None:
+    rig.runner.start(rig.run.pool, torch.from_numpy(rig.run.table))
+
+
+def decodes(rig: Rig, count: int) -> dict[str, int]:
+    rig.step({request: [5 + request, 6] for request in range(count)}, None)
+    rig.step({request: [7] for request in range(count)}, decode=True)
+    return rig.runner.figures()
+
+
+def test_each_size_is_warmed_twice_and_recorded() -> None:
+    capture = TapeCapture()
+    start(make(LayeredOptions(), capture))
+    assert (capture.captured, capture.warmed) == (4, 8)
+
+
+def test_sizes_are_those_of_the_options() -> None:
+    assert LayeredRunner.graph_sizes(LayeredOptions(), 5) == (1, 2, 4, 5)
+    assert LayeredRunner.graph_sizes(LayeredOptions(graph_sizes=[32, 3, 3, 16]), 20) == (3, 16, 20)
+    assert LayeredRunner.graph_sizes(LayeredOptions(graphs="off"), 20) == ()
+    with pytest.raises(ValueError, match="graph_sizes"):
+        LayeredOptions(graph_sizes=[0])
+
+
+def test_off_records_nothing_and_has_no_such_capability() -> None:
+    capture, options = TapeCapture(), LayeredOptions(graphs="off")
+    rig = make(options, capture)
+    start(rig)
+    assert capture.captured == 0
+    assert decodes(rig, 2) == {}
+    assert options.provides(frozenset({"graph", "taps"})) == {"taps"}
+
+
+@pytest.mark.parametrize("lacking", ["attention", "model_family"])
+def test_what_switched_graphs_off_is_named_once(lacking: str, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make(LayeredOptions(), TapeCapture(), {**ABLE, lacking: frozenset()})
+    with caplog.at_level(logging.WARNING):
+        start(rig)
+        decodes(rig, 2)
+    (record,) = caplog.records
+    assert f"the chosen {lacking} cannot be part of one" in record.getMessage()
+
+
+def test_a_cpu_without_graphs_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        start(make(LayeredOptions(), None))
+    assert not caplog.records
+
+
+def test_on_is_refused_before_weights_are_read() -> None:
+    """With key, value and remedy."""
+    ctx = make(LayeredOptions(), None).runner.ctx
+    options = LayeredOptions(graphs="on")
+    reason = LayeredRunner.supports(options, ctx)
+    assert reason == "runner.graphs is 'on', but nothing records graphs on cpu; set it to auto or off"
+    assert LayeredRunner.supports(options, replace(ctx, capture=TapeCapture())) is None
+    assert "model_family" in str(LayeredRunner.supports(options, replace(ctx, capture=TapeCapture(), provides={})))
+    assert LayeredRunner.supports(LayeredOptions(), replace(ctx, capture=None)) is None
+
+
+def test_what_cannot_be_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    """An error where graphs are insisted on, and else a line in the log; steps run as ever."""
+    with pytest.raises(ConfigError, match=r"runner.graphs is 'on'.*looks at data.*set it to auto or off"):
+        start(make(LayeredOptions(graphs="on"), TapeCapture(), attention=Looks))
+    rig = make(LayeredOptions(), TapeCapture(), attention=Looks)
+    with caplog.at_level(logging.WARNING):
+        start(rig)
+    (record,) = caplog.records
+    assert "looks at data" in record.getMessage()
+    decodes(rig, 2)
+
+
+def test_the_largest_sizes_are_given_up_first(caplog: pytest.LogCaptureFixture) -> None:
+    whole = TapeCapture()
+    start(kept := make(LayeredOptions(), whole))
+    limit = whole.memory() // 2
+    del kept
+    rig = make(LayeredOptions(graphs="on"), capture := TapeCapture(limit=limit))
+    with caplog.at_level(logging.INFO):
+        start(rig)
+    assert 0 < capture.memory() <= limit
+    warned, told = (record.getMessage() for record in caplog.records)
+    assert "no memory for decode steps of 8 requests" in warned
+    assert "lower memory.max_total_tokens" in warned
+    assert "decode steps of 1, 2, 4 requests" in told
+    assert decodes(rig, 3) == {"replayed_steps": 1, "eager_decode_steps": 0}
+    assert decodes(rig, 5) == {"replayed_steps": 1, "eager_decode_steps": 1}
+
+
+def test_no_memory_for_any(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="no memory for any"):
+        start(make(LayeredOptions(graphs="on"), TapeCapture(limit=10)))
+    rig = make(LayeredOptions(), TapeCapture(limit=10))
+    start(rig)
+    assert decodes(rig, 2)["replayed_steps"] == 0
+
+
+def test_late_recordings_that_fail_are_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Of steps with extras of plugins."""
+    capture = TapeCapture()
+    rig = make(LayeredOptions(graph_sizes=[2]), capture)
+    start(rig)
+    capture.limit = capture.memory()
+    warmed = capture.warmed
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            batch = rig.run.batch({0: [5], 1: [6]}, decode=True)
+            batch.extras["test.one"] = torch.ones(2)
+            rig.runner.execute(batch, make_sampling([{}, {}], rig.run.spec.vocab_size))
+    assert capture.warmed == warmed + 2
+    (record,) = caplog.records
+    assert "decode steps of 2 requests with test.one run without: no memory is left" in record.getMessage()

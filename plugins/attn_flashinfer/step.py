@@ -97,7 +97,7 @@ class Step:
         pages = list_pages(self._lens.seq, first, page_size)
         shape = mask_shape(self._lens, pages, page_size) if view.masked else None
         if shape is not None and shape.size >= 1 << 31:
-            raise Unsupported("tree_mask: new tokens times keys of a batch are too many for FlashInfer's masks")
+            raise Unsupported("flashinfer", "tree_mask", "more new tokens times keys than masks can hold")
         return _Host(pages, shape)
 
     def _gather(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from pegboard.conformance.fake_flashinfer import FakeFlashInfer
@@ -19,10 +21,11 @@ CASCADE = {**OPTIONS, "cascade": True}
 class Imitated(FlashInferAttention):
     """On a CPU, with float32 and heads of any size, so that the whole suite runs."""
 
+    library_type: ClassVar[type[FakeFlashInfer]] = FakeFlashInfer
     limits = Limits((torch.float16, torch.bfloat16, torch.float32), None)
 
     def __init__(self, options: FlashInferOptions, ctx: AttentionContext) -> None:
-        self.library = FakeFlashInfer(lax=True)
+        self.library = self.library_type(lax=True)
         super().__init__(options, ctx, self.library)
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pegboard.conformance.attention import AttentionContract
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from tests.plugins.attn_flashinfer.imitated import CASCADE, OPTIONS, PROVIDES, Imitated
@@ -15,6 +17,7 @@ class TestFlashInfer(AttentionContract):
     tree_examples = (15, 60)
 
 
+@pytest.mark.full
 class TestWithoutCascade(AttentionContract):
     factory = Imitated
     provides = PROVIDES

@@ -45,14 +45,14 @@ def _mixed(z):
 
 
 @triton.jit
-def _halves(seed, step):
+def halves(seed, step):
     """Both halves int32 of `noise.keys`."""
     key = _mixed(_mixed(seed + GAMMA) + (step + 1) * GAMMA)
     return ((key << 32) >> 32).to(tl.int32), (key >> 32).to(tl.int32)
 
 
 @triton.jit
-def _gumbel(low, high, ids):
+def gumbel(low, high, ids):
     """`noise.gumbel(noise.bits(...))` in float32, right to about 1e-6, also where u is next to 1.
 
     There -log(u) is twice the area tangent of v / (2 - v), with v = 1 - u: what is lost by rounding u to float32 would
@@ -206,7 +206,7 @@ def _best(start, vocab, real, peak, inverse, min_p, low, high, value, token, ROW
         if tl.max(tl.max(inside.to(tl.int32), 1), 0) != 0:
             ahead = _ahead(values, peak, inverse)
             inside = inside & (tl.exp(ahead) >= min_p[:, None])
-            noised = tl.where(inside, ahead + _gumbel(low[:, None], high[:, None], ids), -INFINITY)
+            noised = tl.where(inside, ahead + gumbel(low[:, None], high[:, None], ids), -INFINITY)
             chosen = tl.where(noised > most, ids, chosen)
             most = tl.maximum(noised, most)
     best = tl.max(most, 1)
@@ -256,12 +256,13 @@ def _draw(
     while tl.max(going.to(tl.int32), 0) != 0:
         best = _best(start, vocab, real, peak, inverse, min_p, low, high, value, token, ROWS, BLOCK)
         drawn = tl.where(going, best, drawn)
-        logit = tl.load(starts + drawn, mask=going, other=0.0)
+        there = drawn < vocab  # always, and a mistake would end the process
+        logit = tl.load(starts + drawn, mask=going & there, other=0.0)
         logit = tl.where(logit > LARGEST, LARGEST, logit)
-        kept = going
+        kept = going | (there == 0)
         if tl.max((going & bounded).to(tl.int32), 0) != 0:
             stand, mass = _before(start, vocab, real, peak, inverse, logit, drawn, ROWS, BLOCK)
-            kept = (bounded == 0) | (stand == 0) | ((stand < size) & (mass < share))
+            kept = (bounded == 0) | (stand == 0) | (there == 0) | ((stand < size) & (mass < share))
         value = tl.where(kept, value, logit)
         token = tl.where(kept, token, drawn)
         going = going & (kept == 0)
@@ -286,12 +287,12 @@ def sample_kernel(
         top_p = tl.load(top_ps + row, mask=real, other=1.0)
         min_p = tl.load(min_ps + row, mask=real, other=0.0)
         seed, step = tl.load(seeds + row, mask=real, other=0), tl.load(steps + row, mask=real, other=0)
-        low, high = _halves(seed, step)
+        low, high = halves(seed, step)
         # What is computed for the other rows of a tile, too, is to stay finite.
-        peak, temperature = tl.where(fit, peak, 0.0), tl.where(going, temperature, 1.0)
+        peak, temperature = tl.where(fit, peak, LARGEST), tl.where(going, temperature, 1.0)
         size = tl.where((top_k < 1) | (top_k > vocab), vocab, top_k).to(tl.int32)
         drawn = _draw(
             starts, vocab, inside, going, peak, least, able, size, temperature, top_p, min_p, low, high, ROWS, BLOCK
         )
         token = tl.where(going, drawn, token)
-    tl.store(tokens + row, tl.where(fit, token, NO_TOKEN).to(tl.int64), mask=real)
+    tl.store(tokens + row, tl.where(fit & (token < vocab), token, NO_TOKEN).to(tl.int64), mask=real)

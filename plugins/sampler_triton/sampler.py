@@ -35,7 +35,7 @@ class TritonSampler(Sampler[TritonSamplerOptions]):
         from pegboard.plugins.sampler_triton import kernels
 
         super().__init__(options, ctx)
-        self._kernel = kernels.sample_kernel
+        self.kernel = kernels.sample_kernel
 
     @classmethod
     def supports(cls, options: TritonSamplerOptions, ctx: SamplerContext) -> str | None:
@@ -56,7 +56,7 @@ class TritonSampler(Sampler[TritonSamplerOptions]):
         rows = self.options.rows or self._usual_rows(count, block)
         tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
         launch(
-            self._kernel,
+            self.kernel,
             (-(-count // rows),),
             logits,
             tokens,

@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --t
 # The slowest ten are printed: a feature may add 40 seconds to `make test`, and 4 minutes to `make test-full`.
 SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
 
-.PHONY: help setup serve check house test test-one test-full soak clients transfer-packages lint format typecheck docs site bench lock gpu-wheels clean \
+.PHONY: help setup serve check house test test-one test-full soak gpu-test clients transfer-packages lint format typecheck docs site bench lock gpu-wheels clean \
   distclean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-one NAME=cache_radix   the tests of one plugin or module'
 	@echo 'make test-full   the whole matrices, which make test leaves out'
 	@echo 'make soak        twenty thousand requests to one server, and whatever else needs time'
+	@echo 'make gpu-test    the tests that need a GPU; python -m benchmarks.gpu measures it'
 	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
 	@echo 'make transfer-packages   transfer engines that are wheels of their own, installed under .transfer (about 700 MB)'
 	@echo 'make site        the documentation as a site, in site/'
@@ -81,6 +82,10 @@ test-full: $(STAMP)
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m 'soak and not gpu' --timeout 14400 tests $(PYTEST_ARGS)
+
+# Where there is a GPU, with a torch that was built for it.
+gpu-test: $(STAMP)
+	$(BIN)/python -m pytest -n 0 -m gpu --timeout 900 tests $(PYTEST_ARGS)
 
 # The newest that go together, apart from .venv and from each other; the AI SDK needs npm and node besides.
 clients: $(STAMP)

@@ -1,0 +1,1 @@
+"""Measures a GPU, and rehearses that without one; see `__main__`."""

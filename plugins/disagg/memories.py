@@ -66,8 +66,8 @@ class Questions:
 
 
 class Ended(NamedTuple):
-    """How a room ended: who had asked for it, None where nobody had; whether it was taken, and in which epoch, or what
-    is to be said of it.
+    """How a room ended: who had asked for it, None where it was not asked for; in which epoch it was taken, or what is
+    said of it.
     """
 
     claim: Claim | None

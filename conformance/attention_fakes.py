@@ -191,7 +191,7 @@ class AttentionRig:
         tables, owned, at = [], [], 0
         for _ in range(groups):
             table = random.choice(free, size=(len(self.lens) + 2, self.context)).astype(np.int32)
-            slots = []
+            slots: list[torch.Tensor] = []
             for row, length, count in zip(self.rows, self.lens, pages, strict=True):
                 own = (order[at : at + count, None] * self.page_size + np.arange(self.page_size)).reshape(-1)[:length]
                 if slots:

@@ -86,9 +86,12 @@ class PartedAttention(FixedAttention):
         buffers = pool.keys(layer.layer_id), pool.values(layer.layer_id)
         k, v = (
             as_bytes(buffer)[slots].view(buffer.dtype).float() * scale
-            for buffer, scale in zip(buffers, pool.scales(layer.layer_id), strict=True)
+            for buffer, scale in zip(buffers, self.scales(pool, layer), strict=True)
         )
         return k, v
+
+    def scales(self, pool: KVPool, layer: LayerSpec) -> tuple[float, float]:
+        return pool.scales(layer.layer_id)
 
     def together(self, parts: list[Part], sinks: Tensor | None) -> Tensor:
         tops = torch.stack([top for _, top in parts])

@@ -15,6 +15,7 @@ from pegboard.conformance.attention_prefix import AttentionPrefixTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPool
+from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.toolkit.model.eight_bit import as_bytes
 from tests.mutants.parted_attention import PARTS, PartedAttention
 from tests.mutants.test_attention_mutants import NONE, Broken, SilentlyComputesAnyway, caught
@@ -54,6 +55,7 @@ class KeepsOneSize(PartedAttention):
         if batch.fixed and (kept is None or len(kept[0]) != batch.batch_size):
             kept = self.kept = tuple(one.clone() for one in batch.attn_metadata)
         if batch.fixed:
+            assert kept is not None
             for one, new in zip(kept, batch.attn_metadata, strict=True):
                 one.copy_(new)
             batch.attn_metadata = kept
@@ -85,8 +87,8 @@ class LendsItsBuffers(PartedAttention):
 
 
 class ForgetsScalesInParts(PartedAttention):
-    def read(self, pool: KVPool, layer: Any, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return super().read(Unscaled(pool), layer, slots)
+    def scales(self, pool: KVPool, layer: LayerSpec) -> tuple[float, float]:
+        return (1.0, 1.0)
 
 
 # In 8 bits.
@@ -214,7 +216,9 @@ class ForgetsTheRest(PartedAttention):
 class SharesWindows(PartedAttention):
     """Has all see the prefix through the first request's window."""
 
-    def part(self, q: Tensor, slots: Tensor, mask: Tensor, layer: Any, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def part(
+        self, q: Tensor, slots: Tensor, mask: Tensor, layer: LayerSpec, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
         shared = len(slots) > 1 and slots.stride(0) == 0
         return super().part(q, slots, mask[:1].expand_as(mask) if shared else mask, layer, batch)
 

@@ -1,0 +1,126 @@
+"""What is launched: the same for all decode batches of a size, whatever their lengths, and nothing copied for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
+from pegboard.core.interfaces.forward import ForwardBatch
+from pegboard.core.interfaces.on_device import on_device
+from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.plugins.attn_triton.backend import TritonAttention
+from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PARTS = TritonAttentionOptions(kv_parts=4, kv_split=16, block_keys=16)
+LAYERS = [make_layer(), make_layer(layer_id=1, window=20), make_layer(6, 3, 24, layer_id=2)]
+MIXED: Lens = ((9, 1), (0, 12), (30, 1), (3, 7))
+
+
+def decodes(*lens: int) -> AttentionRig:
+    return AttentionRig(LAYERS, [(one - 1, 1) for one in lens])
+
+
+class Copies:
+    """Counts what goes to the device."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, *arrays: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        self.calls.append(len(arrays))
+        return on_device(torch.device("cpu"), None, arrays)
+
+
+def launches(rig: AttentionRig, backend: TritonAttention, batch: ForwardBatch | None = None) -> list[Launch]:
+    """Return all launches of a batch, by default the rig's, and run them."""
+    found: list[Launch] = []
+    batch = rig.batch(backend) if batch is None else batch
+
+    def note(one: Launch) -> bool:
+        found.append(one)
+        return True
+
+    with torch.inference_mode(), observed(note):
+        backend.prepare(batch)
+        for index, layer in enumerate(rig.layers):
+            backend.forward(rig.q[index], *rig.new_kv(index), layer, batch)
+    return found
+
+
+def described(found: list[Launch]) -> list[tuple[object, ...]]:
+    """Return kernels, grids, scalars, shapes and constants: all but addresses and the row tables' width."""
+    return [
+        (
+            one.kernel,
+            one.grid,
+            tuple(arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in one.arguments),
+            one.constants,
+        )
+        for one in found
+    ]
+
+
+def test_lengths_decide_nothing() -> None:
+    """Of a launch; and the memory for parts is where it was."""
+    short = decodes(1, 2, 3, 80)
+    backend = TritonAttention(PARTS, replace(short.context_for(), max_context_len=400))
+    first, again = launches(short, backend), launches(decodes(79, 79, 80, 1), backend)
+    assert described(first) == described(again)
+    parts = [[one.arguments[1] for one in found if len(one.grid) == 3] for found in (first, again)]
+    assert [one.data_ptr() for one in parts[0]] == [one.data_ptr() for one in parts[1]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_neighbours_lengths_change_no_bit(layer: int) -> None:
+    """A request's answer is the same to the bit in all batches of a size."""
+    answers = []
+    for others in ((1, 1), (400, 77), (16, 300)):
+        rig = AttentionRig([LAYERS[layer]], [(59, 1), *((one - 1, 1) for one in others)])
+        same = AttentionRig([LAYERS[layer]], [(59, 1)])
+        rig.q[0][0] = same.q[0][0]
+        rig.k[0][0], rig.v[0][0] = same.k[0][0], same.v[0][0]
+        rig.pool.put(layer, rig.slots[0][0], same.k[0][0], same.v[0][0])
+        answers.append(rig.run(TritonAttention(PARTS, rig.context_for()))[0])
+    assert all(torch.equal(one, answers[0]) for one in answers[1:])
+
+
+def test_decodes_copy_nothing() -> None:
+    copies = Copies()
+    rig = decodes(40, 3, 20)
+    launches(rig, TritonAttention(PARTS, replace(rig.context_for(), bring=copies)))
+    assert copies.calls == []
+
+
+def test_others_copy_once() -> None:
+    """Tiles of all kinds of layers, and which requests are decodes."""
+    for lens in (MIXED, ((0, 40),)):
+        copies = Copies()
+        rig = AttentionRig(LAYERS, lens)
+        launches(rig, TritonAttention(PARTS, replace(rig.context_for(), bring=copies)))
+        assert len(copies.calls) == 1
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    """By one launch for all requests, but in layers with a window, in graphs, and for a request by itself."""
+    lens = [(70, 1), (64, 1), (99, 1)]
+    for count, fixed, kernels in (
+        (3, False, ["prefix_kernel", "decode_kernel", "reduce_kernel"]),
+        (3, True, ["decode_kernel", "reduce_kernel"]),
+        (1, False, ["decode_kernel", "reduce_kernel"]),
+    ):
+        for layer in LAYERS[:2]:
+            rig = AttentionRig([layer], lens[:count], page_size=16, common=64)
+            backend = TritonAttention(PARTS, rig.context_for())
+            found = launches(rig, backend, replace(rig.batch(backend), fixed=fixed, common_prefix=64))
+            names = [one.kernel.__name__ for one in found]  # type: ignore[attr-defined]
+            assert names == (kernels[-2:] if layer.window else kernels)
+            if len(names) == 3:
+                assert found[0].grid[:2] == (1, layer.num_kv_heads), "all queries are rows of one tile"

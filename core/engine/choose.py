@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection
     from pegboard.core.engine.media import ChosenMedia
     from pegboard.core.interfaces.graphs import GraphCapture
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
-    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -102,17 +103,10 @@ def choose_providers(
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
     speculator = choose_speculator(resolved, selection, model, spec, culprits)
-    attention_ctx = AttentionContext(
-        layers=spec.layers + speculator.layers,
-        page_size=config.memory.page_size,
-        dtype=model.dtype,
-        device=model.device,
-        max_batch=config.scheduler.max_running_requests,
-        max_context_len=spec.max_context_len,
-        kv_dtype=_other_than(model, kv_dtype),
-        graph_sizes=() if capture is None else _graph_sizes(resolved),
-        bring=queue.bring,
-    )
+    sizes = () if capture is None else _graph_sizes(resolved)
+    layers = spec.layers + speculator.layers
+    attention_ctx = _attention_context(config, model, spec, layers, kv_dtype)
+    attention_ctx = replace(attention_ctx, graph_sizes=sizes, bring=queue.bring)
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)
     attention = selection.choose(ATTENTION, attention_ctx, _needs(attention_ctx))
@@ -128,16 +122,28 @@ def choose_providers(
         graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
-    if config.scheduler.split_prefill_layers:
-        _check_pauses(runner)
+    _check_pauses(runner, config)
     media = choose_media(resolved, selection, model)
     check_overlay(media, selection)
-    pool_ctx = pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype)
-    pool = selection.choose(KV_POOL, pool_ctx)
+    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
         kv_dtype, speculator, media, culprits, queue, capture,
     )  # fmt: skip
+
+
+def _attention_context(
+    config: EngineConfig, model: ModelContext, spec: ModelSpec, layers: tuple[LayerSpec, ...], kv_dtype: torch.dtype
+) -> AttentionContext:
+    return AttentionContext(
+        layers=layers,
+        page_size=config.memory.page_size,
+        dtype=model.dtype,
+        device=model.device,
+        max_batch=config.scheduler.max_running_requests,
+        max_context_len=spec.max_context_len,
+        kv_dtype=_other_than(model, kv_dtype),
+    )
 
 
 def _kv_dtype(resolved: ResolvedConfig, model: ModelContext) -> torch.dtype:
@@ -177,9 +183,9 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
 
 
-def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext]) -> None:
-    """Raise ConfigError unless the runner can pause between layers."""
-    if "split_prefill" not in runner.provides:
+def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext], config: EngineConfig) -> None:
+    """Raise ConfigError unless the runner can pause between layers, where the config wants that."""
+    if config.scheduler.split_prefill_layers and "split_prefill" not in runner.provides:
         raise ConfigError(
             f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
             "capability split_prefill); set it to 0, or choose another runner.use"

@@ -27,6 +27,7 @@ PLAIN_WORDS = {
     "none": "an empty list, in a message",
     "prefetch": "a capability",
     "priority": "a request's field",
+    "triton": "the library",
 }
 """Provider names that are words of the field too, and what the core means by them. It may write these and no others."""
 

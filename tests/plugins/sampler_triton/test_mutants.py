@@ -9,11 +9,12 @@ from types import ModuleType
 
 import pytest
 
+from pegboard.plugins.sampler_triton import options
 from tests.plugins.sampler_triton.cases import is_rounding, random_cases, triton_sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-SOURCE = Path(importlib.util.find_spec("pegboard.plugins.sampler_triton").origin or "").with_name("kernels.py")  # type: ignore[union-attr]
+SOURCE = Path(options.__file__).with_name("kernels.py")
 CASES = random_cases(500, 40, seed=4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,8 +50,18 @@ def test_neither_tiles_nor_strides_matter() -> None:
 def test_one_launch_for_all_kinds_of_rows() -> None:
     """And the kernel is the same one for every batch: no parameter of it is compiled in."""
     seen: list[Launch] = []
-    for rows in ([{}] * 3, [{"temperature": 1.0}], [{"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1}] * 70):
-        with observed(lambda one: seen.append(one) or False):  # type: ignore[func-returns-value]
+    batches: list[list[dict[str, Any]]] = [
+        [{}] * 3,
+        [{"temperature": 1.0}],
+        [{"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1}] * 70,
+    ]
+
+    def note(one: Launch) -> bool:
+        seen.append(one)
+        return False
+
+    for rows in batches:
+        with observed(note):
             triton_sampler(100, rows=1).sample(torch.zeros(len(rows), 100, device=DEVICE), make_sampling(rows, 100))
     assert [one.grid for one in seen] == [(3,), (1,), (70,)]
     assert all(one.constants == seen[0].constants for one in seen)

@@ -90,10 +90,12 @@ def _cases() -> Iterator[Case]:
         "latent bf16": Shape(make_layer(16, 1, 512)),
         "smollm flags fp32": Shape(make_layer(9, 3, 64, **FLAGS), fp32),
         "llama-8b fp32": Shape(make_layer(32, 8, 128), fp32),
-        "gemma flags fp32 e5m2": Shape(make_layer(16, 8, 256, **FLAGS), fp32, e5m2),
+        "smollm flags fp32 e5m2": Shape(make_layer(9, 3, 64, **FLAGS), fp32, e5m2),
     }
     for name, shape in shapes.items():
-        tensor_cores = frozenset() if shape.dtype == fp32 else frozenset({"extend_kernel"})
+        # Heads of 512 leave room for 32 rows, and wgmma takes 64.
+        fits = shape.dtype != fp32 and shape.layer.qk_head_dim <= 256
+        tensor_cores = frozenset({"extend_kernel"}) if fits else frozenset()
         yield Case(f"attention {name}", lambda target, shape=shape: _all(target, shape), tensor_cores)
 
 

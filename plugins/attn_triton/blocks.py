@@ -72,44 +72,52 @@ class Blocks:
     stages: int
 
 
-_LARGE, _SMALL = "227 or 163 KiB", "99 KiB"
-"""Shared memory that a block may have: of data center GPUs (8.0, 9.0, 10.0), and of all others."""
+_HOPPER, _AMPERE, _SMALL = 227, 163, 99
+"""KiB of shared memory that a block may have, by which tables go: 9.0 and 10.0, with wgmma; 8.0; all others."""
+
+_MEMORY = {(9, 0): _HOPPER, (10, 0): _HOPPER, (10, 3): _HOPPER, (8, 0): _AMPERE}
 
 _BY_DIM = dict[int, Blocks]
 """By the largest padded head dimension that an entry is for."""
 
-_EXTEND: dict[tuple[str, int], _BY_DIM] = {
-    (_LARGE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 512: Blocks(64, 32, 8, 2)},
-    (_LARGE, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 512: Blocks(64, 32, 8, 2)},
-    (_LARGE, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(32, 16, 8, 2)},
-    (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 512: Blocks(32, 32, 8, 2)},
-    (_SMALL, 16): {64: Blocks(128, 64, 4, 2), 128: Blocks(64, 64, 8, 2), 512: Blocks(32, 16, 8, 2)},
-    (_SMALL, 32): {64: Blocks(32, 32, 8, 2), 512: Blocks(16, 16, 8, 2)},
+_WIDE, _WIDE_DECODE = Blocks(32, 16, 8, 1), Blocks(64, 16, 8, 2)
+"""For heads of more than 256, on any device."""
+
+_EXTEND: dict[tuple[int, int], _BY_DIM] = {
+    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE},
+    (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
+    (_HOPPER, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_AMPERE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
+    (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 32, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
+    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
+    (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
+    (_SMALL, 32): {64: Blocks(32, 32, 8, 2), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
 }
 """Tiles of queries. They keep rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared
 memory. For 128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor
-of an H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers
-instead, and these are the largest blocks that do not spill (`python -m benchmarks.compile_kernels`).
+of an H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers.
+
+Up to 128 dimensions these are the largest of the blocks tried that do not spill on sm_90 and sm_80
+(`python -m benchmarks.compile_kernels --only attention`).
 """
 
-_DECODE: dict[tuple[str, int], _BY_DIM] = {
-    (_LARGE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 512: Blocks(64, 32, 4, 2)},
-    (_LARGE, 16): {
-        64: Blocks(64, 128, 4, 3),
-        128: Blocks(64, 64, 4, 3),
-        256: Blocks(64, 32, 4, 3),
-        512: Blocks(64, 32, 4, 2),
-    },
-    (_LARGE, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(64, 16, 8, 2)},
-    (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 512: Blocks(16, 32, 4, 2)},
-    (_SMALL, 16): {64: Blocks(64, 128, 4, 2), 128: Blocks(64, 64, 4, 2), 512: Blocks(16, 16, 4, 2)},
-    (_SMALL, 32): {64: Blocks(64, 32, 8, 2), 512: Blocks(16, 16, 8, 2)},
+_DECODE: dict[tuple[int, int], _BY_DIM] = {
+    (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
+    (_HOPPER, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
+    (_HOPPER, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE_DECODE},
+    (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
+    (_AMPERE, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
+    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE_DECODE},
+    (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
+    (_SMALL, 16): {64: Blocks(64, 128, 8, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
+    (_SMALL, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(16, 16, 8, 2), 512: _WIDE_DECODE},
 }
-"""Few rows: memory is the limit, and what counts is keys in flight, 16 to 24 KB of K and V a stage."""
+"""Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage."""
 
 
-def _entry(table: dict[tuple[str, int], _BY_DIM], dim: int, device: Device) -> Blocks:
-    memory = _LARGE if device.capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else _SMALL
+def _entry(table: dict[tuple[int, int], _BY_DIM], dim: int, device: Device) -> Blocks:
+    memory = _MEMORY.get(device.capability, _SMALL)
     return next(blocks for most, blocks in table[memory, device.width].items() if dim <= most)
 
 
@@ -120,7 +128,7 @@ def extend_blocks(
     registers, too.
     """
     # In float32 there are none left: the blocks are those of larger heads.
-    entry = _entry(_EXTEND, MAX_HEAD_DIM if tails and device.width == 32 else kind.dim, device)
+    entry = _entry(_EXTEND, kind.dim * 2 if tails and device.width == 32 and kind.dim <= 128 else kind.dim, device)
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
     warps = 4 if block_rows * kind.dim < 64 * 64 else entry.warps
     rows = max(block_rows, power_of_two(kind.group))

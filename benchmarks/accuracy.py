@@ -12,6 +12,10 @@ from a decode step, at 1 and at 32 streams; transformers is fed the same tokens.
 not have chosen is a mismatch; bf16 has three digits, so near ties may go either way.
 
 Perplexity: of benchmarks/data/prose.txt, by the engine's logprobs of prompts, in chunks of 512 tokens.
+
+With `--set memory.kv_dtype=fp8_e4m3`, or another type of 8 bits, the same perplexity is measured over KV in bfloat16 as
+well, by the same runner, and what counts is the difference: at most 1%. Agreement is not asked for then, since its
+measure is bf16's own noise.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ TEXT = Path(__file__).parent / "data" / "prose.txt"
 TEXT_SHA256 = "bc2d08cd140437148a540c8a1647f4bedee7a26da923169f07f59c91d12c06be"
 """The text is part of the measure: figures of another one cannot be compared."""
 PERPLEXITY_LIMIT = 0.005
+KV_LIMIT = 0.01
+"""By how much KV in 8 bits may raise the perplexity, relative."""
 MARGIN_LIMIT = 0.125
 """Of logits: a mismatch with a larger margin is not a near tie. Logits of 16 to 32 are an eighth apart in bf16."""
 MISMATCH_LIMIT = 3 / 64
@@ -95,6 +101,26 @@ class Perplexity:
     @property
     def ok(self) -> bool:
         return all(abs(one) <= PERPLEXITY_LIMIT for one in self.differences)
+
+
+@dataclass(frozen=True)
+class KVPrecision:
+    """The perplexity over KV that is kept in `dtype`, and over KV in bfloat16; bytes that a token takes in either."""
+
+    dtype: str
+    ours: float
+    bfloat16: float
+    bytes: int
+    bfloat16_bytes: int
+
+    @property
+    def difference(self) -> float:
+        """How much higher it is, relative."""
+        return self.ours / self.bfloat16 - 1
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= KV_LIMIT and 2 * self.bytes == self.bfloat16_bytes
 
 
 def text() -> str:
@@ -179,13 +205,32 @@ def _of(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 def perplexity(engine: Engine, ids: list[int], exact: Reference, bf16: Reference) -> Perplexity:
     """Of these tokens behind the first one."""
+    return Perplexity(len(ids) - 1, own_perplexity(engine, ids), _perplexity(exact, ids), _perplexity(bf16, ids))
+
+
+def own_perplexity(engine: Engine, ids: list[int]) -> float:
+    """Return the engine's, of these tokens behind the first one."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1)
     (out,) = engine.run([GenerateRequest(prompt=ids, sampling=sampling, logprobs=0, logprob_start=0)])
     values = [value for value, _, _ in (out.input_logprobs or [])[1:] if value is not None]
     if len(values) != len(ids) - 1:
         raise PegboardError(f"{len(ids)} tokens were asked for, logprobs came for {len(values)}")
-    ours = math.exp(-math.fsum(values) / len(values))
-    return Perplexity(len(ids) - 1, ours, _perplexity(exact, ids), _perplexity(bf16, ids))
+    return math.exp(-math.fsum(values) / len(values))
+
+
+def kv_precision(model: str, engine: Engine, ids: list[int], overrides: Sequence[str]) -> KVPrecision:
+    """Compare an engine that keeps KV in 8 bits with one that keeps it in bfloat16."""
+    (runner,) = engine.info.providers["runner"]
+    plain = [*overrides, "memory.kv_dtype=bfloat16", f"runner.use={runner}"]
+    ours, nbytes = own_perplexity(engine, ids), _bytes_per_token(engine)
+    with Engine.from_config(config(model, len(ids) + CHUNK), overrides=plain) as other:
+        dtype = engine.resolved.engine.memory.kv_dtype
+        return KVPrecision(dtype, ours, own_perplexity(other, ids), nbytes, _bytes_per_token(other))
+
+
+def _bytes_per_token(engine: Engine) -> int:
+    pool = engine.built.pool
+    return pool.nbytes // pool.num_slots
 
 
 def _perplexity(reference: Reference, ids: Sequence[int]) -> float:
@@ -218,8 +263,10 @@ def measure(model: str, parts: Sequence[str], overrides: Sequence[str]) -> dict[
     directory = directory_of(model)
     with Engine.from_config(config(model, 16384), overrides=overrides) as engine:
         ids = engine.tokenizer.encode(text())
-        exact, bf16 = Reference(directory, "float32"), Reference(directory, "bfloat16")
         found: dict[str, Any] = {"model": model, "set": list(overrides), "runner": engine.info.providers["runner"]}
+        if engine.resolved.engine.memory.kv_dtype.startswith("fp8"):
+            return found | {"kv": _with_ok(kv_precision(model, engine, ids, overrides))}
+        exact, bf16 = Reference(directory, "float32"), Reference(directory, "bfloat16")
         if "agreement" in parts:
             found["agreement"] = [
                 _with_ok(agreement(engine, windows(ids, streams, 64), answer, exact, bf16))
@@ -230,8 +277,10 @@ def measure(model: str, parts: Sequence[str], overrides: Sequence[str]) -> dict[
     return found
 
 
-def _with_ok(one: Agreement | Perplexity) -> dict[str, Any]:
-    more = {"differences": one.differences} if isinstance(one, Perplexity) else {}
+def _with_ok(one: Agreement | Perplexity | KVPrecision) -> dict[str, Any]:
+    more: dict[str, Any] = {"differences": one.differences} if isinstance(one, Perplexity) else {}
+    if isinstance(one, KVPrecision):
+        more = {"difference": one.difference}
     return {**asdict(one), **more, "ok": one.ok}
 
 
@@ -250,6 +299,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"perplexity of {one['tokens']} tokens: {one['ours']:.4f}; transformers in float32 {one['float32']:.4f} "
             f"({a:+.3%}), in bf16 {one['bfloat16']:.4f} ({b:+.3%}): {_said(one)}"
+        )
+
+    if one := found.get("kv"):
+        yield (
+            f"perplexity over KV in {one['dtype']}: {one['ours']:.4f}, in bfloat16: {one['bfloat16']:.4f} "
+            f"({one['difference']:+.3%}); bytes per token: {one['bytes']}, in bfloat16: {one['bfloat16_bytes']}: "
+            f"{_said(one)}"
         )
 
 
@@ -272,8 +328,9 @@ def main() -> int:
     print("\n".join(lines(found)))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-    good = [one["ok"] for one in (*found.get("agreement", []), found.get("perplexity", {"ok": True}))]
-    return 0 if all(good) else 1
+    fine = {"ok": True}
+    judged = (*found.get("agreement", []), found.get("perplexity", fine), found.get("kv", fine))
+    return 0 if all(one["ok"] for one in judged) else 1
 
 
 if __name__ == "__main__":

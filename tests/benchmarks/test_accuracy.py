@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import accuracy
-from benchmarks.accuracy import Agreement, Perplexity
+from benchmarks.accuracy import Agreement, KVPrecision, Perplexity
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import PegboardError
@@ -62,6 +62,22 @@ def test_perplexity_is_that_of_the_logits(tmp_path: Path) -> None:
     assert found.ok
 
 
+def test_kv_of_eight_bits_is_compared_with_bfloat16(tmp_path: Path) -> None:
+    """By the same runner, over the same tokens; the two types round differently."""
+    checkpoint = tiny_checkpoint(tmp_path, "llama")
+    ids = np.random.default_rng(4).integers(3, 300, size=200).tolist()
+    found = {}
+    for kv in ("fp8_e4m3", "fp8_e5m2"):
+        settings = ["attention.use=torch", f"memory.kv_dtype={kv}"]
+        with Engine.from_config(accuracy.config(str(checkpoint), 2048), overrides=settings) as engine:
+            found[kv] = accuracy.kv_precision(str(checkpoint), engine, ids, settings)
+    assert len({found["fp8_e4m3"].ours, found["fp8_e5m2"].ours, found["fp8_e4m3"].bfloat16}) == 3
+    assert found["fp8_e4m3"].bfloat16 == found["fp8_e5m2"].bfloat16
+    assert {(one.bytes * 2, one.dtype) for one in found.values()} == {
+        (one.bfloat16_bytes, kv) for kv, one in found.items()
+    }
+
+
 def test_what_is_outside_of_the_limits() -> None:
     within = Agreement(32, 1000, 0.04, 0.04, 20, 26, 0.2, 0.19, 29)
     assert within.ok
@@ -75,6 +91,9 @@ def test_what_is_outside_of_the_limits() -> None:
     assert Perplexity(100, 10.04, 10.0, 10.02).ok
     assert not Perplexity(100, 10.06, 10.0, 10.06).ok
     assert not Perplexity(100, 9.94, 10.0, 9.94).ok
+    assert KVPrecision("fp8_e4m3", 10.09, 10.0, 64, 128).ok
+    assert not KVPrecision("fp8_e4m3", 10.11, 10.0, 64, 128).ok
+    assert not KVPrecision("fp8_e4m3", 10.0, 10.0, 65, 128).ok
 
 
 def test_another_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

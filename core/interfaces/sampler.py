@@ -38,8 +38,8 @@ class Sampler(abc.ABC, Generic[OptionsT]):
     `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
     probabilities does not achieve it. `pegboard.core.toolkit.sampling.noise` has both kinds of numbers.
 
-    With the capability `no_sync` neither method waits for the device: it decides nothing by what tensors hold, and copies
-    nothing to the device or back. `SamplingBatch.logprob_ids` has the token ids of logprobs there. Kernels are launched
+    With the capability `no_sync` neither method waits for the device: nothing is decided by what tensors hold, nothing
+    copied to the device or back. `SamplingBatch.logprob_ids` has the token ids of logprobs there. Kernels are launched
     through `pegboard.core.toolkit.kernels.launch`, so that a test can leave them out.
 
     With the capability `params` requests may bring parameters for it: `SamplingParams.extra[<provider's name>]`, a dict

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
 
+INTERPRETED = 8
+"""Multiprocessors that a CPU is taken to have, so that long decodes are split under the interpreter, too."""
 COMMON = {"enable_fp_fusion": True}
 """Multiply-adds may be fused. That is the default up to Triton 3.9, which warns unless one says so."""
 TYPES = torch.float16, torch.bfloat16, torch.float32
@@ -74,7 +76,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         super().__init__(options, ctx)
         self._kernels = kernels
         self._kinds = {Kind.of(layer): None for layer in ctx.layers}
-        multiprocessors = 1
+        multiprocessors = INTERPRETED
         if ctx.device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
             capability = capability or torch.cuda.get_device_capability(ctx.device)

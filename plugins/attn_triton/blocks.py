@@ -80,7 +80,7 @@ _MEMORY = {(9, 0): _HOPPER, (10, 0): _HOPPER, (10, 3): _HOPPER, (8, 0): _AMPERE}
 _BY_DIM = dict[int, Blocks]
 """By the largest padded head dimension that an entry is for."""
 
-_WIDE, _WIDE_DECODE = Blocks(32, 16, 8, 1), Blocks(64, 16, 8, 2)
+_WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
 """For heads of more than 256, on any device."""
 
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {

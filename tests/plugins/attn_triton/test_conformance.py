@@ -19,7 +19,7 @@ class TestTriton(AttentionContract):
 @OVERFLOWS
 @pytest.mark.full
 class TestSplitTriton(AttentionContract):
-    """Decodes in several parts, which the default does only on a GPU."""
+    """Decodes in several parts, which the default does only for long contexts."""
 
     provider = "triton"
     options = {"kv_split": 16, "block_keys": 16, "kv_parts": 8}

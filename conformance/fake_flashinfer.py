@@ -7,7 +7,9 @@ does, so that planning twice without a fence spoils what ran before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +20,12 @@ from pegboard.conformance.fake_flashinfer_wrapper import Mask, PlannedWrapper, R
 from pegboard.core.toolkit.model.eight_bit import EIGHT_BIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DECODE_GROUPS = (1, 2, 3, 4, 6, 8, 16)
 """Query heads per KV head that there are kernels without tensor cores for."""
@@ -32,16 +39,41 @@ def _type(name: str | torch.dtype | None, default: torch.dtype) -> torch.dtype:
     return found
 
 
-def _refuse(**unknown: tuple[object, object]) -> None:
-    """Refuse what the imitation does not know, where it is not what it is by default."""
-    for name, (value, default) in unknown.items():
-        if value != default:
-            raise NotImplementedError(f"the imitation does not know {name}={value!r}")
+def knows(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Refuse arguments of a method that have a default, are given another value, and are not among `names`."""
+
+    def checking(method: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(method)
+        defaults = {one.name: one.default for one in signature.parameters.values() if one.default is not one.empty}
+
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = signature.bind(*args, **kwargs).arguments
+            for name in given.keys() & defaults.keys() - set(names):
+                value, default = given[name], defaults[name]
+                if value is not default and (default is None or value != default):
+                    raise NotImplementedError(f"the imitation does not know {name}={value!r}")
+            if given.get("args"):
+                raise NotImplementedError("the imitation has no custom kernels")
+            return method(*args, **kwargs)
+
+        return checked
+
+    return checking
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
     """One query per request."""
 
+    @knows(
+        "kv_layout",
+        "use_cuda_graph",
+        "use_tensor_cores",
+        "paged_kv_indptr_buffer",
+        "paged_kv_indices_buffer",
+        "paged_kv_last_page_len_buffer",
+        "backend",
+    )
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -54,7 +86,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         backend: str = "auto",
         jit_args: list[Any] | None = None,
     ) -> None:
-        _refuse(jit_args=(jit_args, None))
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
         self._tensor_cores = use_tensor_cores
         self._keep_buffers(paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
@@ -80,41 +111,18 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
             indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs
         )  # fmt: skip
 
+    @knows("sm_scale", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type")
     def _plan_impl(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        *,
-        pos_encoding_mode: str = "NONE",
-        window_left: int = -1,
-        window_right: int = 0,
-        logits_soft_cap: float | None = None,
-        q_data_type: str | torch.dtype | None = "float16",
-        kv_data_type: str | torch.dtype | None = None,
-        o_data_type: str | torch.dtype | None = None,
-        data_type: str | torch.dtype | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-        non_blocking: bool = True,
-        block_tables: Tensor | None = None,
-        seq_lens: Tensor | None = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
-        q_len_per_req: int = 1,
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim: int, page_size: int, *, pos_encoding_mode: str = "NONE", window_left: int = -1,
+        window_right: int = 0, logits_soft_cap: float | None = None,
+        q_data_type: str | torch.dtype | None = "float16", kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None, data_type: str | torch.dtype | None = None,
+        sm_scale: float | None = None, rope_scale: float | None = None, rope_theta: float | None = None,
+        non_blocking: bool = True, block_tables: Tensor | None = None, seq_lens: Tensor | None = None,
+        fixed_split_size: int | None = None, disable_split_kv: bool = False, q_len_per_req: int = 1,
         is_causal: bool | None = None,
-    ) -> None:
-        _refuse(
-            pos_encoding_mode=(pos_encoding_mode, "NONE"), window_right=(window_right, 0), data_type=(data_type, None),
-            rope_scale=(rope_scale, None), rope_theta=(rope_theta, None), non_blocking=(non_blocking, True),
-            block_tables=(block_tables, None), seq_lens=(seq_lens, None), fixed_split_size=(fixed_split_size, None),
-            disable_split_kv=(disable_split_kv, False), q_len_per_req=(q_len_per_req, 1), is_causal=(is_causal, None),
-        )  # fmt: skip
+    ) -> None:  # fmt: skip
         q_type = _type(q_data_type, torch.float16)
         kv_type = _type(kv_data_type, q_type)
         if not self._tensor_cores and (num_qo_heads // num_kv_heads not in DECODE_GROUPS or kv_type in EIGHT_BIT):
@@ -128,6 +136,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
             Scores(head_dim**-0.5 if sm_scale is None else sm_scale, logits_soft_cap or 0.0, window_left),
         )
 
+    @knows("k_scale", "v_scale", "return_lse", "window_left", "sinks")
     def run(
         self,
         q: Tensor,
@@ -147,11 +156,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         kv_cache_sf: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> Result:
         """`sinks` are ignored without a word, as the kernels of fa2 do."""
-        _refuse(
-            args=(args, ()), q_scale=(q_scale, None), out=(out, None), lse=(lse, None), enable_pdl=(enable_pdl, None),
-            q_len_per_req=(q_len_per_req, None), kv_cache_sf=(kv_cache_sf, None),
-            skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
-        )  # fmt: skip
         found = self._run(q, paged_kv_cache, Mask(), (k_scale, v_scale))
         self._check_window(window_left)
         return found if return_lse else found[0]
@@ -160,6 +164,15 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
 class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
     """Any number of queries per request."""
 
+    @knows(
+        "kv_layout",
+        "use_cuda_graph",
+        "qo_indptr_buf",
+        "paged_kv_indptr_buf",
+        "paged_kv_indices_buf",
+        "paged_kv_last_page_len_buf",
+        "backend",
+    )
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -176,10 +189,6 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
         jit_kwargs: dict[str, Any] | None = None,
         variant_owns_mask: bool = False,
     ) -> None:
-        _refuse(
-            custom_mask_buf=(custom_mask_buf, None), mask_indptr_buf=(mask_indptr_buf, None),
-            jit_args=(jit_args, None), jit_kwargs=(jit_kwargs, None), variant_owns_mask=(variant_owns_mask, False),
-        )  # fmt: skip
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
         self._keep_buffers(paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
         if use_cuda_graph and (
@@ -192,54 +201,31 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         self._reset(float_workspace_buffer, int_workspace_buffer)
 
+    @knows(
+        "head_dim_vo",
+        "packed_custom_mask",
+        "causal",
+        "sm_scale",
+        "window_left",
+        "logits_soft_cap",
+        "q_data_type",
+        "kv_data_type",
+        "o_data_type",
+    )
     def plan(
-        self,
-        qo_indptr: Tensor,
-        paged_kv_indptr: Tensor,
-        paged_kv_indices: Tensor,
-        paged_kv_last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        head_dim_vo: int | None = None,
-        custom_mask: Tensor | None = None,
-        packed_custom_mask: Tensor | None = None,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        sm_scale: float | None = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-        q_data_type: str | torch.dtype = "float16",
-        kv_data_type: str | torch.dtype | None = None,
-        o_data_type: str | torch.dtype | None = None,
-        non_blocking: bool = True,
-        prefix_len_ptr: Tensor | None = None,
-        token_pos_in_items_ptr: Tensor | None = None,
-        token_pos_in_items_len: int = 0,
-        max_item_len_ptr: Tensor | None = None,
-        seq_lens: Tensor | None = None,
-        seq_lens_q: Tensor | None = None,
-        block_tables: Tensor | None = None,
-        max_token_per_sequence: int | None = None,
-        max_sequence_kv: int | None = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
-        uniform_q_len: int | None = None,
-    ) -> None:
-        _refuse(
-            custom_mask=(custom_mask, None), pos_encoding_mode=(pos_encoding_mode, "NONE"),
-            use_fp16_qk_reduction=(use_fp16_qk_reduction, False), rope_scale=(rope_scale, None),
-            rope_theta=(rope_theta, None), non_blocking=(non_blocking, True), prefix_len_ptr=(prefix_len_ptr, None),
-            token_pos_in_items_ptr=(token_pos_in_items_ptr, None), max_item_len_ptr=(max_item_len_ptr, None),
-            token_pos_in_items_len=(token_pos_in_items_len, 0), seq_lens=(seq_lens, None),
-            seq_lens_q=(seq_lens_q, None), block_tables=(block_tables, None), max_sequence_kv=(max_sequence_kv, None),
-            max_token_per_sequence=(max_token_per_sequence, None), fixed_split_size=(fixed_split_size, None),
-            disable_split_kv=(disable_split_kv, False), uniform_q_len=(uniform_q_len, None),
-        )  # fmt: skip
+        self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None, packed_custom_mask: Tensor | None = None, causal: bool = False,
+        pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False, sm_scale: float | None = None,
+        window_left: int = -1, logits_soft_cap: float | None = None, rope_scale: float | None = None,
+        rope_theta: float | None = None, q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None, o_data_type: str | torch.dtype | None = None,
+        non_blocking: bool = True, prefix_len_ptr: Tensor | None = None, token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0, max_item_len_ptr: Tensor | None = None, seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None, block_tables: Tensor | None = None,
+        max_token_per_sequence: int | None = None, max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None, disable_split_kv: bool = False, uniform_q_len: int | None = None,
+    ) -> None:  # fmt: skip
         v_dim = head_dim_qk if head_dim_vo is None else head_dim_vo
         queries = on_host(qo_indptr, "qo_indptr", len(paged_kv_indptr)).numpy().astype(np.int64)
         q_type = _type(q_data_type, torch.float16)
@@ -285,6 +271,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
         if self._backend != "fa2" or variant != "independent":
             raise RuntimeError("Paged-KV-stride prewarm requires a standard FA2 plan")
 
+    @knows("k_scale", "v_scale", "return_lse", "window_left", "sinks")
     def run(
         self,
         q: Tensor,
@@ -307,12 +294,6 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
         uses_spcompress: bool | None = None,
     ) -> Result:
         """`sinks` are ignored without a word, as the kernels of fa2 do."""
-        _refuse(
-            args=(args, ()), q_scale=(q_scale, None), out=(out, None), lse=(lse, None), enable_pdl=(enable_pdl, None),
-            lse_base=(lse_base, "log2"), lse_layout=(lse_layout, "NH"), kv_cache_sf=(kv_cache_sf, None),
-            skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
-            use_fp16_softmax=(use_fp16_softmax, None), uses_spcompress=(uses_spcompress, None),
-        )  # fmt: skip
         found = self._run(q, paged_kv_cache, self._mask, (k_scale, v_scale))
         self._check_window(window_left)
         return found if return_lse else found[0]

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores become weights. `window_left` -1 is no window; a soft cap of 0 is none."""
+    """How scores become weights. Without a window `window_left` is -1, without a soft cap `soft_cap` 0."""
 
     scale: float
     soft_cap: float

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from pegboard.plugins.attn_flashinfer.planning import Kind, Lens, Use, choose, indptr
@@ -58,7 +59,7 @@ class FlashInferAttention(AttentionBackend[FlashInferOptions]):
 
     def __init__(self, options: FlashInferOptions, ctx: AttentionContext, shell: Shell | None = None) -> None:
         super().__init__(options, ctx)
-        self._shell = CudaShell() if shell is None else shell
+        self._shell = CudaShell(ctx.device) if shell is None else shell
         kinds = dict.fromkeys(Kind.of(layer) for layer in ctx.layers)
         mib = options.workspace_mib
         if mib is None:
@@ -95,6 +96,8 @@ class FlashInferAttention(AttentionBackend[FlashInferOptions]):
 
     def prepare(self, batch: ForwardBatch) -> None:
         lens = Lens.of(batch)
+        if batch.fixed and lens.treed:
+            raise Unsupported("flashinfer", "tree_mask", "graphs are replayed without masks")
         batch.attn_metadata = Metadata(lens, {})
         if lens.tokens:
             self._plan(self._sets, batch)

@@ -177,8 +177,8 @@ class Shell(Protocol):
 
 
 class _Event:
-    def __init__(self) -> None:
-        self._event = torch.cuda.current_stream().record_event()
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -187,7 +187,8 @@ class _Event:
 class CudaShell:
     """The library itself. Importing it takes seconds and needs a driver, so this is made when the backend is built."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         module = importlib.import_module("flashinfer")
         self.BatchDecodeWithPagedKVCacheWrapper: MakesDecode = module.BatchDecodeWithPagedKVCacheWrapper
         self.BatchPrefillWithPagedKVCacheWrapper: MakesPrefill = module.BatchPrefillWithPagedKVCacheWrapper
@@ -198,7 +199,7 @@ class CudaShell:
         return torch.from_numpy(array).pin_memory()
 
     def fence(self) -> Fence:
-        return _Event()
+        return _Event(self._device)
 
 
 def objection(device: torch.device) -> str | None:

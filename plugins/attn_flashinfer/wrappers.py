@@ -133,8 +133,9 @@ class Prefiller(Fenced):
 def _computing(kind: Kind, ctx: AttentionContext, *, masked: bool = False) -> Computing:
     return {
         "sm_scale": kind.scale,
-        # Windows count places, not slots: a mask has them.
-        "window_left": -1 if masked else kind.window_left,
+        # Windows count places, not slots: a mask has them. One that hides nothing, instead of none, needs no kernels
+        # besides those that are there.
+        "window_left": ctx.max_context_len if masked and kind.window is not None else kind.window_left,
         "logits_soft_cap": kind.logit_cap,
         "q_data_type": ctx.dtype,
         "kv_data_type": ctx.pool_dtype,

@@ -57,7 +57,7 @@ def of_function(function: Callable[..., object]) -> list[Parameter]:
 
 def read(directory: Path) -> dict[str, list[Parameter]]:
     """Return all signatures of a wheel's sources."""
-    found = {}
+    found: dict[str, list[Parameter]] = {}
     for file, (name, methods) in METHODS.items():
         tree = ast.parse((directory / "flashinfer" / file).read_text())
         (wrapper,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name)

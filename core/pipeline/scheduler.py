@@ -245,6 +245,11 @@ class Scheduler:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
+        self.requests.outbox += outputs
+        if result.unsampled:
+            # Before anything is shared: their KV may be what is wrong.
+            for req in unsampled(step, result):
+                self.requests.end(req, self._unsampled.reason(req), keep=False)
 
         self.counters.generated_tokens += result.tokens.shape[0]
         if batch.tokens is not result.tokens and batch.tokens is not None:
@@ -253,16 +258,12 @@ class Scheduler:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
-        self.requests.outbox += outputs
         if self._batch_committed:
             self._batch_committed(batch)
         if stages.report is not None:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)
-        if result.unsampled:
-            for req in unsampled(step, result):
-                self.requests.end(req, self._unsampled.reason(req), keep=False)
         self.requests.follow_grammars()
 
     # ---- failure --------------------------------------------------------------------------------------------------

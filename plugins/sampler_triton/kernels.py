@@ -269,7 +269,11 @@ def _draw(
     return drawn
 
 
-@triton.jit(do_not_specialize=["count"])
+# One kernel for batches of any size, wherever their parameters lie: nothing is compiled while requests wait.
+@triton.jit(
+    do_not_specialize=["count"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "seeds", "steps"],
+)
 def sample_kernel(
     logits, tokens, temperatures, top_ks, top_ps, min_ps, seeds, steps, count, vocab, stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -39,7 +39,8 @@ def planned(
     graph: int = 0,
     lens: tuple[int, ...] = (5, 3),
     run: int | None = None,
-    **more: object,
+    plan: bool = True,
+    workspace: torch.Tensor | None = None,
 ) -> None:
     """Plan a decode of so many requests, one page each, and run it with `run` queries."""
     library = FakeFlashInfer()

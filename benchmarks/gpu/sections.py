@@ -27,7 +27,7 @@ SIZES = (1, 8, 64)
 
 
 def environment(bench: Bench) -> Rows:
-    """Versions, the device, and its copy bandwidth, which roofs are reckoned by."""
+    """Tell versions, the device, and its copy bandwidth, which roofs come from."""
     row: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     for package in ("triton", "flashinfer-python"):
         try:

@@ -8,7 +8,7 @@
     replay()  # `logits` has those of the new batch
 
 What a replay does is what a CUDA graph would do: the same operators on the same memory with the scalars that they were
-given, and no Python of the model. So whoever forgets to make something static gets wrong numbers on a laptop.
+given, and no Python of the model. So what has to be static and is not gives wrong numbers on a laptop.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Recorder(TorchDispatchMode):
             self._tape.steps.append(_Operation(func, *frozen, tuple(new)))
 
     def launched(self, launch: Launch) -> bool:
-        """Note a kernel and run it. What an interpreter does inside is no part of the graph."""
+        """Note a kernel and run it. What an interpreter does inside stays outside."""
         with self._aside():
             frozen = tuple(one.detach() if isinstance(one, torch.Tensor) else one for one in launch.arguments)
             again = Launch(launch.kernel, launch.grid, frozen, launch.constants)

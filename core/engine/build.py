@@ -220,7 +220,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     config, spec = chosen.resolved.engine, chosen.spec
     settings = _scheduler_settings(chosen)
     allocator, cache, tiers = _cache(chosen, loaded)
-    policy = _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed))
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
@@ -232,13 +231,12 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
-    loaded.runner.start(loaded.memory.pool, worker.batches.table)
     executor = _executor(settings.loop, worker)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
     stages = Stages(
         memory,
-        policy,
+        _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
         BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback, _shared(chosen, rows)),
         results,
         executor,
@@ -316,7 +314,7 @@ def _worker(
     media: MediaParts | None,
     tiers: Tiers | None,
 ) -> Worker:
-    return Worker(
+    worker = Worker(
         loaded.runner,
         chosen.attention,
         loaded.memory.pool,
@@ -331,6 +329,8 @@ def _worker(
         loads=None if tiers is None else tiers.loads,
         watches=watches(chosen),
     )
+    loaded.runner.start(loaded.memory.pool, worker.batches.table)
+    return worker
 
 
 def _executor(loop: str, worker: Worker) -> Executor:

@@ -207,7 +207,7 @@ class CudaQueue(BlockQueue):
         joined, order = side_by_side(tensors)
         host = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=True)
         host.copy_(joined, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(self.device))
         return Returning(host, tensors, order, ready)
 

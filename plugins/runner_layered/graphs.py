@@ -34,7 +34,7 @@ def why_not(ctx: ModelRunnerContext) -> str | None:
         return f"the chosen {' and '.join(lacking)} cannot be part of one (without the capability graph)"
     if len(ctx.spec.kv_groups) != 1:
         return f"the model has {len(ctx.spec.kv_groups)} KV groups"
-    return None
+    return None if ctx.network is None else ctx.network.capture_objection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class DecodeGraphs:
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
         if batch.kv_pool is not self._pool or batch.attn_backend is not self.ctx.attention:
-            return False  # somebody watches what attention reads
+            return False  # what attention reads is watched
         table = batch.kv_groups[0].row_table
         if len(batch.kv_groups) != 1 or table.data_ptr() != self._table.data_ptr() or table.shape != self._table.shape:
             return False

@@ -34,7 +34,7 @@ RUNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "chunks": lambda x: torch.cat([one * place for place, one in enumerate(x.chunk(2))]),
     "softmax": lambda x: x.softmax(0),
     "types": lambda x: x.to(torch.int64).double(),
-    "lists": lambda x: _filled(torch.zeros(4), lambda made: torch._foreach_copy_([made[:2], made[2:]], [x[2:], x[:2]])),
+    "lists": lambda x: torch.stack([x[:2], x[2:] + 1], dim=1),
     "made inside": lambda x: torch.arange(4) + x + torch.full((4,), 2.0),
     "repeated a known number of times": lambda x: x.repeat_interleave(2),
     "a whole layer": lambda x: torch.nn.functional.layer_norm(x.view(2, 2), (2,)),
@@ -89,7 +89,7 @@ def test_a_look_at_data_is_refused(name: str) -> None:
     TapeCapture().warm(lambda: LOOKS[name](x))
     with pytest.raises(LooksAtData):
         TapeCapture().capture(lambda: LOOKS[name](x))
-    bool(x[0] > 0)  # outside it is nobody's business
+    bool(x[0] > 0)  # allowed again
 
 
 def test_what_is_new_is_not_seen() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ class Cell(NamedTuple):
 
 
 PLAIN = Cell("normal", 16, "llama", "auto", 0, False, ROOMY)
-VALUES: tuple[Sequence[str | int | bool], ...] = (
+VALUES: tuple[Sequence[Any], ...] = (
     ("overlap", "normal"),
     (1, 16),
     ("mistral", "llama"),
@@ -106,7 +106,7 @@ VALUES: tuple[Sequence[str | int | bool], ...] = (
     (TIGHT, ROOMY),
 )
 """Mistral has a window of 32 tokens."""
-ALL = [Cell(*values) for values in itertools.product(*VALUES)]  # type: ignore[arg-type]
+ALL = [Cell(*values) for values in itertools.product(*VALUES)]
 FEW = [Cell("overlap", 16, "llama", "auto", 256, True, TIGHT)]
 REST = covering(ALL, beside=FEW)
 

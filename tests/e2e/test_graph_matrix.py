@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -169,10 +170,10 @@ def _gaps(output: GenerateOutput) -> list[float]:
     return [top[0][0] - top[1][0] for _, _, top in output.logprobs]
 
 
-def engine_of(cell: Cell, world: World, capture: TapeCapture | None) -> Engine:
+def engine_of(cell: Cell, world: World, capture: TapeCapture | None, **more: object) -> Engine:
     registry = Registry.discover(()).with_plugins(FIXED, distribution="fixed")
     with nullcontext() if capture is None else recorded("cpu", lambda device: capture):
-        return Engine(compose(data=cell.config(world.path(cell.model)), env={}, registry=registry))
+        return Engine(compose(data=cell.config(world.path(cell.model), **more), env={}, registry=registry))
 
 
 def drive(engine: Engine, requests: Sequence[GenerateRequest], seed: int) -> dict[str, list[int]]:
@@ -258,3 +259,27 @@ def test_few(cell: Cell, world: World) -> None:
 @pytest.mark.parametrize("cell", REST, ids=str)
 def test_every_pair_of_settings(cell: Cell, world: World) -> None:
     run_cell(cell, world)
+
+
+@pytest.mark.full
+def test_kernels_are_part_of_graphs(world: World, interpreted_triton: None) -> None:
+    """Attention in Triton, interpreted: slow, so few requests and small graphs."""
+    requests, found = make_requests()[:5], []
+    for graphs in ("off", "on"):
+        capture = TapeCapture()
+        more = {
+            "attention": {"use": "triton"},
+            "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4]},
+        }
+        with engine_of(PLAIN, world, capture, **more) as engine:
+            found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
+            figures = engine.stats()["runner"]
+        assert capture.replayed == figures.get("replayed_steps", 0)
+    assert figures == {"replayed_steps": 4, "eager_decode_steps": 3}, "with five requests there is no graph for it"
+    assert found[0] == found[1]
+
+
+def _shorter(request: GenerateRequest) -> GenerateRequest:
+    length = 4 + int(request.rid[1:])
+    params = msgspec.structs.replace(request.sampling, max_new_tokens=length)
+    return msgspec.structs.replace(request, sampling=params)

@@ -76,7 +76,7 @@ class AttentionFixedTests(AttentionSuite):
 
     @capability("graph")
     def test_fixed_padding(self, device: torch.device) -> None:
-        """It is what it should be, whoever stood there before, and does nothing to its neighbours."""
+        """It is what it should be, whatever stood there before, and does nothing to its neighbours."""
         rig = FixedRig([make_layer()], (6,), 50, device=device)
         lens = ((50, 41, 32, 23, 14, 5), (9,), (12, 50, 7, 3), (3, 3, 3, 3, 3, 50))
         self.check_steps(rig, [(6, one) for one in lens])

@@ -140,7 +140,7 @@ class FixedRig:
         return q, k, v
 
     def _move_in(self, rig: AttentionRig) -> None:
-        """Have a rig's requests in the pool and the row tables, and nobody else. Row 0 is that of padding."""
+        """Have a rig's requests in the pool and the row tables, and no others. Row 0 is that of padding."""
         for layer_id in self.pool.layer_ids:
             self.pool.fill(layer_id, torch.nan)
             for mine, its in self._buffers(rig, layer_id):

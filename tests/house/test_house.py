@@ -21,6 +21,7 @@ LONG_FUNCTIONS = {
     # Triton compiles a kernel as one function.
     "plugins.attn_triton.kernels.extend_kernel",
     "plugins.attn_triton.kernels.decode_kernel",
+    "plugins.attn_triton.kernels.prefix_kernel",
     # They fill two records, field by field, of what was decided and what is to be computed.
     "core.pipeline.batch.decode",
     "core.pipeline.batch.extend",

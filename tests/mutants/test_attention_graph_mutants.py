@@ -94,14 +94,28 @@ class ForgetsScalesInParts(PartedAttention):
 # In 8 bits.
 
 
-class Unscaled:
+class Unscaled(KVPool):
     """A pool as another one, but for what a subclass says."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
+    @classmethod
+    def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
+        raise NotImplementedError
+
+    def keys(self, layer_id: int) -> Tensor:
+        return self.pool.keys(layer_id)
+
+    def values(self, layer_id: int) -> Tensor:
+        return self.pool.values(layer_id)
+
+    def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        self.pool.write(layer_id, slots, k, v)
+
+    @property
+    def nbytes(self) -> int:
+        return self.pool.nbytes
 
     def scales(self, layer_id: int) -> tuple[float, float]:
         return (1.0, 1.0)
@@ -150,7 +164,7 @@ class InOtherPool(Broken):
     other: type[Unscaled] = Unscaled
 
     def spoil_batch(self, batch: ForwardBatch) -> ForwardBatch:
-        return replace(batch, kv_pool=self.other(batch.kv_pool))  # type: ignore[arg-type]  # it has all that a pool has
+        return replace(batch, kv_pool=self.other(batch.kv_pool))
 
 
 class ForgetsScales(InOtherPool):

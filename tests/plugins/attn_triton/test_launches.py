@@ -40,13 +40,13 @@ class Copies:
 
 
 def launches(rig: AttentionRig, backend: TritonAttention, batch: ForwardBatch | None = None) -> list[Launch]:
-    """Return all launches of a batch, by default the rig's, and run them."""
+    """Return what a batch, by default the rig's, launches. Nothing of it runs."""
     found: list[Launch] = []
     batch = rig.batch(backend) if batch is None else batch
 
     def note(one: Launch) -> bool:
         found.append(one)
-        return True
+        return False
 
     with torch.inference_mode(), observed(note):
         backend.prepare(batch)
@@ -68,14 +68,17 @@ def described(found: list[Launch]) -> list[tuple[object, ...]]:
     ]
 
 
+def addresses(one: Launch) -> list[int]:
+    return [arg.data_ptr() for arg in one.arguments if isinstance(arg, torch.Tensor)]
+
+
 def test_lengths_decide_nothing() -> None:
     """Of a launch; and the memory for parts is where it was."""
     short = decodes(1, 2, 3, 80)
     backend = TritonAttention(PARTS, replace(short.context_for(), max_context_len=400))
     first, again = launches(short, backend), launches(decodes(79, 79, 80, 1), backend)
     assert described(first) == described(again)
-    parts = [[one.arguments[1] for one in found if len(one.grid) == 3] for found in (first, again)]
-    assert [one.data_ptr() for one in parts[0]] == [one.data_ptr() for one in parts[1]]  # type: ignore[union-attr]
+    assert [addresses(one)[1] for one in first] == [addresses(one)[1] for one in again]
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -120,7 +123,7 @@ def test_a_shared_prefix_is_read_once() -> None:
             rig = AttentionRig([layer], lens[:count], page_size=16, common=64)
             backend = TritonAttention(PARTS, rig.context_for())
             found = launches(rig, backend, replace(rig.batch(backend), fixed=fixed, common_prefix=64))
-            names = [one.kernel.__name__ for one in found]  # type: ignore[attr-defined]
+            names = [getattr(one.kernel, "__name__", "") for one in found]
             assert names == (kernels[-2:] if layer.window else kernels)
             if len(names) == 3:
                 assert found[0].grid[:2] == (1, layer.num_kv_heads), "all queries are rows of one tile"

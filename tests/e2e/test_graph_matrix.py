@@ -244,9 +244,8 @@ def run_cell(cell: Cell, world: World) -> None:
     assert capture.replayed == figures["replayed_steps"] >= MIN_REPLAYED * steps
     assert isinstance(attention, FixedAttention)
     used = {size for size, count in attention.fixed.items() if count}
-    assert len(used) >= (9 if cell.tokens == ROOMY else 6), (
-        f"graphs of {sorted(used)} requests were replayed, and no others"
-    )
+    # Where decodes ride along with chunks of prompts, fewer steps are decodes alone.
+    assert len(used) >= (6 if cell.mixed or cell.tokens == TIGHT else 9), f"only graphs of {sorted(used)} requests"
     assert stats["retractions"] >= len(BURSTS)
 
 

@@ -113,6 +113,18 @@ def test_what_switched_graphs_off_is_named_once(lacking: str, caplog: pytest.Log
     assert f"the chosen {lacking} cannot be part of one" in record.getMessage()
 
 
+def test_a_network_may_object(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As one with experts does, whose family has the capability."""
+    capture = TapeCapture()
+    rig = make(LayeredOptions(), capture)
+    network = type(rig.runner.ctx.network)
+    monkeypatch.setattr(network, "capture_objection", lambda self: "its experts are counted on the host")
+    with caplog.at_level(logging.WARNING):
+        start(rig)
+    assert capture.captured == 0
+    assert "its experts are counted on the host" in caplog.text
+
+
 def test_a_cpu_without_graphs_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         start(make(LayeredOptions(), None))

@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import pkgutil
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -98,7 +99,7 @@ def build_of(case: Case, target: Target, launch: Launch) -> Build:
     """Return what Triton would compile for a launch: ints that are 1 are constants, and those, and addresses, that 16
     divides are known to be.
     """
-    kernel: JITFunction = launch.kernel  # type: ignore[assignment]  # the tests' kernels are others, but launch none here
+    kernel: JITFunction = launch.kernel
     signature, constants, aligned = {}, {}, set()
     values = dict(zip(kernel.arg_names, launch.arguments, strict=False))
     options = {name: value for name, value in launch.constants.items() if name in OPTIONS}
@@ -129,15 +130,26 @@ def modules() -> Iterator[Sequence[Case]]:
         yield importlib.import_module(f"benchmarks.kernels.{found.name}").CASES
 
 
+def launched_by(case: Case, target: Target) -> list[Launch]:
+    """Return what a case launches. Nothing runs."""
+    launches: list[Launch] = []
+
+    def note(launch: Launch) -> bool:
+        launches.append(launch)
+        return False
+
+    with kernels.allowed("meta"), observed(note):
+        case.run(target)
+    return launches
+
+
 @cache
 def builds(targets: tuple[Target, ...], only: str) -> tuple[Build, ...]:
     """Return all that is to be compiled, in the order of cases, each once."""
     found: dict[str, Build] = {}
     for target in targets:
         for case in (one for cases in modules() for one in cases if re.search(only, one.name)):
-            launches: list[Launch] = []
-            with kernels.allowed("meta"), observed(lambda one, to=launches: to.append(one) or False):
-                case.run(target)
+            launches = launched_by(case, target)
             if not launches:
                 raise SystemExit(f"the case {case.name!r} launches nothing")
             for launch in launches:
@@ -200,32 +212,53 @@ def compile_at(targets: tuple[Target, ...], only: str, place: int) -> Built:
         return Built(build.case, build.kernel.__name__, build.target, 0, 0, 0, 0, 0.0, 0, f"does not compile: {error}")
 
 
-def compile_all(targets: tuple[Target, ...], only: str, jobs: int) -> list[Built]:
+def compile_all(targets: tuple[Target, ...], only: str, jobs: int) -> Iterator[Built]:
     """Compile in `jobs` processes, with a cache that is thrown away: what was compiled before says no registers."""
     os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported, here and there
     count = len(builds(targets, only))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            return list(pool.map(compile_at, [targets] * count, [only] * count, range(count)))
+            yield from pool.map(compile_at, [targets] * count, [only] * count, range(count))
 
 
 def sm(target: Target) -> str:
     return f"sm_{target.capability[0]}{target.capability[1]}"
 
 
-def table(found: Sequence[Built]) -> str:
-    """Rows of Markdown, the same for a terminal."""
-    lines = [
-        "| target | case | kernel | warps | registers | spilled | shared KiB | occupancy | wgmma |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
+HEAD = (
+    "| target | case | kernel | warps | registers | spilled | shared KiB | occupancy | wgmma |",
+    "|---|---|---|---:|---:|---:|---:|---:|---:|",
+)
+
+
+def row(one: Built) -> str:
+    """Return a row of Markdown, the same for a terminal."""
+    return (
         f"| {sm(one.target)} | {one.case} | {one.kernel} | {one.warps} | {one.registers} | {one.spilled} "
         f"| {one.shared / 1024:.1f} | {one.occupancy:.0%} | {one.wgmma} |"
-        for one in found
+    )
+
+
+def summary(found: Sequence[Built]) -> str:
+    """Return a table of the kernels: over all cases, what they take most and least of."""
+    lines = [
+        "| kernel | target | compiled | registers | spilled | shared KiB | occupancy | wgmma |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
+    for name, target in dict.fromkeys((one.kernel, one.target) for one in found):
+        some = [one for one in found if (one.kernel, one.target) == (name, target)]
+        lines.append(
+            f"| {name} | {sm(target)} | {len(some)} | {span([one.registers for one in some])} "
+            f"| {sum(one.spilled for one in some)} | {span([round(one.shared / 1024) for one in some])} "
+            f"| {span([round(one.occupancy * 100) for one in some])}% | {span([one.wgmma for one in some])} |"
+        )
     return "\n".join(lines)
+
+
+def span(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def target_of(name: str) -> Target:
@@ -240,14 +273,18 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", type=target_of, default=[target_of("sm_90"), target_of("sm_80")])
     parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--markdown", type=Path, help="write the table to this file, too")
+    parser.add_argument("--markdown", type=Path, help="write a table by kernel to this file")
     args = parser.parse_args()
-    began = time.perf_counter()
-    found = compile_all(tuple(args.target), args.only, args.jobs)
-    print(table(found))
-    print(f"\n{len(found)} kernels in {time.perf_counter() - began:.0f} s")
+    began, found = time.perf_counter(), []
+    print(*HEAD, sep="\n")
+    for one in compile_all(tuple(args.target), args.only, args.jobs):
+        found.append(one)
+        print(row(one), flush=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = used.ru_utime + used.ru_stime
+    print(f"\n{len(found)} kernels in {time.perf_counter() - began:.0f} s, {seconds:.0f} s of a processor")
     if args.markdown is not None:
-        args.markdown.write_text(table(found) + "\n")
+        args.markdown.write_text(summary(found) + "\n")
     wrong = [f"{sm(one.target)} {one.case}, {one.kernel}: {one.problem}" for one in found if one.problem]
     if wrong:
         sys.exit("\n".join(wrong))

@@ -1,0 +1,82 @@
+"""All kernels compile for sm_90 and sm_80, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.compile_kernels import build_of, launched_by, occupancy, problem_of
+from benchmarks.kernels import Case, Target
+from pegboard.core.toolkit.kernels import operations
+from pegboard.core.toolkit.kernels.launch import Launch
+
+pytest.importorskip("triton")
+
+H200, A100 = Target((9, 0)), Target((8, 0))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.full
+def test_all_of_the_toolkit_compile() -> None:
+    """In a process of its own: here Triton interprets."""
+    command = [sys.executable, "-m", "benchmarks.compile_kernels", "--only", "^(norms|silu|heads|rotations|indices)"]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| sm_80 | heads qwen3-8b e4m3 | qk_norm_rope_store_kernel | 4 |" in done.stdout
+    assert "44 kernels" in done.stdout
+
+
+def launched(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Launch:
+    def run(target: Target) -> None:
+        weight = target.empty(columns, dtype=dtype)
+        operations.rms_norm(target.empty(rows, columns, dtype=dtype), weight, 1e-5)
+
+    (launch,) = launched_by(Case("norm", run), H200)
+    return launch
+
+
+CASE = Case("norms", lambda target: None, frozenset({"rms_norm_kernel"}))
+
+
+def test_what_a_launch_compiles_to() -> None:
+    build = build_of(CASE, H200, launched(8, 64))
+    assert build.signature["x"] == "*bf16"
+    assert build.signature["x_row"] == "i32"
+    assert build.signature["eps"] == "fp32"
+    assert build.constants == {"DIM": 64, "BLOCK": 64}
+    assert build.options == {"num_warps": 1, "enable_fp_fusion": True}
+    assert build.aligned == {0, 1, 2, 3, 4}
+    assert build.key == build_of(CASE, H200, launched(3, 64)).key, "the number of rows is in no code"
+    others = launched(8, 66), launched(8, 64, torch.float16), launched(8, 1)
+    assert build.key not in {build_of(CASE, H200, one).key for one in others}
+    assert build.key != build_of(CASE, A100, launched(8, 64)).key
+
+
+def test_one_is_a_constant() -> None:
+    assert build_of(CASE, H200, launched(8, 1)).constants["x_row"] == 1
+
+
+def test_what_is_wrong() -> None:
+    build = build_of(CASE, H200, launched(8, 64))
+    assert problem_of(build, spilled=0, shared=227 * 1024, wgmma=2) == ""
+    assert "spills 8 bytes" in problem_of(build, spilled=8, shared=0, wgmma=2)
+    assert "may have 227 KiB" in problem_of(build, spilled=0, shared=227 * 1024 + 1, wgmma=2)
+    assert "wgmma" in problem_of(build, spilled=0, shared=0, wgmma=0)
+    older = build_of(CASE, A100, launched(8, 64))
+    assert problem_of(older, spilled=0, shared=163 * 1024, wgmma=0) == ""
+    assert "may have 163 KiB" in problem_of(older, spilled=0, shared=164 * 1024, wgmma=0)
+
+
+@pytest.mark.parametrize(
+    ("warps", "registers", "shared", "share"),
+    [(4, 32, 0, 1.0), (4, 128, 0, 0.25), (8, 33, 0, 0.75), (8, 200, 96 * 1024, 0.125), (16, 128, 0, 0.25)],
+)
+def test_occupancy(warps: int, registers: int, shared: int, share: float) -> None:
+    """As NVIDIA's own table for 9.0 has it."""
+    assert occupancy(H200, warps, registers, shared) == share

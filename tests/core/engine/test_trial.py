@@ -13,9 +13,10 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.engine.trial import MARGIN, PER_GRAPH, Needs, Trial, measure, pool_bytes, room_for_kv
 from pegboard.core.interfaces.errors import OutOfMemory
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.pipeline.device import HostQueue
 from pegboard.plugins.memory_paged.pool import MHAPool
 
@@ -111,7 +112,7 @@ def test_each_peak_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_largest_steps_run(tmp_path: Path, page_size: int) -> None:
+def test_the_largest_steps_run(tmp_path: Path, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real runner: a whole chunk of one prompt and of many, and a decode of all, each with logprobs."""
     config = {
         "attention": {"use": "torch"},
@@ -128,13 +129,13 @@ def test_the_largest_steps_run(tmp_path: Path, page_size: int) -> None:
 
         execute = runner.execute
 
-        def noted(batch: ForwardBatch, *args: object, **kwargs: object) -> object:
+        def noted(batch: ForwardBatch, sampling: SamplingBatch | None) -> ForwardOutput:
             seen.append((batch.forward_mode, batch.batch_size, batch.num_tokens))
-            output = execute(batch, *args, **kwargs)  # type: ignore[arg-type]
+            output = execute(batch, sampling)
             assert output.logprobs is not None
             return output
 
-        runner.execute = noted  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(runner, "execute", noted)
         trial = Trial(runner, scratch, HostQueue(), page_size, running=7, chunk=40, max_context_len=64)
         trial.prefills()
         trial.decode()

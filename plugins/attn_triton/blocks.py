@@ -89,7 +89,7 @@ _EXTEND: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
     (_AMPERE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 32, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
-    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
     (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 32): {64: Blocks(32, 32, 8, 2), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
@@ -127,8 +127,9 @@ def extend_blocks(
     """Return blocks for tiles of up to `rows` useful query rows (tokens times group). With `tails` each row's bits take
     registers, too.
     """
-    # In float32 there are none left: the blocks are those of larger heads.
-    entry = _entry(_EXTEND, kind.dim * 2 if tails and device.width == 32 and kind.dim <= 128 else kind.dim, device)
+    # So do keys that are widened. In float32 there are none left: the blocks are those of larger heads.
+    crowded = device.width == 32 and (tails or device.kv_itemsize == 1) and kind.dim <= 128
+    entry = _entry(_EXTEND, max(kind.dim, 64) * 2 if crowded else kind.dim, device)
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
     warps = 4 if block_rows * kind.dim < 64 * 64 else entry.warps
     rows = max(block_rows, power_of_two(kind.group))

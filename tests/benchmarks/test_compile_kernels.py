@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def launched(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> La
         weight = target.empty(columns, dtype=dtype)
         operations.rms_norm(target.empty(rows, columns, dtype=dtype), weight, 1e-5)
 
+    from triton.runtime.jit import JITFunction
+
     (launch,) = launched_by(Case("norm", run), H200)
-    return launch
+    # Triton may interpret in this process.
+    return replace(launch, kernel=JITFunction(getattr(launch.kernel, "fn")))  # noqa: B009 - kernels are not only Triton's
 
 
 CASE = Case("norms", lambda target: None, frozenset({"rms_norm_kernel"}))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.toolkit.kernels import usable
+from pegboard.core.toolkit.kernels import usable, usable_on_cpu
 from pegboard.core.toolkit.kernels.launch import launch
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _COMMON: dict[str, Constant] = {"enable_fp_fusion": True}
 
 def takes(x: Tensor) -> bool:
     """Return whether kernels are to be used for x."""
+    if x.is_cpu and not usable_on_cpu():
+        return False
     return x.dtype in TYPES and usable(x.device)
 
 

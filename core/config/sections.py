@@ -168,8 +168,8 @@ class MemorySection(Section):
     max_total_tokens: PositiveInt | None = None
     """Tokens that the KV pool holds; unset: what fits into the memory that the weights leave free."""
     gpu_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of a GPU's memory, of what the weights leave free, that the KV pool takes; unset: all that the largest steps
-    do not need, which are run at the start to find that out."""
+    """Share of a GPU's memory, of what the weights leave free, that the KV pool takes; unset: all that the largest
+    steps do not need, which are run at the start to find that out."""
     prepare_seconds: Annotated[float, Field(ge=0)] = 3.0
     """How long a server's start may take to get the memory of KV, on the device and on the host, from the system, where
     that is given only when it is written to, as on a CPU; 0 leaves all of it to the first requests, which are slower

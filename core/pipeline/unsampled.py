@@ -11,7 +11,6 @@ from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.sampling_info import row_of
-from pegboard.core.toolkit.sampling.sample import leaves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +49,9 @@ class Unsampled:
         return FinishReason(FinishType.ABORT, message=message, status=500, code="not_sampleable")
 
     def _guilty(self, req: Req) -> LogitsProcessor | None:
+        # Not before: a scheduler without a model runs without torch.
+        from pegboard.core.toolkit.sampling.sample import leaves_nothing
+
         row = row_of(req)
         for processor in self._processors:
             try:

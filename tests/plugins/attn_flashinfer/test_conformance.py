@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pegboard.conformance.attention import AttentionContract
-from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
-from tests.plugins.attn_flashinfer.imitated import CASCADE, OPTIONS, PROVIDES, Imitated
+from tests.plugins.attn_flashinfer.imitated import CASCADE, OPTIONS, Imitated
 
 
 class TestFlashInfer(AttentionContract):
+    provider = "flashinfer"
     factory = Imitated
-    provides = PROVIDES
-    options_model = FlashInferOptions
     options = CASCADE
     tree_examples = (15, 60)
 
 
 @pytest.mark.full
 class TestWithoutCascade(AttentionContract):
+    provider = "flashinfer"
     factory = Imitated
-    provides = PROVIDES
-    options_model = FlashInferOptions
     options = OPTIONS
     tree_examples = (5, 10)

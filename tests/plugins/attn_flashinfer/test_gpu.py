@@ -12,7 +12,7 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
-from tests.plugins.attn_flashinfer.imitated import CASCADE, PROVIDES, Imitated
+from tests.plugins.attn_flashinfer.imitated import CASCADE, Imitated
 
 pytestmark = pytest.mark.gpu
 
@@ -30,9 +30,7 @@ LAYERS = {
 class TestOnGpu(AttentionContract):
     """What of the suite has heads that FlashInfer takes."""
 
-    factory = FlashInferAttention
-    provides = PROVIDES
-    options_model = FlashInferOptions
+    provider = "flashinfer"
     options = CASCADE
 
 

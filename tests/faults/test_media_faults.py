@@ -197,7 +197,7 @@ def test_memory_is_flat(model: Path, tmp_path: Path, threads: ThreadPoolExecutor
 
     with serving(model, tmp_path, helper_bytes=2**29) as server:
         server.started()
-        some(server, number // 10)
+        some(server, number // 2)
         before = memory(server)
         some(server, number)
         after = memory(server)

@@ -18,13 +18,20 @@ from tests import tiers
 pytest_plugins = ["pytester"]
 
 
-def _import_triton() -> bool:
-    """Import Triton as an interpreter where there is no GPU. Whether that was done.
+KERNELS = (
+    "pegboard.core.toolkit.kernels.functions",
+    "pegboard.plugins.attn_triton.kernels",
+    "pegboard.plugins.sampler_triton.kernels",
+)
 
-    Whether its kernels are compiled or interpreted is settled when it is imported, and transformers imports it; so this
-    comes first. The variable does not stay set: `attention.use: auto` would choose the interpreter, which is slow, in
-    every test that serves. Tests that want it use the fixture `interpreted_triton`. TRITON_INTERPRET=0 turns all of it
-    off.
+
+def _import_triton() -> bool:
+    """Import Triton and all kernels as an interpreter where there is no GPU. Whether that was done.
+
+    Whether its functions are compiled or interpreted is settled when it is imported, and transformers imports it; that
+    of our own kernels when they are, and some tests only look at their launches. So this comes first. The variable does
+    not stay set: `attention.use: auto` would choose the interpreter, which is slow, in every test that serves. Tests
+    that want it use the fixture `interpreted_triton`. TRITON_INTERPRET=0 turns all of it off.
     """
     if os.environ.get("TRITON_INTERPRET") == "0" or importlib.util.find_spec("triton") is None:
         return False
@@ -32,7 +39,8 @@ def _import_triton() -> bool:
         return False
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("triton.language")
+        for module in ("triton.language", *KERNELS):
+            importlib.import_module(module)
     return True
 
 

@@ -160,6 +160,7 @@ def test_the_largest_sizes_are_given_up_first(caplog: pytest.LogCaptureFixture) 
     limit = whole.memory() // 2
     del kept
     rig = make(LayeredOptions(graphs="on"), capture := TapeCapture(limit=limit))
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         start(rig)
     assert 0 < capture.memory() <= limit
@@ -186,6 +187,7 @@ def test_late_recordings_that_fail_are_not_tried_again(caplog: pytest.LogCapture
     start(rig)
     capture.limit = capture.memory()
     warmed = capture.warmed
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             batch = rig.run.batch({0: [5], 1: [6]}, decode=True)

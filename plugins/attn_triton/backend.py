@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
+from pegboard.core.toolkit.kernels import interpreter
 from pegboard.core.toolkit.kernels.launch import launch
-from pegboard.plugins.attn_triton import interpreter
 from pegboard.plugins.attn_triton.blocks import MAX_GROUP, MAX_HEAD_DIM, Blocks, Device, Kind, power_of_two
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.attn_triton.planning import (

@@ -490,10 +490,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Served(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: clients may go away, and what stands in stderr is the command's."""
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[Handler]]]:
     kind = type("OneHandler", (Handler,), {"seen": [], "gone": threading.Event()})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
+    with Served(("127.0.0.1", 0), kind) as served:
         thread = threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{served.server_address[1]}", kind

@@ -64,6 +64,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.mark(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, before its fixtures look for one."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 def pytest_collection_finish() -> None:
     """Leave the items and the libraries, which live to the end, to themselves: only what tests make is looked at."""
     gc.collect()

@@ -103,7 +103,7 @@ def test_a_device_that_computes_at_once_is_timed_by_the_host() -> None:
     assert HostTimer().stop().result() >= 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_events_of_a_gpu() -> None:
     timer = timer_of(torch.device("cuda"))()
     x = torch.randn(8192, 8192, device="cuda")

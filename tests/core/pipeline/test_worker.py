@@ -24,15 +24,13 @@ from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
 from tests.core.pipeline.harness import Harness
 
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
 
 def logprobs_on(device: torch.device) -> LogprobOutput:
     ids = torch.tensor([[4, 5], [6, 7]], device=device)
     return LogprobOutput(torch.ones(2, device=device), ids.float(), ids, {1: torch.zeros(3, device=device)})
 
 
-@pytest.mark.parametrize("kind", [HostQueue, ApartQueue, pytest.param(CudaQueue, marks=ON_GPU)])
+@pytest.mark.parametrize("kind", [HostQueue, ApartQueue, pytest.param(CudaQueue, marks=pytest.mark.gpu)])
 def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue]) -> None:
     """In one copy, each tensor with its type and shape, also where some are empty or not contiguous."""
     queue = kind(torch.device("cuda")) if kind is CudaQueue else kind()
@@ -143,7 +141,7 @@ def test_the_next_step_starts_from_the_tokens_that_a_hook_leaves(rows: ReqToToke
     assert runner.inputs[1] == [26, 29]
 
 
-@pytest.mark.parametrize("kind", [ApartQueue, pytest.param(CudaQueue, marks=ON_GPU)])
+@pytest.mark.parametrize("kind", [ApartQueue, pytest.param(CudaQueue, marks=pytest.mark.gpu)])
 def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool, kind: Callable[..., DeviceQueue]) -> None:
     """There the host looks at ids when a step is done, and the next one may be under way by then."""
     runner = EchoRunner()

@@ -1,4 +1,4 @@
-"""Without a GPU these tests run in Triton's interpreter; with one, kernels are compiled for it."""
+"""All tests of kernels run in Triton's interpreter, and compiled on a GPU in `make gpu-test`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from pegboard.core.toolkit import kernels
 
 
-@pytest.fixture
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """A device on which kernels are used."""
-    if torch.cuda.is_available():
+    if request.param == "cuda":
         yield torch.device("cuda")
         return
     request.getfixturevalue("interpreted_triton")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.transfer.pieces import Memory, Pieces
-from pegboard.plugins.transfer_tcp.frames import ANSWER, END, REASONS, BadFrame, Status
+from pegboard.core.toolkit.transfer.requests import BadFrame
+from pegboard.plugins.transfer_tcp.frames import ANSWER, END, REASONS, Status
 from pegboard.plugins.transfer_tcp.streams import CHUNK, MOST_BUFFERS, Chunks, Filling
 
 if TYPE_CHECKING:

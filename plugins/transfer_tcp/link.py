@@ -13,15 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from pegboard.core.toolkit.transfer.requests import BadFrame, pack_request
 from pegboard.plugins.transfer_tcp.answers import Incoming
-from pegboard.plugins.transfer_tcp.frames import MAGIC, BadFrame, pack_request
+from pegboard.plugins.transfer_tcp.frames import MAGIC
 from pegboard.plugins.transfer_tcp.streams import new_buffer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.toolkit.transfer.leases import Counts
     from pegboard.core.toolkit.transfer.pieces import Memory
     from pegboard.plugins.transfer_tcp.options import TcpOptions
-    from pegboard.plugins.transfer_tcp.reads import Counts, Part
+    from pegboard.plugins.transfer_tcp.reads import Part
 
 logger = logging.getLogger(__name__)
 

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.kv_transfer import TransferNews, TransferState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pegboard.core.interfaces.kv_transfer import Ranges
-
-
-class Counts:
-    """Figures that several threads add to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Add to a figure."""
-        with self._lock:
-            self._counts[name] += count
-
-    def all(self) -> Mapping[str, float]:
-        """Return all of them."""
-        with self._lock:
-            return dict(self._counts)
 
 
 class Read:

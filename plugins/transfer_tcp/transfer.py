@@ -13,11 +13,12 @@ from pegboard.core.interfaces.kv_transfer import (
     TransferNews,
     TransferState,
 )
+from pegboard.core.toolkit.transfer.leases import Counts
 from pegboard.core.toolkit.transfer.pieces import Memory, Pieces, check_read
 from pegboard.plugins.transfer_tcp.frames import pack_description, unpack_description
 from pegboard.plugins.transfer_tcp.link import Link, Place
 from pegboard.plugins.transfer_tcp.options import TcpOptions
-from pegboard.plugins.transfer_tcp.reads import Counts, Part, Read
+from pegboard.plugins.transfer_tcp.reads import Part, Read
 from pegboard.plugins.transfer_tcp.source import Source
 
 PART_BYTES = 4 * 2**20
@@ -49,10 +50,10 @@ class TcpTransfer(KVTransfer[TcpOptions]):
         return pack_description(self._source.listen(), self._source.token)
 
     def allow(self, lease: int) -> None:
-        self._source.allow(lease)
+        self._source.leases.allow(lease)
 
     def revoke(self, lease: int) -> None:
-        self._source.revoke(lease)
+        self._source.leases.revoke(lease)
 
     def connect(self, peer: str, host: str, description: bytes) -> None:
         place = Place(host, *unpack_description(description))

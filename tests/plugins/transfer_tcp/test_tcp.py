@@ -15,21 +15,19 @@ import pytest
 
 from pegboard.conformance.transfer_rig import LEASE, Server, ranges
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferState
+from pegboard.core.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
+from pegboard.core.toolkit.transfer.requests import REQUEST, pack_request
 from pegboard.plugins.transfer_tcp.frames import (
     ANSWER,
     END,
     HELLO,
     MAGIC,
     MAX_RANGES,
-    REQUEST,
-    TOKEN,
     Status,
     pack_description,
-    pack_request,
     unpack_description,
 )
 from pegboard.plugins.transfer_tcp.options import TcpOptions
-from pegboard.plugins.transfer_tcp.source import MOST_STRANGERS
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
 
 SIZE = 6 * 2**20

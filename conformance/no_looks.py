@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _LOOKS = frozenset(
     (
         "_local_scalar_dense",
+        "argwhere",
         "equal",
         "is_nonzero",
         "item",
         "masked_select",
         "nonzero",
+        "nonzero_numpy",
         "repeat_interleave",
         "unique_consecutive",
         "unique_dim",
@@ -24,6 +26,9 @@ _LOOKS = frozenset(
     )
 )
 """Operators whose result, or its size, is known only once the data is."""
+_INDEXING = frozenset(("index", "index_put", "index_put_"))
+_COPIES = frozenset(("copy_", "_to_copy", "to"))
+"""In inference mode `to` comes as it is, and not as what it consists of."""
 
 
 class LookedAtData(AssertionError):
@@ -83,14 +88,27 @@ class NoLooks(TorchDispatchMode):
         there = self._device in given
         if there and name in _LOOKS and not (name == "repeat_interleave" and kwargs.get("output_size") is not None):
             raise LookedAtData(f"{name} looks at data on {self._device}")
-        if there and name == "index" and any(one.dtype is torch.bool for one in tensors_in(args[1])):
+        if there and name == "where" and len(args) == 1:
+            raise LookedAtData(f"where looks for places on {self._device}")
+        masked = name in _INDEXING and any(one.dtype is torch.bool for one in tensors_in(args[1]))
+        # One number goes to all places of a mask without a look.
+        if there and masked and (name == "index" or args[2].numel() > 1):
             raise LookedAtData(f"an index of booleans looks at data on {self._device}")
-        if name in ("copy_", "_to_copy"):
-            target = given[0] if name == "copy_" else str(kwargs.get("device") or given[0])
-            source = given[-1]
-            if source != torch.device(target).type and self._device in (source, torch.device(target).type):
+        if name in _COPIES:
+            source, target = given[::-1] if name == "copy_" else (given[0], _target(args, kwargs).type)
+            if source != target and self._device in (source, target):
                 raise LookedAtData(f"{name} from {source} to {target} goes past the queue")
         return func(*args, **kwargs)
+
+
+def _target(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
+    """Return the device that `to` or `_to_copy` is to go to: that of the tensor itself unless another one is named."""
+    for one in (kwargs.get("device"), *reversed(args)):
+        if isinstance(one, torch.Tensor):
+            return one.device
+        if isinstance(one, torch.device):
+            return one
+    raise AssertionError("a copy of nothing")
 
 
 def tensors_in(value: object) -> Iterable[torch.Tensor]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
@@ -22,14 +20,13 @@ from pegboard.plugins.attn_triton.planning import (
     Extending,
     ExtendLaunch,
     PrefixLaunch,
-    extend_plans,
+    Tiling,
+    decodes_of,
     split,
 )
 from pegboard.plugins.attn_triton.stored import EIGHT_BIT, Stored
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pegboard.core.interfaces.attention import AttentionContext
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
@@ -56,6 +53,7 @@ class Metadata:
 
     decoding: Decoding | None
     extending: Extending | None
+    tiling: Tiling | None
     launches: dict[Kind, Launches]
 
 
@@ -110,50 +108,19 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
     def prepare(self, batch: ForwardBatch) -> None:
         first = self._first(batch.batch_size)
         found = split(batch, first)
-        arrays: list[NDArray[np.int64]] = []
-        if found.single is not None and len(found.single):
-            arrays.append(found.single)
-        if found.single is not None and len(found.single) and batch.extend_lens_cpu is not None:
-            arrays.append((np.cumsum(batch.extend_lens_cpu) - batch.extend_lens_cpu)[found.single])
-        launches, indices = self._launches(self._kinds, found.extending, arrays)
-        decoding = None
-        if found.single is None and batch.batch_size:
-            alone = batch.forward_mode.is_decode and not batch.fixed and batch.batch_size > 1
-            prefix = batch.common_prefix if alone else 0
-            decoding = Decoding(batch.req_pool_indices, batch.seq_lens, first, prefix)
-        elif indices:
-            which, tokens = indices[0], indices[-1]
-            decoding = Decoding(batch.req_pool_indices[which], batch.seq_lens[which], tokens)
-        batch.attn_metadata = Metadata(decoding, found.extending, {})
-        for kind, extends in launches.items():
-            batch.attn_metadata.launches[kind] = Launches(self._decode_launch(kind, decoding), extends)
+        tiling = None if found.extending is None else Tiling(found.extending, self._device, self.options)
+        batch.attn_metadata = metadata = Metadata(decodes_of(batch, found, first), found.extending, tiling, {})
+        for kind in self._kinds:
+            metadata.launches[kind] = self._launches(kind, metadata)
 
     def _first(self, count: int) -> torch.Tensor:
         if count > len(self._arange):
             self._arange = torch.arange(count, device=self.ctx.device)
         return self._arange[:count]
 
-    def _launches(
-        self, kinds: Iterable[Kind], extending: Extending | None, more: list[NDArray[np.int64]]
-    ) -> tuple[dict[Kind, tuple[ExtendLaunch, ...]], tuple[torch.Tensor, ...]]:
-        """Return each kind's extends, and `more` arrays on the device; all arrays go there together."""
-        plans = {
-            kind: [] if extending is None else extend_plans(kind, extending, self._device, self.options)
-            for kind in kinds
-        }
-        tiles = [plan.tiles for some in plans.values() for plan in some]
-        if not more and not tiles:
-            return dict.fromkeys(plans, ()), ()
-        brought = self.ctx.on_device(*more, *tiles)
-        rest = iter(brought[len(more) :])
-        made = {
-            kind: tuple(ExtendLaunch(plan.blocks, plan.tokens, next(rest), plan.tails) for plan in some)
-            for kind, some in plans.items()
-        }
-        return made, brought[: len(more)]
-
-    def _decode_launch(self, kind: Kind, decoding: Decoding | None) -> DecodeLaunch | None:
-        return None if decoding is None else self._decodes.get(kind, decoding)
+    def _launches(self, kind: Kind, metadata: Metadata) -> Launches:
+        decode = None if metadata.decoding is None else self._decodes.get(kind, metadata.decoding)
+        return Launches(decode, () if metadata.tiling is None else metadata.tiling.launches(kind))
 
     def forward(
         self,
@@ -186,9 +153,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
     def _of(self, kind: Kind, metadata: Metadata) -> Launches:
         found = metadata.launches.get(kind)
         if found is None:  # a layer that the context did not name
-            made, _ = self._launches([kind], metadata.extending, [])
-            decode = self._decode_launch(kind, metadata.decoding)
-            found = metadata.launches[kind] = Launches(decode, made[kind])
+            found = metadata.launches[kind] = self._launches(kind, metadata)
         return found
 
     def _extend(
@@ -359,6 +324,7 @@ def _constants(layer: LayerSpec, blocks: Blocks, stored: Stored) -> dict[str, in
         "BLOCK_D": power_of_two(layer.qk_head_dim),
         "BLOCK_DV": power_of_two(layer.v_head_dim),
         "HAS_CAP": layer.logit_cap is not None,
+        "CHUNK": blocks.chunk,
         "KV": stored.kv,
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,

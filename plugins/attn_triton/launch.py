@@ -1,34 +1,10 @@
-"""Shapes of launches: tiles of an extend, parts of a decode. Needs no triton."""
+"""Shapes of launches: into how many parts KV is cut. Needs no triton."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_PARTS = 64
 LEAST_PART = 128
 """Tokens: a shorter part costs more in the reduction than it saves."""
-
-
-def extend_tiles(
-    requests: NDArray[np.int64], new: NDArray[np.int64], prefix: NDArray[np.int64], tokens: int, window: int | None
-) -> NDArray[np.int32]:
-    """Tiles int32 [tiles, 2], (request, first new token), that cover `new` tokens of each of `requests`.
-
-    `tokens` to a tile; those with the most keys first, so that the last ones to run are short.
-    """
-    counts = -(-new // tokens)
-    owner = np.repeat(np.arange(len(requests)), counts)
-    first = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * tokens
-    keys = prefix[owner] + np.minimum(first + tokens, new[owner])
-    if window is not None:
-        keys = np.minimum(keys, window + tokens)
-    order = np.argsort(-keys, kind="stable")
-    return np.stack((requests[owner], first), axis=1)[order].astype(np.int32)
 
 
 def most_parts(programs: int, multiprocessors: int, longest: int, least: int) -> int:

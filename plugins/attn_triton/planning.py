@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton.blocks import Blocks, Device, Kind, decode_blocks, extend_blocks
-from pegboard.plugins.attn_triton.launch import LEAST_PART, extend_tiles, most_parts, prefix_parts
+from pegboard.plugins.attn_triton.launch import LEAST_PART, most_parts, prefix_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionContext
     from pegboard.core.interfaces.forward import ForwardBatch
+    from pegboard.core.toolkit.kernels.launch import Constant
     from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+
+_LISTS: dict[str, Constant] = {"BLOCK": 128, "num_warps": 1, "enable_fp_fusion": True}
+"""Of the kernels that list what a batch has: requests that a program looks at together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class DecodeLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ExtendLaunch:
-    """`tiles` int32 [n, 2], see `extend_tiles`, of `tokens` new tokens each; of requests that all have a tail, or
+    """`tiles` int32 [n, 2], see `tiles_kernel`, of `tokens` new tokens each; of requests that all have a tail, or
     none.
     """
 
@@ -77,26 +82,25 @@ class ExtendLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Extending:
-    """What the extend kernel runs for: requests of several new tokens, `several`, and those that have a tail, `treed`,
-    both on the host.
+    """What the extend kernel runs for: requests of several new tokens, and those that have a tail. `several` and
+    `treed` int64 are their new tokens, on the host.
 
-    `starts`, `prefix` and `new` int64 [batch] are of all requests; the last two on the host, too.
+    `starts`, `prefix`, `new` and `tails` (None where there are none) int64 [batch] are of all requests, on the device.
     """
 
     several: NDArray[np.int64]
     treed: NDArray[np.int64]
-    prefix_cpu: NDArray[np.int64]
-    new_cpu: NDArray[np.int64]
     starts: torch.Tensor
     prefix: torch.Tensor
     new: torch.Tensor
+    tails: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which requests are decoded, int64 on the host (None: all of them), and what the others are."""
+    """How many requests are decoded (None: all of them), and what the others are."""
 
-    single: NDArray[np.int64] | None
+    singles: int | None
     extending: Extending | None
 
 
@@ -174,53 +178,95 @@ def _cut(memory: torch.Tensor, kind: Kind, count: int, parts: int) -> tuple[torc
 
 def split(batch: ForwardBatch, first: torch.Tensor) -> Split:
     """Return which kernels the requests of a batch run. `first` int64 are 0, 1, 2, ... on the device."""
+    tails = batch.tail_lens_cpu
+    treed = tails > 0 if tails is not None and tails.any() else np.zeros(batch.batch_size, np.bool_)
+    on_device = batch.tail_lens if treed.any() else None
     new = batch.extend_lens_cpu if batch.forward_mode.is_extend else None
-    treed = None
-    if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
-        treed = batch.tail_lens_cpu > 0
     if new is None:
-        if treed is None:
+        if on_device is None:
             return Split(None, None)
-        return Split(np.flatnonzero(~treed), _trees_of_one(batch, treed, first))
-    alone = new == 1 if treed is None else (new == 1) & ~treed
-    several = np.flatnonzero(~alone if treed is None else ~alone & ~treed)
-    trees = several[:0] if treed is None else np.flatnonzero(treed)
-    single = None if bool(alone.all()) else np.flatnonzero(alone)
-    if len(several) + len(trees) == 0:
-        return Split(single, None)
-    assert batch.extend_prefix_lens_cpu is not None
-    assert batch.extend_start_loc is not None
-    assert batch.extend_prefix_lens is not None
-    assert batch.extend_lens is not None
-    on_device = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
-    return Split(single, Extending(several, trees, batch.extend_prefix_lens_cpu, new, *on_device))
+        # Decodes that have a tail: one new token each.
+        new = np.ones(batch.batch_size, np.int64)
+        lens = first, batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
+    else:
+        assert batch.extend_start_loc is not None
+        assert batch.extend_prefix_lens is not None
+        assert batch.extend_lens is not None
+        lens = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
+    alone = (new == 1) & ~treed
+    if alone.all():
+        return Split(None, None)
+    return Split(int(alone.sum()), Extending(new[(new > 1) & ~treed], new[treed], *lens, on_device))
 
 
-def _trees_of_one(batch: ForwardBatch, treed: NDArray[np.bool_], first: torch.Tensor) -> Extending:
-    """Return decodes that have a tail: one new token each."""
-    prefix, ones = batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
-    new = np.ones(batch.batch_size, dtype=np.int64)
-    none = np.empty(0, dtype=np.int64)
-    return Extending(none, np.flatnonzero(treed), batch.seq_lens_cpu - 1, new, first, prefix, ones)
+def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decoding | None:
+    """Return the requests that the decode kernels run for; None where there are none."""
+    if split.extending is None:
+        if not batch.batch_size:
+            return None
+        alone = batch.forward_mode.is_decode and not batch.fixed and batch.batch_size > 1
+        prefix = batch.common_prefix if alone else 0
+        return Decoding(batch.req_pool_indices, batch.seq_lens, first, prefix)
+    if not split.singles:
+        return None
+    from pegboard.plugins.attn_triton.tile_kernels import singles_kernel
+
+    extending = split.extending
+    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, split.singles))
+    launch(
+        singles_kernel,
+        (batch.batch_size,),
+        rows,
+        seq_lens,
+        tokens,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        extending.starts,
+        extending.new,
+        extending.new if extending.tails is None else extending.tails,
+        batch.batch_size,
+        HAS_TAIL=extending.tails is not None,
+        **_LISTS,
+    )
+    return Decoding(rows, seq_lens, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendPlan:
-    """An `ExtendLaunch` whose tiles are on the host still."""
+class Tiling:
+    """The tiles of a batch's extends, for all kinds of layers: those that are cut alike share them."""
 
-    blocks: Blocks
-    tokens: int
-    tiles: NDArray[np.int32]
-    tails: bool
+    def __init__(self, extending: Extending, device: Device, options: TritonAttentionOptions) -> None:
+        self._extending, self._device, self._options = extending, device, options
+        self._laid: dict[tuple[int, bool], torch.Tensor] = {}
 
+    def launches(self, kind: Kind) -> tuple[ExtendLaunch, ...]:
+        """Return the launches of one kind of layer: requests with a tail, and without, have one each."""
+        found = []
+        for new, tails in ((self._extending.several, False), (self._extending.treed, True)):
+            if len(new):
+                blocks = extend_blocks(kind, self._device, int(new.max()) * kind.group, self._options, tails=tails)
+                tokens = blocks.rows // kind.group
+                found.append(ExtendLaunch(blocks, tokens, self._tiles(new, tokens, tails), tails))
+        return tuple(found)
 
-def extend_plans(kind: Kind, extending: Extending, device: Device, options: TritonAttentionOptions) -> list[ExtendPlan]:
-    """Return the launches of one kind of layer: requests with a tail, and without, have one each."""
-    plans = []
-    for which, tails in ((extending.several, False), (extending.treed, True)):
-        if len(which):
-            new, prefix = extending.new_cpu[which], extending.prefix_cpu[which]
-            blocks = extend_blocks(kind, device, int(new.max()) * kind.group, options, tails=tails)
-            tokens = blocks.rows // kind.group
-            plans.append(ExtendPlan(blocks, tokens, extend_tiles(which, new, prefix, tokens, kind.window), tails))
-    return plans
+    def _tiles(self, new: NDArray[np.int64], tokens: int, tails: bool) -> torch.Tensor:
+        from pegboard.plugins.attn_triton.tile_kernels import tiles_kernel
+
+        found = self._laid.get((tokens, tails))
+        if found is None:
+            batch = self._extending
+            shape = int((-(-new // tokens)).sum()), 2
+            found = self._laid[tokens, tails] = batch.new.new_empty(shape, dtype=torch.int32)
+            launch(
+                tiles_kernel,
+                (len(batch.new),),
+                found,
+                batch.new,
+                batch.prefix,
+                batch.new if batch.tails is None else batch.tails,
+                len(batch.new),
+                tokens,
+                HAS_TAIL=batch.tails is not None,
+                KIND=2 if tails else 0,
+                **_LISTS,
+            )
+        return found

@@ -22,7 +22,7 @@ from pegboard.core.engine.build import BuiltScheduler
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
-from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.graphs import Replay
 from pegboard.core.interfaces.kv_pool import KVPoolContext
@@ -92,7 +92,9 @@ class Audit:
     were: to the device with the step, to the device for plugins, and back.
     """
 
-    def __init__(self, checkpoint: Path, loop: str, *, graphs: bool) -> None:
+    def __init__(
+        self, checkpoint: Path, loop: str, *, graphs: bool, attention: type[TritonAttention] = TritonAttention
+    ) -> None:
         self.engine = Engine.from_config(
             {
                 "attention": {"use": "torch"},
@@ -110,7 +112,7 @@ class Audit:
         self.steps: list[tuple[ForwardMode, int, int, int]] = []
         stages.memory.rows.mirrored = True
         self.capture = Recorded() if graphs else None
-        self.worker = self._twin(built, stages.memory.rows)
+        self.worker = self._twin(built, stages.memory.rows, attention)
         run = watched(self._launch, META)
         stages.executor.close()
         stages.executor = (
@@ -119,11 +121,11 @@ class Audit:
             else InlineExecutor(lambda work: run(work).result())
         )
 
-    def _twin(self, built: BuiltScheduler, rows: ReqToTokenPool) -> Worker:
+    def _twin(self, built: BuiltScheduler, rows: ReqToTokenPool, kind: type[TritonAttention]) -> Worker:
         ctx, page = built.runner.ctx, built.pool.page_size
         layers = ctx.spec.layers
         pool = MHAPool(NoOptions(), KVPoolContext(64, page, layers, torch.float32, META))
-        attention = TritonAttention(
+        attention = kind(
             TritonAttentionOptions(),
             AttentionContext(layers, page, torch.float32, META, 64, 256, graph_sizes=SIZES, bring=self.queue.bring),
         )
@@ -178,24 +180,51 @@ def audit(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Audit]:
         yield made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_copy_there_and_one_back(audit: Audit, kind: str) -> None:
+def check(audit: Audit, kind: str) -> None:
+    """Run requests of a kind, and fail unless each step has had one copy there, one back, and no others."""
     audit.steps.clear()
     before = 0 if audit.capture is None else audit.capture.replays
     outputs = audit.run(kind)
-    assert [len(output.token_ids) for output in outputs] == [8, 8, 8]
     stats = audit.engine.stats()
     assert stats["failed_batches"] == stats["plugin_failures"] == 0
-    decodes = [step for step in audit.steps if step[0] is ForwardMode.DECODE]
-    assert len(decodes) >= 6
+    assert [len(output.token_ids) for output in outputs] == [8, 8, 8]
+    modes = [mode for mode, _, _, _ in audit.steps]
+    decodes = modes.count(ForwardMode.DECODE)
+    assert decodes >= 6
+    assert decodes < len(modes), "no step has had a prompt"
     if audit.capture is not None:
         # Hidden states are not in a graph.
-        assert audit.capture.replays - before == (0 if kind == "hidden" else len(decodes))
+        assert audit.capture.replays - before == (0 if kind == "hidden" else decodes)
     assert {(there, back) for _, there, _, back in audit.steps} == {(1, 1)}
-    # A processor brings its arrays in one copy, or none; and the plan of a prompt's attention is brought, too.
-    allowed_more = 1 if kind == "penalties" else 0
-    assert max(plugins for _, _, plugins, _ in decodes) <= allowed_more
-    assert max(plugins for mode, _, plugins, _ in audit.steps if mode is not ForwardMode.DECODE) <= 1 + allowed_more
+    # A processor brings its arrays in one copy, or none. Attention brings nothing.
+    assert max(plugins for _, _, plugins, _ in audit.steps) == (1 if kind == "penalties" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_copy_there_and_one_back(audit: Audit, kind: str) -> None:
+    check(audit, kind)
+
+
+class BringsByItself(TritonAttention):
+    """Has its lists made on the host, in a copy of their own."""
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        super().prepare(batch)
+        if batch.extend_lens_cpu is not None:
+            self.ctx.on_device(batch.extend_lens_cpu)
+
+
+class GoesPastTheQueue(TritonAttention):
+    def prepare(self, batch: ForwardBatch) -> None:
+        super().prepare(batch)
+        torch.from_numpy(batch.seq_lens_cpu).to(META)
+
+
+@pytest.mark.parametrize("mutant", [BringsByItself, GoesPastTheQueue])
+def test_attention_with_a_copy_of_its_own_is_found(checkpoint: Path, mutant: type[TritonAttention]) -> None:
+    made = Audit(checkpoint, "normal", graphs=False, attention=mutant)
+    with made.engine, pytest.raises((AssertionError, RuntimeError)):
+        check(made, "greedy")
 
 
 LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -205,13 +234,19 @@ LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
     "a mask": lambda one: one[one > 0],
     "a copy there": lambda one: one + torch.zeros(3).to(META),
     "a copy back": lambda one: one.cpu(),
+    "a copy like another": lambda one: torch.zeros(3).to(one),
+    "places by where": lambda one: torch.where(one > 0),
+    "places by argwhere": lambda one: torch.argwhere(one),
+    "numbers through a mask": lambda one: one.index_put_((one > 0,), one),
 }
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_the_mode_sees_looks(look: Callable[[torch.Tensor], object]) -> None:
-    with NoLooks(META):
+def test_the_mode_sees_looks(look: Callable[[torch.Tensor], object], inference: bool) -> None:
+    with torch.inference_mode(inference), NoLooks(META):
         one = torch.zeros(3, device=META) + 1
-        assert torch.ones(2).sum().item() == 2
+        one[one > 0] = 3.0
+        assert torch.ones(2).to(torch.device("cpu")).sum().item() == 2
         with pytest.raises((LookedAtData, RuntimeError, NotImplementedError)):
             look(one)

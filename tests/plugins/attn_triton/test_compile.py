@@ -35,5 +35,6 @@ def test_compiles(shape: str) -> None:
     compiled = [line.split("|")[3].strip() for line in run.stdout.splitlines() if "| sm_90 |" in line]
     # Whole and in parts; without tails and with; beside a shared prefix, where a decode is compiled for the offset.
     assert compiled[:3] == ["decode_kernel", "decode_kernel", "reduce_kernel"]
-    assert compiled[3:5] == ["extend_kernel"] * 2
+    assert compiled[3:6:2] == ["tiles_kernel"] * 2
+    assert compiled[4:7:2] == ["extend_kernel"] * 2
     assert "prefix_kernel" in compiled

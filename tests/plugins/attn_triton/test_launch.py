@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,33 +17,10 @@ from pegboard.plugins.attn_triton.blocks import (
     extend_blocks,
     power_of_two,
 )
-from pegboard.plugins.attn_triton.launch import LEAST_PART, MAX_PARTS, extend_tiles, most_parts, prefix_parts
+from pegboard.plugins.attn_triton.launch import LEAST_PART, MAX_PARTS, most_parts, prefix_parts
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 OPTIONS = TritonAttentionOptions()
-
-
-@properties()
-@given(
-    lens=st.lists(st.tuples(st.integers(0, 200), st.integers(2, 200)), min_size=1, max_size=8),
-    tokens=st.integers(1, 64),
-    window=st.none() | st.integers(1, 50),
-)
-def test_tiles_cover_each_token_once(lens: list[tuple[int, int]], tokens: int, window: int | None) -> None:
-    requests = np.arange(len(lens)) * 3 + 1
-    prefix, new = np.array(lens, dtype=np.int64).T
-    tiles = extend_tiles(requests, new, prefix, tokens, window)
-    covered = [(request, token) for request, first in tiles.tolist() for token in range(first, first + tokens)]
-    wanted = [(request, token) for request, count in zip(requests, new, strict=True) for token in range(count)]
-    beyond = set(covered) - set(wanted)
-    assert len(covered) == len(set(covered))
-    assert set(wanted) <= set(covered)
-    assert len(beyond) < tokens * len(lens)
-
-
-def test_longest_tiles_run_first() -> None:
-    tiles = extend_tiles(np.array([0, 1]), np.array([64, 32]), np.array([0, 500]), 32, None)
-    assert tiles.tolist() == [[1, 0], [0, 32], [0, 0]]
 
 
 @properties()

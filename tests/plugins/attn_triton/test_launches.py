@@ -95,20 +95,20 @@ def test_neighbours_lengths_change_no_bit(layer: int) -> None:
     assert all(torch.equal(one, answers[0]) for one in answers[1:])
 
 
-def test_decodes_copy_nothing() -> None:
+@pytest.mark.parametrize("lens", [((39, 1), (2, 1), (19, 1)), MIXED, ((0, 40),)], ids=["decode", "mixed", "prefill"])
+def test_nothing_is_copied(lens: Lens) -> None:
+    """What the kernels have to know of a batch follows from what is on the device anyway."""
     copies = Copies()
-    rig = decodes(40, 3, 20)
+    rig = AttentionRig(LAYERS, lens)
     launches(rig, TritonAttention(PARTS, replace(rig.context_for(), bring=copies)))
     assert copies.calls == []
 
 
-def test_others_copy_once() -> None:
-    """Tiles of all kinds of layers, and which requests are decodes."""
-    for lens in (MIXED, ((0, 40),)):
-        copies = Copies()
-        rig = AttentionRig(LAYERS, lens)
-        launches(rig, TritonAttention(PARTS, replace(rig.context_for(), bring=copies)))
-        assert len(copies.calls) == 1
+def test_layers_that_are_cut_alike_share_their_tiles() -> None:
+    rig = AttentionRig(LAYERS[:2], MIXED)
+    found = launches(rig, TritonAttention(PARTS, rig.context_for()))
+    names = [getattr(one.kernel, "__name__", "") for one in found]
+    assert [names.count(f"{one}_kernel") for one in ("singles", "tiles", "extend")] == [1, 1, 2]
 
 
 def test_a_shared_prefix_is_read_once() -> None:

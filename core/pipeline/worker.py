@@ -182,10 +182,11 @@ class Worker:
         # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
         if work.trees is not None:
             return self._verified(work, work.trees, batch, output)
+        newest = output.next_token_ids
         if work.sampling is not None:
-            self._keep_last(work.sampled_rows, sent.sampled_rows, output)
+            newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
         if self.drafts is not None:
-            self.drafts.observe(work, batch, output.next_token_ids, None, self._tensor)
+            self.drafts.observe(work, batch, newest, None, self._tensor)
         return self._bring(output, work.wanted)
 
     @torch.inference_mode()
@@ -200,22 +201,29 @@ class Worker:
         """Return the sampler that drew the tokens."""
         return self._runner if output.sampled_by is None else output.sampled_by
 
-    def _keep_last(self, rows: NDArray[np.int64], sent_rows: torch.Tensor | None, output: ForwardOutput) -> None:
-        """Note the tokens for the next step. Raises BadTokens for what are none; on a device only `result` sees ids."""
-        tokens, by = output.next_token_ids, self._by(output)
-        check_tokens(tokens, rows.shape[0], self._queue.device, by)
+    def _keep_last(
+        self, rows: NDArray[np.int64], sent_rows: torch.Tensor | None, output: ForwardOutput
+    ) -> torch.Tensor:
+        """Note the tokens for the next step, and return them as they were noted: within the vocabulary. What is none of
+        it, `result` finds, and the next step may be launched before that: an id beyond the embeddings would end a
+        device. Raises BadTokens for what cannot be tokens at all.
+        """
+        tokens, most = output.next_token_ids, self._vocab_size - 1
+        check_tokens(tokens, rows.shape[0], self._queue.device, self._by(output))
         if self._last_host is not None:
             # The same memory, at a fraction of what torch takes for so few numbers.
-            ids = tokens.numpy()
-            self._last_host[rows] = np.maximum(ids, 0) if check_ids(ids, self._vocab_size, by) else ids
-        elif sent_rows is not None:
-            # A step may be launched before the ids are looked at, and one beyond the embeddings would end the device.
-            self._last.index_copy_(0, sent_rows, tokens.clamp(0, self._vocab_size - 1))
+            ids = np.minimum(np.maximum(tokens.numpy(), 0), most)
+            self._last_host[rows] = ids
+            return torch.from_numpy(ids)
+        kept = tokens.clamp(0, most)
+        if sent_rows is not None:
+            self._last.index_copy_(0, sent_rows, kept)
+        return kept
 
     def _verified(
         self, work: ModelWorkerBatch, trees: DraftTrees, batch: ForwardBatch, output: ForwardOutput
     ) -> PendingResult:
-        """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens as `_keep_last`."""
+        """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens."""
         by = self._by(output)
         check_tokens(output.next_token_ids, trees.tokens.shape[0], self._queue.device, by)
         drawn = output.next_token_ids.cpu().numpy()

@@ -108,11 +108,11 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
 
 
 def make_worker(
-    rows: ReqToTokenPool, runner: EchoRunner, queue: DeviceQueue | None = None, **hooks: GuardedHooks
+    rows: ReqToTokenPool, runner: EchoRunner, queue: DeviceQueue | None = None, **more: GuardedHooks
 ) -> Worker:
     nothing: Any = None
     runner_: Any = runner
-    return Worker(runner_, nothing, nothing, rows, queue or HostQueue(), **hooks)  # type: ignore[arg-type]
+    return Worker(runner_, nothing, nothing, rows, queue or HostQueue(), **more)  # type: ignore[arg-type]
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:
@@ -141,9 +141,9 @@ def test_the_next_step_starts_from_the_tokens_that_a_hook_leaves(rows: ReqToToke
     assert runner.inputs[1] == [26, 29]
 
 
-@pytest.mark.parametrize("kind", [ApartQueue, pytest.param(CudaQueue, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", [HostQueue, ApartQueue, pytest.param(CudaQueue, marks=pytest.mark.gpu)])
 def test_a_device_gets_no_id_beyond_the_vocabulary(rows: ReqToTokenPool, kind: Callable[..., DeviceQueue]) -> None:
-    """There the host looks at ids when a step is done, and the next one may be under way by then."""
+    """The host looks at ids when a step is done, and the next one may be under way by then."""
     runner = EchoRunner()
     worker = make_worker(rows, runner, kind(torch.device("cuda")) if kind is CudaQueue else kind())
     first = worker.launch(work(rows, [99, 8]))
@@ -164,6 +164,20 @@ def test_a_row_without_a_token(rows: ReqToTokenPool, kind: Callable[[], DeviceQu
     assert first.result().tokens.tolist() == [NO_TOKEN, 9]
     assert first.result().unsampled
     assert not second.result().unsampled
+
+
+@pytest.mark.parametrize("kind", [HostQueue, ApartQueue])
+def test_a_speculator_is_told_of_tokens_only(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
+    """It may embed them, which for -1 would be the end of a CUDA context."""
+    told: list[list[int]] = []
+    drafts: Any = SimpleNamespace(
+        taps=lambda: None, observe=lambda work, batch, newest, *_: told.append(newest.tolist())
+    )
+    worker = make_worker(rows, EchoRunner(), kind(), drafts=drafts)
+    pending = worker.launch(work(rows, [NO_TOKEN - 1, 99]))
+    assert told == [[0, 99]]
+    with pytest.raises(BadTokens):
+        pending.result()
 
 
 class Reuses(ApartQueue):

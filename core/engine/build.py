@@ -356,7 +356,7 @@ def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
     (attention,) = chosen.selection.choices[ATTENTION.name]
     if "own_attention" in chosen.runner.provides or "shared_prefix" not in attention.provides:
         return None
-    return CommonPrefix(rows, chosen.resolved.engine.memory.page_size)
+    return CommonPrefix(rows, chosen.resolved.engine.memory.page_size, chosen.attention.prefix_pays_from)
 
 
 def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.core.interfaces.options import OptionsT
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
     """What a backend is built from. `dtype` is that of q, k, v and of the output; `kv_dtype` that of the pool, None for
-    the same. `max_batch`, `max_context_len` and `max_tokens` (packed tokens of a batch; 0: not known) bound its
-    buffers. `graph_sizes` are the sizes of decode batches that are captured and replayed, in ascending order. `bring`
-    takes arrays to the device, see `on_device`.
+    the same. `max_batch` and `max_context_len` bound its buffers. `graph_sizes` are the sizes of decode batches that
+    are captured and replayed, in ascending order. `bring` takes arrays to the device, see `on_device`.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -32,13 +31,13 @@ class AttentionContext:
     max_batch: int
     max_context_len: int
     kv_dtype: torch.dtype | None = None
-    max_tokens: int = 0
     graph_sizes: tuple[int, ...] = ()
     bring: Bring | None = None
 
     def on_device(self, *arrays: HostArray) -> tuple[torch.Tensor, ...]:
-        """Return arrays of a batch's plan on the device. All should come together: each call is one copy, and none
-        waits for the device. What the batch itself has there need not be brought.
+        """Return arrays of a batch's plan on the device, for libraries that plan on the host. Each call is one copy
+        beside the step's, and none waits for the device. What follows from lengths is better computed there, from those
+        of the batch.
         """
         return on_device(self.device, self.bring, arrays)
 
@@ -53,6 +52,12 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
 
     The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no
     slot but those of a request's own row below its `seq_lens`: free slots may hold NaN.
+    """
+
+    prefix_pays_from: ClassVar[int] = 4096
+    """With the capability `shared_prefix`: the tokens of KV that a decode batch has to read less, over all of its
+    requests but one, to make up for what reading a common prefix by itself costs. Of batches that would save less,
+    `common_prefix` is 0.
     """
 
     def __init__(self, options: OptionsT, ctx: AttentionContext) -> None:

@@ -180,7 +180,7 @@ class ForwardBatch:
 
     All requests share the KV of their first `common_prefix` tokens, whole pages, slot by slot: a backend with the
     capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
-    batch.
+    batch, and where it would not pay (`AttentionBackend.prefix_pays_from`).
 
     `watch` is set in a batch whose older KV is still coming: a runner with the capability `layer_watch` calls it before
     and after each layer's attention, or reads its flags. Others never see one.

@@ -19,21 +19,29 @@ _FIRST_LOOK = 16
 
 
 class CommonPrefix:
-    """Finds it in the row table when the running batch has changed; while the same requests run, it stays."""
+    """Finds it in the row table when the running batch has changed; while the same requests run, it stays.
 
-    def __init__(self, rows: ReqToTokenPool, page_size: int) -> None:
+    It counts only where `least` tokens of KV or more need not be read: its own, for all requests but one.
+    """
+
+    def __init__(self, rows: ReqToTokenPool, page_size: int, least: int = 1) -> None:
         self._rows = rows
         self._page_size = page_size
+        self._least = least
         self._version = NEVER
         self._found = 0
 
     def of(self, running: RunningBatch) -> int:
         """Return the tokens, in whole pages, that the first slots of all running requests are the same for. Each has at
-        least one more. 0 for a request alone: there is nothing to be saved.
+        least one more. 0 where too little is saved, as always for a request alone.
         """
         if self._version != running.version:
             self._version = running.version
-            self._found = self._find(running.rows, int(running.seq_lens.min())) if len(running.rows) > 1 else 0
+            others = len(running.rows) - 1
+            found = 0
+            if others and (shortest := int(running.seq_lens.min())) * others >= self._least:
+                found = self._find(running.rows, shortest)
+            self._found = found if found * others >= self._least else 0
         return self._found
 
     def _find(self, rows: NDArray[np.int64], shortest: int) -> int:

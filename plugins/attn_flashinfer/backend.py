@@ -56,6 +56,8 @@ class FlashInferAttention(AttentionBackend[FlashInferOptions]):
 
     limits: ClassVar[Limits] = Limits()
     """What the library's kernels are made for."""
+    prefix_pays_from = 8192
+    """A cascade takes two more launches a layer, and a plan more on the host."""
 
     def __init__(self, options: FlashInferOptions, ctx: AttentionContext, shell: Shell | None = None) -> None:
         super().__init__(options, ctx)

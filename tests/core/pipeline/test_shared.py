@@ -13,24 +13,26 @@ from pegboard.core.pipeline.shared import CommonPrefix
 from tests.core.pipeline.harness import Harness, oracle
 
 
-def plain(rows: ReqToTokenPool, running: Any, page: int) -> int:
+def plain(rows: ReqToTokenPool, running: Any, page: int, least: int) -> int:
     most = (int(running.seq_lens.min()) - 1) // page * page
     if len(running.rows) < 2:
         return 0
     for pages in range(most // page, -1, -1):
         table = rows.host[running.rows, : pages * page]
         if (table == table[:1]).all():
-            return pages * page
+            saved = pages * page * (len(running.rows) - 1)
+            return pages * page if saved >= least else 0
     raise AssertionError("nothing is always in common")
 
 
+@pytest.mark.parametrize("least", [1, 40, 2000])
 @pytest.mark.parametrize("page", [1, 4, 16])
-def test_it_is_what_a_plain_search_finds(page: int) -> None:
+def test_it_is_what_a_plain_search_finds(page: int, least: int) -> None:
     """For tables that part at any place, also far behind the first look."""
     rng = np.random.default_rng(page)
     rows = ReqToTokenPool(6, 2048, page)
-    found = CommonPrefix(rows, page)
-    for version in range(400):
+    found = CommonPrefix(rows, page, least)
+    for version in range(200):
         count, parts = int(rng.integers(1, 6)), int(rng.choice([0, 1, 7, 200, 2000]))
         chosen = rng.permutation(np.arange(1, 7))[:count]
         rows.host[1:] = np.arange(2048)
@@ -38,7 +40,7 @@ def test_it_is_what_a_plain_search_finds(page: int) -> None:
             rows.host[row, int(rng.integers(0, parts + 1)) :] += 1
         seq_lens = rng.integers(1, 2049, count)
         running: Any = SimpleNamespace(rows=chosen, seq_lens=seq_lens, version=version)
-        assert found.of(running) == plain(rows, running, page)
+        assert found.of(running) == plain(rows, running, page, least)
 
 
 def test_it_is_looked_for_when_the_batch_changes_only() -> None:
@@ -51,6 +53,16 @@ def test_it_is_looked_for_when_the_batch_changes_only() -> None:
     assert found.of(running) == 8
     running.version = 2
     assert found.of(running) == 0
+
+
+def test_it_counts_for_what_all_but_one_need_not_read() -> None:
+    rows = ReqToTokenPool(3, 64, 4)
+    rows.host[1:] = np.arange(64)
+    found = CommonPrefix(rows, 4, 40)
+    running: Any = SimpleNamespace(rows=np.array([1, 2]), seq_lens=np.array([21, 40]), version=1)
+    assert found.of(running) == 0, "20 tokens, for one of two"
+    running = SimpleNamespace(rows=np.array([1, 2, 3]), seq_lens=np.array([21, 40, 22]), version=2)
+    assert found.of(running) == 20
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])

@@ -56,8 +56,34 @@ TYPES = {
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 """Constants of a launch that are no parameters of the kernel."""
 
-SHARED = {(9, 0): 227, (8, 0): 163}
-"""KiB that a block may have."""
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What a multiprocessor has: KiB of shared memory, of which a block gets one less at most, warps and blocks."""
+
+    shared: int
+    warps: int
+    blocks: int
+
+
+ARCHITECTURES = {
+    (8, 0): Multiprocessor(164, 64, 32),
+    (8, 6): Multiprocessor(100, 48, 16),
+    (8, 7): Multiprocessor(164, 48, 16),
+    (8, 9): Multiprocessor(100, 48, 24),
+    (9, 0): Multiprocessor(228, 64, 32),
+    (10, 0): Multiprocessor(228, 64, 32),
+    (10, 3): Multiprocessor(228, 64, 32),
+    (12, 0): Multiprocessor(100, 48, 24),
+    (12, 1): Multiprocessor(100, 48, 24),
+}
+"""By compute capability, as the CUDA programming guide has them. All of them have 65,536 registers."""
+
+TENSOR_MEMORY = 512
+"""Columns of tensor memory that a block may have on 10.0 and 10.3."""
+
+TENSOR_CORES = {(9, 0): ("wgmma",), (10, 0): ("tcgen05.mma",), (10, 3): ("tcgen05.mma",), (8, 0): ("mma.sync",)}
+"""What a kernel that is to use them multiplies with; 8.0 stands for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +117,7 @@ class Built:
     spilled: int
     shared: int
     occupancy: float
-    wgmma: int
+    products: str
     problem: str
 
 
@@ -159,10 +185,18 @@ def builds(targets: tuple[Target, ...], only: str) -> tuple[Build, ...]:
 
 
 def occupancy(target: Target, warps: int, registers: int, shared: int) -> float:
-    """Share of 64 warps that are resident: registers come by 256 a warp of 65,536, shared memory with 1 KiB a block."""
+    """Share of the warps that are resident: registers come by 256 a warp, shared memory with 1 KiB a block."""
+    has = ARCHITECTURES[target.capability]
     by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
-    by_shared = (SHARED[target.capability] + 1) * 1024 // (shared + 1024)
-    return min(by_registers, by_shared, 64 // warps, 32) * warps / 64
+    by_shared = has.shared * 1024 // (shared + 1024)
+    return min(by_registers, by_shared, has.warps // warps, has.blocks) * warps / has.warps
+
+
+def products_of(ptx: str) -> str:
+    """Return which instructions multiply matrices, if any does: the least of them where there are several."""
+    return next(
+        (name for name in ("mma.sync", "wgmma", "tcgen05.mma") if re.search(rf"^\s*(@%\w+ )?{name}", ptx, re.M)), ""
+    )
 
 
 def compiled(build: Build) -> Built:
@@ -183,23 +217,27 @@ def compiled(build: Build) -> Built:
     log = said.getvalue()
     registers = max(int(one) for one in re.findall(r"Used (\d+) registers", log))
     spilled = sum(int(one) for one in re.findall(r"(\d+) bytes spill stores", log))
-    wgmma = made.asm["ptx"].count("wgmma.mma_async")
+    products = products_of(made.asm["ptx"])
     shared, warps = made.metadata.shared, made.metadata.num_warps
     share = occupancy(build.target, warps, registers, shared)
-    problem = problem_of(build, spilled, shared, wgmma)
+    columns = getattr(made.metadata, "tmem_size", 0) or 0
+    problem = problem_of(build, spilled, shared, products, columns)
     return Built(
-        build.case, build.kernel.__name__, build.target, warps, registers, spilled, shared, share, wgmma, problem
+        build.case, build.kernel.__name__, build.target, warps, registers, spilled, shared, share, products, problem
     )
 
 
-def problem_of(build: Build, spilled: int, shared: int, wgmma: int) -> str:
-    """Return what is wrong, or nothing."""
+def problem_of(build: Build, spilled: int, shared: int, products: str, columns: int = 0) -> str:
+    """Return what is wrong, or nothing. `columns` of tensor memory are taken."""
+    most = ARCHITECTURES[build.target.capability].shared - 1
     if spilled:
         return f"spills {spilled} bytes of registers"
-    if shared > SHARED[build.target.capability] * 1024:
-        return f"needs {shared} bytes of shared memory, and may have {SHARED[build.target.capability]} KiB"
-    if build.tensor_cores and build.target.capability == (9, 0) and not wgmma:
-        return "does not run on the tensor cores as it should (no wgmma)"
+    if shared > most * 1024:
+        return f"needs {shared} bytes of shared memory, and may have {most} KiB"
+    if columns > TENSOR_MEMORY:
+        return f"needs {columns} columns of tensor memory, and may have {TENSOR_MEMORY}"
+    if build.tensor_cores and products not in TENSOR_CORES.get(build.target.capability, TENSOR_CORES[8, 0]):
+        return f"does not run on the tensor cores as it should, but by {products or 'no instruction of theirs'}"
     return ""
 
 
@@ -209,7 +247,7 @@ def compile_at(targets: tuple[Target, ...], only: str, place: int) -> Built:
     try:
         return compiled(build)
     except Exception as error:  # whatever Triton and ptxas raise: the others are compiled all the same
-        return Built(build.case, build.kernel.__name__, build.target, 0, 0, 0, 0, 0.0, 0, f"does not compile: {error}")
+        return Built(build.case, build.kernel.__name__, build.target, 0, 0, 0, 0, 0.0, "", f"does not compile: {error}")
 
 
 def compile_all(targets: tuple[Target, ...], only: str, jobs: int) -> Iterator[Built]:
@@ -227,8 +265,8 @@ def sm(target: Target) -> str:
 
 
 HEAD = (
-    "| target | case | kernel | warps | registers | spilled | shared KiB | occupancy | wgmma |",
-    "|---|---|---|---:|---:|---:|---:|---:|---:|",
+    "| target | case | kernel | warps | registers | spilled | shared KiB | occupancy | products |",
+    "|---|---|---|---:|---:|---:|---:|---:|---|",
 )
 
 
@@ -236,7 +274,7 @@ def row(one: Built) -> str:
     """Return a row of Markdown, the same for a terminal."""
     return (
         f"| {sm(one.target)} | {one.case} | {one.kernel} | {one.warps} | {one.registers} | {one.spilled} "
-        f"| {one.shared / 1024:.1f} | {one.occupancy:.0%} | {one.wgmma} |"
+        f"| {one.shared / 1024:.1f} | {one.occupancy:.0%} | {one.products} |"
     )
 
 
@@ -262,7 +300,7 @@ def span(numbers: Sequence[int]) -> str:
 
 
 def target_of(name: str) -> Target:
-    found = {f"sm_{major}{minor}": Target((major, minor)) for major, minor in SHARED}
+    found = {f"sm_{major}{minor}": Target((major, minor)) for major, minor in ARCHITECTURES}
     if name not in found:
         raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(found)}")
     return found[name]

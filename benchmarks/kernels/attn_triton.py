@@ -19,7 +19,10 @@ from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 META = torch.device("meta")
-REQUESTS = 16
+REQUESTS = 64
+MOST_NODES = 64
+TILES = 16, 64, 1024
+"""Rows of a request's new tokens. Tiles of extends are as large, or as large as the table allows."""
 FLAGS = {"window": 1024, "logit_cap": 30.0, "sinks": True}
 
 
@@ -36,20 +39,22 @@ class Shape:
         return TritonAttention(TritonAttentionOptions(kv_parts=parts), ctx, target.capability)
 
 
-def _batch(target: Target, shape: Shape, backend: TritonAttention, new: int, nodes: int = 0) -> ForwardBatch:
+def _batch(
+    target: Target, shape: Shape, backend: TritonAttention, new: int, nodes: int = 0, requests: int = REQUESTS
+) -> ForwardBatch:
     """Return requests of `new` tokens each, at the end of 4096; with a tail of `nodes` tokens, if there are any."""
     pool = PlainPool(None, KVPoolContext(4096, 16, (shape.layer,), shape.kept or shape.dtype, META))
-    ints = target.empty(REQUESTS, dtype=torch.int64)
-    tokens = target.empty(REQUESTS * new, dtype=torch.int64)
-    lens, news = np.full(REQUESTS, 4096), np.full(REQUESTS, new)
+    ints = target.empty(requests, dtype=torch.int64)
+    tokens = target.empty(requests * new, dtype=torch.int64)
+    lens, news = np.full(requests, 4096), np.full(requests, new)
     view = KVGroupView(target.empty(64, 8192, dtype=torch.int32), tokens)
     mode = ForwardMode.DECODE if new == 1 else ForwardMode.EXTEND
-    batch = ForwardBatch(mode, REQUESTS, tokens, tokens, ints, ints, lens, (view,), pool, backend)
+    batch = ForwardBatch(mode, requests, tokens, tokens, ints, ints, lens, (view,), pool, backend)
     if new > 1:
         batch.extend_lens = batch.extend_prefix_lens = batch.extend_start_loc = ints
         batch.extend_lens_cpu, batch.extend_prefix_lens_cpu = news, lens - new
     if nodes:
-        batch.tail_lens, batch.tail_lens_cpu, batch.tail_bits = ints, np.full(REQUESTS, nodes), tokens
+        batch.tail_lens, batch.tail_lens_cpu, batch.tail_bits = ints, np.full(requests, nodes), tokens
     return batch
 
 
@@ -65,36 +70,50 @@ def _all(target: Target, shape: Shape) -> None:
     for parts in (1, 8):
         backend = shape.backend(target, parts)
         _run(target, shape, _batch(target, shape, backend, 1), backend)
-    _run(target, shape, _batch(target, shape, backend, 512), backend)
-    _run(target, shape, _batch(target, shape, backend, 32, 32), backend)
-    shared = replace(_batch(target, shape, backend, 1), common_prefix=2048)
+    group = shape.layer.num_heads // shape.layer.num_kv_heads
+    for rows in TILES:
+        new = max(rows // group, 2)
+        _run(target, shape, _batch(target, shape, backend, new), backend)
+        _run(target, shape, _batch(target, shape, backend, new, min(new, MOST_NODES)), backend)
     if shape.layer.window is None:
-        _run(target, shape, shared, backend)
+        for requests in (4, REQUESTS):
+            shared = replace(_batch(target, shape, backend, 1, requests=requests), common_prefix=2048)
+            _run(target, shape, shared, backend)
+
+
+def _shapes() -> Iterator[tuple[str, Shape]]:
+    """By size of heads and types, plain and with all that a layer may have; then groups and sizes out of the usual."""
+    fp16, fp32 = torch.float16, torch.float32
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    bf16 = torch.bfloat16
+    types = {
+        "bf16": (bf16, None),
+        "fp16": (fp16, None),
+        "bf16 e4m3": (bf16, e4m3),
+        "bf16 e5m2": (bf16, e5m2),
+        "fp32": (fp32, None),
+        "fp32 e4m3": (fp32, e4m3),
+        "fp32 e5m2": (fp32, e5m2),
+    }
+    for dim in (64, 128, 256, 512):
+        heads = 16, 1 if dim == 512 else 4, dim
+        for name, (dtype, kept) in types.items():
+            yield f"{dim} {name}", Shape(make_layer(*heads), dtype, kept)
+            if kept != e5m2 and dtype != fp16:
+                yield f"{dim} flags {name}", Shape(make_layer(*heads, **FLAGS), dtype, kept)
+    for dim in (64, 128, 256):
+        for name in ("bf16", "bf16 e4m3", "fp32"):
+            yield f"{dim} {name}, 64 heads to one", Shape(make_layer(64, 1, dim), *types[name])
+    yield "128 fp16 e4m3", Shape(make_layer(64, 8, 128), fp16, e4m3)
+    yield "64 bf16, 3 heads to one", Shape(make_layer(9, 3, 64))
+    yield "96 bf16, 1 head to one", Shape(make_layer(32, 32, 96))
+    yield "192 and 128 bf16, 1 head to one", Shape(make_layer(16, 16, 192, 128))
 
 
 def _cases() -> Iterator[Case]:
-    fp16, fp32 = torch.float16, torch.float32
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-    shapes = {
-        "llama-8b bf16": Shape(make_layer(32, 8, 128)),
-        "llama-8b fp16": Shape(make_layer(32, 8, 128), fp16),
-        "llama-8b e4m3": Shape(make_layer(32, 8, 128), kept=e4m3),
-        "llama-8b e5m2": Shape(make_layer(32, 8, 128), kept=e5m2),
-        "llama-70b fp16 e4m3": Shape(make_layer(64, 8, 128), fp16, e4m3),
-        "llama-70b flags bf16": Shape(make_layer(64, 8, 128, **FLAGS)),
-        "smollm bf16": Shape(make_layer(9, 3, 64)),
-        "gpt-oss flags bf16": Shape(make_layer(64, 8, 64, **FLAGS)),
-        "gpt-oss flags e4m3": Shape(make_layer(64, 8, 64, **FLAGS), kept=e4m3),
-        "gemma flags bf16": Shape(make_layer(16, 8, 256, **FLAGS)),
-        "gemma e4m3": Shape(make_layer(16, 8, 256), kept=e4m3),
-        "latent bf16": Shape(make_layer(16, 1, 512)),
-        "smollm flags fp32": Shape(make_layer(9, 3, 64, **FLAGS), fp32),
-        "llama-8b fp32": Shape(make_layer(32, 8, 128), fp32),
-        "smollm flags fp32 e5m2": Shape(make_layer(9, 3, 64, **FLAGS), fp32, e5m2),
-    }
-    for name, shape in shapes.items():
-        # Heads of 512 leave room for 32 rows, and wgmma takes 64.
-        fits = shape.dtype != fp32 and shape.layer.qk_head_dim <= 256
+    for name, shape in _shapes():
+        # Float32 has no tensor cores; heads of 512 leave room for 32 rows, and wgmma takes 64.
+        fits = shape.dtype != torch.float32 and shape.layer.qk_head_dim <= 256
         tensor_cores = frozenset({"extend_kernel"}) if fits else frozenset()
         yield Case(f"attention {name}", lambda target, shape=shape: _all(target, shape), tensor_cores)
 

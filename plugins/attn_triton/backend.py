@@ -190,6 +190,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             *stored.factors,
             TOKENS=extend.tokens,
             BLOCK_M=extend.blocks.rows,
+            maxnreg=extend.blocks.registers,
             HAS_TAIL=extend.tails,
             **_windowed(layer, sinks),
             **_constants(layer, extend.blocks, stored),
@@ -265,6 +266,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             prefix.size,
             *stored.factors,
             BLOCK_M=prefix.blocks.rows,
+            maxnreg=prefix.blocks.registers,
             **_constants(layer, prefix.blocks, stored),
         )
 

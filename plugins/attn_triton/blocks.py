@@ -64,12 +64,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Compile-time sizes of one launch: query rows and keys of a tile."""
+    """Compile-time sizes of one launch: query rows and keys of a tile, and how many dimensions of the heads a product
+    for scores takes at a time (0: all of them).
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    chunk: int = 0
+
+    @property
+    def registers(self) -> int:
+        """All that a thread may have. By itself ptxas sometimes takes half of it, and spills."""
+        return min(255, 65536 // (32 * self.warps))
 
 
 _HOPPER, _AMPERE, _SMALL = 227, 163, 99
@@ -83,35 +91,38 @@ _BY_DIM = dict[int, Blocks]
 _WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
 """For heads of more than 256, on any device."""
 
+_EXTEND_FLOAT32: _BY_DIM = {128: Blocks(64, 32, 8, 2, 32), 512: Blocks(32, 32, 8, 2, 32)}
+_DECODE_FLOAT32: _BY_DIM = {128: Blocks(64, 32, 8, 2, 32), 512: Blocks(64, 16, 8, 2, 32)}
+"""Float32 has no tensor cores without rounding to tf32. Its products keep their operands in registers, which do not
+suffice for whole heads: so scores are added up over chunks of 32 dimensions, on any device.
+"""
+
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {
-    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE},
+    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE},
     (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
-    (_HOPPER, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_HOPPER, 32): _EXTEND_FLOAT32,
     (_AMPERE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 32, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
-    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_AMPERE, 32): _EXTEND_FLOAT32,
     (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
-    (_SMALL, 32): {64: Blocks(32, 32, 8, 2), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 16, 1), 512: _WIDE},
+    (_SMALL, 32): _EXTEND_FLOAT32,
 }
 """Tiles of queries. They keep rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared
 memory. For 128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor
-of an H200, and runs on wgmma. Float32 has no tensor cores without rounding to tf32: its products take registers.
-
-Up to 128 dimensions these are the largest of the blocks tried that do not spill on sm_90 and sm_80
-(`python -m benchmarks.compile_kernels --only attention`).
+of an H200, and runs on wgmma. None of them spills, see docs/gpu-kernels.md.
 """
 
 _DECODE: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
     (_HOPPER, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
-    (_HOPPER, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE_DECODE},
+    (_HOPPER, 32): _DECODE_FLOAT32,
     (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
     (_AMPERE, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
-    (_AMPERE, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(64, 16, 8, 2), 512: _WIDE_DECODE},
+    (_AMPERE, 32): _DECODE_FLOAT32,
     (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
     (_SMALL, 16): {64: Blocks(64, 128, 8, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
-    (_SMALL, 32): {64: Blocks(64, 32, 8, 2), 256: Blocks(16, 16, 8, 2), 512: _WIDE_DECODE},
+    (_SMALL, 32): _DECODE_FLOAT32,
 }
 """Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage."""
 
@@ -128,16 +139,17 @@ def extend_blocks(
     registers, too.
     """
     # So do keys that are widened. In float32 there are none left: the blocks are those of larger heads.
-    crowded = device.width == 32 and (tails or device.kv_itemsize == 1) and kind.dim <= 128
-    entry = _entry(_EXTEND, max(kind.dim, 64) * 2 if crowded else kind.dim, device)
+    crowded = device.width == 32 and (tails or device.kv_itemsize == 1) and kind.dim == 128
+    entry = _entry(_EXTEND, 256 if crowded else kind.dim, device)
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
-    warps = 4 if block_rows * kind.dim < 64 * 64 else entry.warps
+    few = 16 * 128 if device.width == 32 else 32 * 128
+    warps = 4 if block_rows * kind.dim <= few else entry.warps
     rows = max(block_rows, power_of_two(kind.group))
-    return Blocks(rows, options.block_keys or entry.keys, warps, entry.stages)
+    return Blocks(rows, options.block_keys or entry.keys, warps, entry.stages, entry.chunk)
 
 
 def decode_blocks(kind: Kind, device: Device, options: TritonAttentionOptions) -> Blocks:
     """Return blocks of a decode, whose rows are the query heads of a KV head."""
     entry = _entry(_DECODE, kind.dim, device)
     rows = min(power_of_two(kind.group), entry.rows)
-    return Blocks(rows, options.block_keys or entry.keys, entry.warps, entry.stages)
+    return Blocks(rows, options.block_keys or entry.keys, entry.warps, entry.stages, entry.chunk)

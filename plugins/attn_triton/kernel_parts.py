@@ -1,4 +1,4 @@
-"""What the kernels have in common: scores, the running softmax, and reading K and V. Imports triton.
+"""What the kernels have in common: reading queries, K and V, scores, and the running softmax. Imports triton.
 
 Names have no underscore, since `kernels` takes them from here.
 """
@@ -7,20 +7,6 @@ Names have no underscore, since `kernels` takes them from here.
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def scores(q, k, scale, cap, HAS_CAP: tl.constexpr):
-    """Scaled scores of q [rows, dim] and k [dim, keys], in base 2.
-
-    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
-    one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
-    libdevice is not. "ieee" keeps float32 from becoming tf32; it changes nothing for the 16-bit types.
-    """
-    s = tl.dot(q, k, input_precision="ieee") * scale
-    if HAS_CAP:
-        s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
-    return s
 
 
 @triton.jit
@@ -55,27 +41,75 @@ def widen(x, dtype: tl.constexpr, KV: tl.constexpr):
 
 
 @triton.jit
-def read_block(
-    q, table_row, keys, values, key_stride, value_stride, start, end, d, dv,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+def products(
+    q, keys, slots, inside, d, D: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+    TYPE: tl.constexpr,
 ):  # fmt: skip
-    """K transposed [dim, keys] and V [keys, v dim] of positions [start, start + BLOCK_N), zeros from `end` on, in q's
-    type.
+    """Products float32 [rows, keys] of queries and the keys at `keys` + `slots`.
+
+    `q` is a tile [rows, dim]; with CHUNK, pointers [rows] to queries, of which so many dimensions are taken at a time,
+    since products without tensor cores keep whole rows and columns in registers. "ieee" keeps float32 from becoming
+    tf32; it changes nothing for the 16-bit types.
+    """
+    if CHUNK == 0:
+        # Head dims that are no power of two are padded with zeros. Where they are one, this mask folds away.
+        mask = (d < D)[:, None]
+        if MASKED:
+            mask = mask & inside[None, :]
+        k = tl.load(keys + slots[None, :] + d[:, None], mask=mask, other=0)
+        s = tl.dot(q, widen(k, TYPE, KV), input_precision="ieee")
+    else:
+        s = tl.zeros([q.shape[0], slots.shape[0]], tl.float32)
+        for start in range(0, D, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            mask = (at < D)[:, None]
+            if MASKED:
+                mask = mask & inside[None, :]
+            k = tl.load(keys + slots[None, :] + at[:, None], mask=mask, other=0)
+            some = tl.load(q[:, None] + at[None, :], mask=(at < D)[None, :], other=0.0)
+            s = tl.dot(some, widen(k, TYPE, KV), s, input_precision="ieee")
+    return s
+
+
+@triton.jit
+def scored_block(
+    q, table_row, keys, values, key_stride, value_stride, start, end, scale, cap, d, dv,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
+    KV: tl.constexpr, MASKED: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Positions of a block of keys from `start` on, scaled scores [rows, keys] in base 2, and V [keys, v dim] in TYPE.
+
+    With MASKED nothing is read from `end` on: V is zero there, and scores mean nothing. `q` is that of `products`.
+
+    With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
+    one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
+    libdevice is not.
     """
     n = start + tl.arange(0, BLOCK_N)
-    # Head dims that are no power of two are padded with zeros. Where they are one, these two masks fold away.
-    k_mask = (d < D)[:, None]
+    inside = n < end
     v_mask = (dv < DV)[None, :]
     if MASKED:
-        inside = n < end
         slots = tl.load(table_row + n, mask=inside, other=0).to(tl.int64)
-        k_mask = k_mask & inside[None, :]
         v_mask = v_mask & inside[:, None]
     else:
         slots = tl.load(table_row + n).to(tl.int64)  # int64: slots times their stride outgrow 31 bits
-    k = tl.load(keys + slots[None, :] * key_stride + d[:, None], mask=k_mask, other=0)
+    s = products(q, keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED, TYPE) * scale
+    if HAS_CAP:
+        s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
     v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0)
-    return n, widen(k, q.dtype, KV), widen(v, q.dtype, KV)
+    return n, s, widen(v, TYPE, KV)
+
+
+@triton.jit
+def queries(q, places, real, d, D: tl.constexpr, CHUNK: tl.constexpr):
+    """Load a tile [rows, dim] of the queries at `q` + `places` [rows], with zeros where they are not `real`. With CHUNK
+    return pointers to them instead; those that are not real point to the first of all.
+    """
+    if CHUNK == 0:
+        tile = tl.load(q + places[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
+    else:
+        tile = q + tl.where(real, places, 0)
+    return tile
 
 
 @triton.jit
@@ -111,15 +145,14 @@ def extend_blocks(
     first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
     first, end, window, scale, cap, d, dv, tail, low, high,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_TAIL: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+    HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
     for block in range(first_block, last_block):
-        n, k, v = read_block(
-            q, table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, d, dv,
-            D, DV, BLOCK_N, KV, MASKED,
+        n, s, v = scored_block(
+            q, table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, scale, cap, d, dv,
+            D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, MASKED, TYPE,
         )  # fmt: skip
-        s = scores(q, k, scale, cap, HAS_CAP)
         if MASKED:
             if HAS_TAIL:
                 # Of keys from `tail` on those whose bit is set, of those before it whatever the window leaves.

@@ -23,8 +23,8 @@ from pegboard.plugins.attn_triton.kernel_parts import (
     extend_blocks,
     online_softmax,
     part_size,
-    read_block,
-    scores,
+    queries,
+    scored_block,
     seen_of_tail,
 )
 
@@ -37,7 +37,7 @@ def extend_kernel(
     GROUP: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
-    KV: tl.constexpr,
+    CHUNK: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with new tokens over cached and new KV. Grid (tiles, kv heads). With HAS_TAIL all requests of the tiles
     have a tail, see ForwardBatch.
@@ -76,11 +76,8 @@ def extend_kernel(
         low, high = seen_of_tail(bits, window, tail_len, HAS_WINDOW)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q_tile = tl.load(
-        q + (start + token)[:, None] * q_token + head[:, None] * q_head + d[None, :],
-        mask=real[:, None] & (d < D)[None, :],
-        other=0.0,
-    )
+    TYPE: tl.constexpr = q.dtype.element_ty
+    q_tile = queries(q, (start + token) * q_token + head * q_head, real, d, D, CHUNK)
 
     # Keys [first, end) are seen by some row. In between lie the blocks that every row sees whole: they need no mask.
     first = 0
@@ -103,17 +100,17 @@ def extend_kernel(
         top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
             first, end, window, scale, cap, d, dv, tail, low, high,
-            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, True,
+            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True, TYPE,
         )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, False,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, False, TYPE,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, KV, True,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True, TYPE,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -133,7 +130,8 @@ def decode_kernel(
     table_stride, window, start, scale, cap, v_scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr, KV: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    CHUNK: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One new token per request over one part of its KV from `start` on. Grid (requests, kv heads * head blocks,
     parts).
@@ -161,11 +159,8 @@ def decode_kernel(
         head = kv_head * GROUP + h
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
-        q_tile = tl.load(
-            q + token * q_token + head[:, None] * q_head + d[None, :],
-            mask=real[:, None] & (d < D)[None, :],
-            other=0.0,
-        )
+        TYPE: tl.constexpr = q.dtype.element_ty
+        q_tile = queries(q, token * q_token + head * q_head, real, d, D, CHUNK)
         top = tl.full([BLOCK_H], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
@@ -176,17 +171,17 @@ def decode_kernel(
         # The newest token sees everything below it: only the block at the end needs a mask.
         whole = (end - first) // BLOCK_N
         for block in range(whole):
-            _, k, v = read_block(
-                q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, d, dv,
-                D, DV, BLOCK_N, KV, False,
+            _, s, v = scored_block(
+                q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, scale, cap, d, dv,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, False, TYPE,
             )  # fmt: skip
-            top, total, acc = online_softmax(scores(q_tile, k, scale, cap, HAS_CAP), top, total, acc, v)
+            top, total, acc = online_softmax(s, top, total, acc, v)
         if first + whole * BLOCK_N < end:
-            n, k, v = read_block(
-                q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, d, dv,
-                D, DV, BLOCK_N, KV, True,
+            n, s, v = scored_block(
+                q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, scale, cap, d, dv,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, True, TYPE,
             )  # fmt: skip
-            s = tl.where((n < end)[None, :], scores(q_tile, k, scale, cap, HAS_CAP), float("-inf"))
+            s = tl.where((n < end)[None, :], s, float("-inf"))
             top, total, acc = online_softmax(s, top, total, acc, v)
 
         if SPLIT:
@@ -211,7 +206,7 @@ def prefix_kernel(
     count, prefix, size, scale, cap, v_scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_CAP: tl.constexpr, KV: tl.constexpr,
+    HAS_CAP: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with the new tokens of `count` requests over one part, `size` keys, of the `prefix` keys that all of them
     share. Grid (row tiles, kv heads, parts).
@@ -229,11 +224,8 @@ def prefix_kernel(
     head = kv_head * GROUP + r % GROUP
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q_tile = tl.load(
-        q + request[:, None] * q_token + head[:, None] * q_head + d[None, :],
-        mask=real[:, None] & (d < D)[None, :],
-        other=0.0,
-    )
+    TYPE: tl.constexpr = q.dtype.element_ty
+    q_tile = queries(q, request * q_token + head * q_head, real, d, D, CHUNK)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -244,12 +236,12 @@ def prefix_kernel(
     whole = (end - first) // BLOCK_N
     top, total, acc = extend_blocks(
         0, whole, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, 0, scale, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, KV, False,
+        first, end, 0, scale, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, False, TYPE,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole, tl.cdiv(end - first, BLOCK_N), top, total, acc, q_tile, positions, table_row, keys, values,
         key_slot, value_slot, first, end, 0, scale, cap, d, dv, end, 0, 0,
-        D, DV, BLOCK_N, False, HAS_CAP, False, KV, True,
+        D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, True, TYPE,
     )  # fmt: skip
     tl.store(tops + request * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
     tl.store(

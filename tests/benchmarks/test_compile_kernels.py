@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.compile_kernels import build_of, launched_by, occupancy, problem_of
+from benchmarks.compile_kernels import build_of, launched_by, occupancy, problem_of, products_of, target_of
 from benchmarks.kernels import Case, Target
 from pegboard.core.toolkit.kernels import operations
 from pegboard.core.toolkit.kernels.launch import Launch
@@ -68,13 +69,26 @@ def test_one_is_a_constant() -> None:
 
 def test_what_is_wrong() -> None:
     build = build_of(CASE, H200, launched(8, 64))
-    assert problem_of(build, spilled=0, shared=227 * 1024, wgmma=2) == ""
-    assert "spills 8 bytes" in problem_of(build, spilled=8, shared=0, wgmma=2)
-    assert "may have 227 KiB" in problem_of(build, spilled=0, shared=227 * 1024 + 1, wgmma=2)
-    assert "wgmma" in problem_of(build, spilled=0, shared=0, wgmma=0)
+    assert problem_of(build, spilled=0, shared=227 * 1024, products="wgmma") == ""
+    assert "spills 8 bytes" in problem_of(build, spilled=8, shared=0, products="wgmma")
+    assert "may have 227 KiB" in problem_of(build, spilled=0, shared=227 * 1024 + 1, products="wgmma")
+    assert "mma.sync" in problem_of(build, spilled=0, shared=0, products="mma.sync")
+    assert "no instruction" in problem_of(build, spilled=0, shared=0, products="")
     older = build_of(CASE, A100, launched(8, 64))
-    assert problem_of(older, spilled=0, shared=163 * 1024, wgmma=0) == ""
-    assert "may have 163 KiB" in problem_of(older, spilled=0, shared=164 * 1024, wgmma=0)
+    assert problem_of(older, spilled=0, shared=163 * 1024, products="mma.sync") == ""
+    assert "may have 163 KiB" in problem_of(older, spilled=0, shared=164 * 1024, products="mma.sync")
+    assert "tensor cores" in problem_of(older, spilled=0, shared=0, products="")
+    newer = build_of(CASE, target_of("sm_100"), launched(8, 64))
+    assert problem_of(newer, spilled=0, shared=0, products="tcgen05.mma", columns=512) == ""
+    assert "600 columns" in problem_of(newer, spilled=0, shared=0, products="tcgen05.mma", columns=600)
+
+
+def test_what_multiplies() -> None:
+    lines = "\twgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1};\n\t@%p1 tcgen05.mma.cta_group::1 [%r1];\n"
+    assert products_of(lines) == "wgmma"
+    assert products_of(lines + "\tmma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1};\n") == "mma.sync"
+    assert products_of(lines[lines.index("\n") :]) == "tcgen05.mma"
+    assert products_of("\tfma.rn.f32 %f1, %f2, %f3, %f4; // no wgmma\n") == ""
 
 
 @pytest.mark.parametrize(
@@ -84,3 +98,14 @@ def test_what_is_wrong() -> None:
 def test_occupancy(warps: int, registers: int, shared: int, share: float) -> None:
     """As NVIDIA's own table for 9.0 has it."""
     assert occupancy(H200, warps, registers, shared) == share
+
+
+def test_occupancy_of_smaller_ones() -> None:
+    assert occupancy(target_of("sm_86"), 4, 32, 0) == 1.0
+    assert occupancy(target_of("sm_86"), 1, 32, 0) == 16 / 48, "of so many blocks"
+    assert occupancy(target_of("sm_89"), 4, 32, 49 * 1024) == 8 / 48, "two blocks, since each takes one more"
+
+
+def test_targets_that_are_not_known() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="sm_75 is not one of sm_80, sm_86"):
+        target_of("sm_75")

@@ -123,6 +123,13 @@ class ScaledPool(PlainPool):
         self.put(layer_id, slots, k, v)
 
 
+class QuietPool(ScaledPool):
+    """One that notes no writes: it looks at nothing, and so can be part of a graph."""
+
+    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.put(layer_id, slots, k, v)
+
+
 class AttentionRig:
     """Requests with random q, k and v, paged as the pipeline would, and a batch of their new tokens.
 

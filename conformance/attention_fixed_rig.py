@@ -12,7 +12,7 @@ import torch
 from pegboard.conformance.attention_fakes import (
     CPU,
     AttentionRig,
-    ScaledPool,
+    QuietPool,
     attention_reference,
     make_sinks,
     scales_of,
@@ -47,13 +47,6 @@ class _Graph:
     outs: Sequence[torch.Tensor] = ()
 
 
-class StaticPool(ScaledPool):
-    """A pool that looks at nothing when it is written to, as in a graph it must not."""
-
-    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.put(layer_id, slots, k, v)
-
-
 class FixedRig:
     """Captures a decode batch of a size when it is first asked for, and replays it from then on.
 
@@ -77,7 +70,7 @@ class FixedRig:
         groups = 1 + max(layer.kv_group for layer in layers)
         pages = groups * max(sizes) * -(-longest // page_size) + 2
         kept = dtype if kv_dtype is None else kv_dtype
-        self.pool = StaticPool(None, KVPoolContext(pages, page_size, self.layers, kept, device))
+        self.pool = QuietPool(None, KVPoolContext(pages, page_size, self.layers, kept, device))
         if is_eight_bit(kept):
             for layer in layers:
                 self.pool.set_scales(layer.layer_id, *scales_of(layer.layer_id))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pegboard.conformance.paged import PlainPool
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.toolkit.model.eight_bit import as_bytes, is_eight_bit
 
@@ -16,14 +15,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.options import Options
-
-
-class QuietPool(PlainPool):
-    """A `PlainPool` that keeps no list of its writes, and so can be part of a graph."""
-
-    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.keys(layer_id).index_copy_(0, slots, k)
-        self.values(layer_id).index_copy_(0, slots, v)
 
 
 class FixedAttention(AttentionBackend):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention, QuietPool
+from pegboard.conformance.attention_fakes import QuietPool
+from pegboard.conformance.fixed_attention import FixedAttention
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import CPU, Rig, WatchedNetwork
 from pegboard.conformance.runner_suite import RunnerSuite, best_sampler

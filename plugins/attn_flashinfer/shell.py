@@ -45,20 +45,8 @@ class Computing(TypedDict):
     o_data_type: torch.dtype
 
 
-class DecodeWrapper(Protocol):
-    """What is used of BatchDecodeWithPagedKVCacheWrapper."""
-
-    def plan(
-        self,
-        indptr: torch.Tensor,
-        indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        **kwargs: Unpack[Computing],
-    ) -> None: ...
+class Wrapper(Protocol):
+    """What is used of both wrappers, once they are planned."""
 
     def run(
         self,
@@ -75,7 +63,23 @@ class DecodeWrapper(Protocol):
     ) -> None: ...
 
 
-class PrefillWrapper(Protocol):
+class DecodeWrapper(Wrapper, Protocol):
+    """What is used of BatchDecodeWithPagedKVCacheWrapper."""
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        **kwargs: Unpack[Computing],
+    ) -> None: ...
+
+
+class PrefillWrapper(Wrapper, Protocol):
     """What is used of BatchPrefillWithPagedKVCacheWrapper."""
 
     def plan(
@@ -92,29 +96,10 @@ class PrefillWrapper(Protocol):
         head_dim_vo: int | None = None,
         packed_custom_mask: torch.Tensor | None = None,
         causal: bool = False,
-        sm_scale: float | None = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype | None = None,
-        o_data_type: torch.dtype | None = None,
+        **kwargs: Unpack[Computing],
     ) -> None: ...
-
-    def run(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
-        *,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        return_lse: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None: ...
-
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
-    ) -> None: ...
 
 
 class MakesDecode(Protocol):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_flashinfer.planning import Kind, Pages, Use, uses_tensor_cores
+from pegboard.plugins.attn_flashinfer.shell import DecodeWrapper, PrefillWrapper, Wrapper
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext
     from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
-    from pegboard.plugins.attn_flashinfer.shell import Computing, DecodeWrapper, Fence, PrefillWrapper, Shell
+    from pegboard.plugins.attn_flashinfer.shell import Computing, Fence, Shell
 
 INT_WORKSPACE = 8 << 20
 """Bytes of a schedule: what FlashInfer itself takes. It reads parts that it has not written, so they begin as zeros."""
@@ -43,7 +45,10 @@ class Scaling:
     v: float | None = None
 
 
-class Fenced:
+WrapperT = TypeVar("WrapperT", bound=Wrapper)
+
+
+class Fenced(Generic[WrapperT]):
     """A wrapper that is planned again only when the device has read its last plan.
 
     `plan` writes a schedule into pinned memory and enqueues its copy. Planning again before that copy ran would
@@ -51,49 +56,47 @@ class Fenced:
     before the last is over when a step is prepared.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, wrapper: WrapperT) -> None:
         self._shell = shell
+        self._wrapper = wrapper
         self._fence: Fence | None = None
 
-    def before_plan(self) -> None:
+    @contextmanager
+    def planning(self) -> Iterator[WrapperT]:
+        """Wait until the wrapper may be planned, and note when that is done."""
         if self._fence is not None:
             self._fence.wait()
-
-    def after_plan(self) -> None:
+        yield self._wrapper
         self._fence = self._shell.fence()
 
+    def run(self, q: torch.Tensor, cache: Cache, scaling: Scaling, *, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output and, where it is wanted, its log-sum-exp (else the output again)."""
+        found = self._wrapper.run(q, cache, k_scale=scaling.k, v_scale=scaling.v, return_lse=lse)
+        return found if isinstance(found, tuple) else (found, found)
 
-class Decoder(Fenced):
+
+class Decoder(Fenced[DecodeWrapper]):
     """One new token per request."""
 
-    def __init__(self, shell: Shell, wrapper: DecodeWrapper) -> None:
-        super().__init__(shell)
-        self._wrapper = wrapper
-
     def plan(self, kind: Kind, ctx: AttentionContext, listed: Listed) -> None:
-        self.before_plan()
-        self._wrapper.plan(
-            listed.kv_indptr,
-            listed.indices,
-            listed.last_page_len,
-            kind.num_heads,
-            kind.num_kv_heads,
-            kind.qk_head_dim,
-            ctx.page_size,
-            **_computing(kind, ctx),
-        )
-        self.after_plan()
-
-    def run(self, q: torch.Tensor, cache: Cache, scaling: Scaling, *, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        return _run(self._wrapper, q, cache, scaling, lse=lse)
+        with self.planning() as wrapper:
+            wrapper.plan(
+                listed.kv_indptr,
+                listed.indices,
+                listed.last_page_len,
+                kind.num_heads,
+                kind.num_kv_heads,
+                kind.qk_head_dim,
+                ctx.page_size,
+                **_computing(kind, ctx),
+            )
 
 
-class Prefiller(Fenced):
+class Prefiller(Fenced[PrefillWrapper]):
     """Any number of new tokens per request."""
 
     def __init__(self, shell: Shell, wrapper: PrefillWrapper, *, prewarm: bool = False) -> None:
-        super().__init__(shell)
-        self._wrapper = wrapper
+        super().__init__(shell, wrapper)
         self._prewarm = prewarm
 
     def plan(
@@ -106,28 +109,24 @@ class Prefiller(Fenced):
         causal: bool = True,
         mask: torch.Tensor | None = None,
     ) -> None:
-        self.before_plan()
-        self._wrapper.plan(
-            qo_indptr,
-            listed.kv_indptr,
-            listed.indices,
-            listed.last_page_len,
-            kind.num_heads,
-            kind.num_kv_heads,
-            kind.qk_head_dim,
-            ctx.page_size,
-            head_dim_vo=kind.v_head_dim,
-            packed_custom_mask=mask,
-            causal=causal and mask is None,
-            **_computing(kind, ctx, masked=mask is not None),
-        )
-        if self._prewarm:  # a variant that would otherwise be compiled while a graph is captured
-            self._wrapper.prewarm_paged_kv_stride_variant()
-            self._prewarm = False
-        self.after_plan()
-
-    def run(self, q: torch.Tensor, cache: Cache, scaling: Scaling, *, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        return _run(self._wrapper, q, cache, scaling, lse=lse)
+        with self.planning() as wrapper:
+            wrapper.plan(
+                qo_indptr,
+                listed.kv_indptr,
+                listed.indices,
+                listed.last_page_len,
+                kind.num_heads,
+                kind.num_kv_heads,
+                kind.qk_head_dim,
+                ctx.page_size,
+                head_dim_vo=kind.v_head_dim,
+                packed_custom_mask=mask,
+                causal=causal and mask is None,
+                **_computing(kind, ctx, masked=mask is not None),
+            )
+            if self._prewarm:  # a variant that would otherwise be compiled while a graph is captured
+                wrapper.prewarm_paged_kv_stride_variant()
+                self._prewarm = False
 
 
 def _computing(kind: Kind, ctx: AttentionContext, *, masked: bool = False) -> Computing:
@@ -141,14 +140,6 @@ def _computing(kind: Kind, ctx: AttentionContext, *, masked: bool = False) -> Co
         "kv_data_type": ctx.pool_dtype,
         "o_data_type": ctx.dtype,
     }
-
-
-def _run(
-    wrapper: DecodeWrapper | PrefillWrapper, q: torch.Tensor, cache: Cache, scaling: Scaling, *, lse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and, where it is wanted, its log-sum-exp (else the output again)."""
-    found = wrapper.run(q, cache, k_scale=scaling.k, v_scale=scaling.v, return_lse=lse)
-    return found if isinstance(found, tuple) else (found, found)
 
 
 @dataclass(frozen=True, slots=True)

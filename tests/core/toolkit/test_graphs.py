@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention, QuietPool
+from pegboard.conformance.attention_fakes import QuietPool
+from pegboard.conformance.fixed_attention import FixedAttention
 from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
@@ -20,7 +21,7 @@ TABLE = torch.zeros((9, 16), dtype=torch.int32)
 
 
 def make_pool() -> QuietPool:
-    return QuietPool(NoOptions(), KVPoolContext(1, 1, (), torch.float32, CPU))
+    return QuietPool(None, KVPoolContext(1, 1, (), torch.float32, CPU))
 
 
 def make_attention() -> FixedAttention:

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention, QuietPool
+from pegboard.conformance.attention_fakes import QuietPool
+from pegboard.conformance.fixed_attention import FixedAttention
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import CPU, Rig

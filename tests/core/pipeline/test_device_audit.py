@@ -93,7 +93,13 @@ class Audit:
     """
 
     def __init__(
-        self, checkpoint: Path, loop: str, *, graphs: bool, attention: type[TritonAttention] = TritonAttention
+        self,
+        checkpoint: Path,
+        loop: str,
+        *,
+        graphs: bool = False,
+        attention: type[TritonAttention] = TritonAttention,
+        **scheduler: Any,
     ) -> None:
         self.engine = Engine.from_config(
             {
@@ -101,7 +107,7 @@ class Audit:
                 "runner": {"use": "layered"},
                 "memory": {"max_total_tokens": 2048, "page_size": 4},
                 "model": {"path": str(checkpoint), "dtype": "float32", "hidden_states": True},
-                "scheduler": {"loop": loop},
+                "scheduler": {"loop": loop, **scheduler},
             }
         )
         built = self.engine.built
@@ -205,6 +211,16 @@ def test_one_copy_there_and_one_back(audit: Audit, kind: str) -> None:
     check(audit, kind)
 
 
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_chunks_of_prompts_in_the_decodes_batch(checkpoint: Path, loop: str) -> None:
+    made = Audit(checkpoint, loop, mixed_chunk=True, chunked_prefill_size=8)
+    with made.engine:
+        check(made, "greedy")
+    assert [mode for mode, _, _, _ in made.steps].count(ForwardMode.MIXED) >= 1
+    names = [getattr(one.kernel, "__name__", "") for one in made.launches]
+    assert {"tiles_kernel", "singles_kernel"} <= set(names)
+
+
 class BringsByItself(TritonAttention):
     """Has its lists made on the host, in a copy of their own."""
 
@@ -222,7 +238,7 @@ class GoesPastTheQueue(TritonAttention):
 
 @pytest.mark.parametrize("mutant", [BringsByItself, GoesPastTheQueue])
 def test_attention_with_a_copy_of_its_own_is_found(checkpoint: Path, mutant: type[TritonAttention]) -> None:
-    made = Audit(checkpoint, "normal", graphs=False, attention=mutant)
+    made = Audit(checkpoint, "normal", attention=mutant)
     with made.engine, pytest.raises((AssertionError, RuntimeError)):
         check(made, "greedy")
 

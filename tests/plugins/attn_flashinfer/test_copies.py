@@ -41,7 +41,7 @@ class Counted(Imitated):
 
 @pytest.mark.parametrize(("lens", "common", "lists"), [(MIXED, 0, 5), (DECODES, 0, 5), (DECODES, 32, 9)])
 def test_one_copy_of_ours(lens: Lens, common: int, lists: int) -> None:
-    """Of all kinds of layers together. Lists: one of queries, and two for each set of keys that is seen: all of them, or
+    """Of all kinds of layers together. Lists: one of queries, and two for each set of keys that is seen, all of them or
     those in the window. A common prefix is a set of its own, with one more list of queries for each of its two kinds.
     """
     brought: list[int] = []
@@ -51,7 +51,7 @@ def test_one_copy_of_ours(lens: Lens, common: int, lists: int) -> None:
         return on_device(CPU, None, arrays)
 
     rig = AttentionRig(LAYERS, lens, page_size=16, common=common)
-    backend = Counted(FlashInferOptions(**CASCADE), replace(rig.context_for(), bring=bring))
+    backend = Counted(FlashInferOptions.model_validate(CASCADE), replace(rig.context_for(), bring=bring))
     backend.prepare(rig.batch(backend))
     assert len(brought) == 1
     library = backend.library

@@ -3,13 +3,17 @@
     python -m benchmarks.disagg                 # 47 MB as 60 buffers of 2,048 tokens, medians of 15
     python -m benchmarks.disagg --quick         # to see that it works; figures mean little
     python -m benchmarks.disagg --engines tcp nixl mooncake     # in .transfer, of `make transfer-packages`
+    python -m benchmarks.disagg --engines nixl/direct nixl      # without staging, and with it
 
 A source lives in a process of its own, as in another server. Each row reads the same bytes, out of pages of so many
 tokens that are spread over its pool, into pages that are spread over the reader's; a page of 16 tokens is a piece of
-6,144 B in each buffer. The plain socket sends as many bytes from one buffer into another one, by sendall and recv_into,
-from another quarter of it each time, since an engine's memory is not in the processor's caches either. All rows take
-turns, and ratios are medians over turns: above 1 an engine is faster than the plain socket. Beside `nixl` NIXL alone
-reads pages of the same size, as one transfer: `raw` rows, with the engine's ratio to them.
+6,144 B in each buffer. The rows `heads` read half of the heads of twice as many tokens, in pages of 16: a piece of
+192 B for each token in each buffer, into a pool that has these heads alone, as between other tensor-parallel sizes.
+
+The plain socket sends as many bytes from one buffer into another one, by sendall and recv_into, from another quarter of
+it each time, since an engine's memory is not in the processor's caches either. All rows take turns, and ratios are
+medians over turns: above 1 an engine is faster than the plain socket. Beside `nixl` NIXL alone reads pages of the same
+size, as one transfer: `raw` rows, with the engine's ratio to them.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ TIMES = 4
 """Slots of a pool over those that are read."""
 LEASE = 1
 PAGES = (1, 16, 64)
+HEADS = "heads"
+DIRECT = "/direct"
+"""Behind an engine's name: without staging, so piece by piece."""
 RAW = "nixl raw "
 TIMEOUT = 60.0
 
@@ -66,10 +73,12 @@ def pool(tokens: int) -> tuple[list[np.ndarray], tuple[Region, ...]]:
 
 def build(engine: str, regions: tuple[Region, ...]) -> KVTransfer:
     """Return an engine of this name. Raises SystemExit where it does not work here."""
-    record = Registry.discover().get(KV_TRANSFER.name, engine)
+    name = engine.removesuffix(DIRECT)
+    record = Registry.discover().get(KV_TRANSFER.name, name)
     if record is None:
-        raise SystemExit(f"--engines: there is no kv_transfer {engine!r}")
-    cls, options, ctx = record.load(), record.options_model()(), KVTransferContext(regions)
+        raise SystemExit(f"--engines: there is no kv_transfer {name!r}")
+    options = record.options_model()(**({"staging": 0} if engine.endswith(DIRECT) else {}))
+    cls, ctx = record.load(), KVTransferContext(regions)
     if objection := cls.supports(options, ctx):
         raise SystemExit(f"--engines: {engine} {objection}")
     made: KVTransfer = cls(options, ctx)
@@ -85,13 +94,31 @@ def pieces(tokens: int, page: int, seed: int) -> Ranges:
     return Ranges(regions, offsets, np.full(len(offsets), page * SLOT, np.int64))
 
 
+def heads(tokens: int, seed: int, slot: int) -> Ranges:
+    """Return half of the heads of twice as many tokens, in pages of 16, out of slots of so many bytes: whole ones, or
+    those of a pool that has these heads alone.
+    """
+    page, half = 16, SLOT // 2
+    count = 2 * tokens // page
+    pages = np.random.default_rng(seed).permutation(TIMES * tokens // page)[:count].astype(np.int64)
+    slots = (pages[:, None] * page + np.arange(page)).ravel()
+    regions = np.repeat(np.arange(REGIONS, dtype=np.int32), 2 * tokens)
+    return Ranges(regions, np.tile(slots * slot, REGIONS), np.full(len(regions), half, np.int64))
+
+
+def reads(tokens: int, run: int) -> dict[str, tuple[Ranges, Ranges]]:
+    """Return source and target of each row's read."""
+    found = {str(page): (pieces(tokens, page, 2 * run), pieces(tokens, page, 2 * run + 1)) for page in PAGES}
+    return found | {HEADS: (heads(tokens, 2 * run, SLOT), heads(tokens, 2 * run + 1, SLOT // 2))}
+
+
 def serve(pipe: Connection, engines: Sequence[str], tokens: int) -> None:
     """Be the source, until the reader has had enough."""
     _, regions = pool(tokens)
     made = {name: build(name, regions) for name in engines}
     for one in made.values():
         one.allow(LEASE)
-    raw = RawNixl(regions) if "nixl" in engines else None
+    raw = RawNixl(regions) if has_nixl(engines) else None
     nbytes = tokens * SLOT * REGIONS
     data = np.ones((TIMES, nbytes), np.uint8)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -102,6 +129,10 @@ def serve(pipe: Connection, engines: Sequence[str], tokens: int) -> None:
                 connection.sendall(data[quarter[0]].data)
     for one in made.values():
         one.close()
+
+
+def has_nixl(engines: Sequence[str]) -> bool:
+    return any(one.removesuffix(DIRECT) == "nixl" for one in engines)
 
 
 class Plain:
@@ -163,14 +194,13 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     rows: dict[str, list[float]] = {}
     for run in range(args.runs + 1):
         times = {"socket": plain.run(run)}
-        for name, engine in made.items():
-            for page in PAGES:
-                wanted, target = (pieces(args.tokens, page, seed) for seed in (2 * run, 2 * run + 1))
+        for what, (wanted, target) in reads(args.tokens, run).items():
+            for name, engine in made.items():
                 with checked(buffers, args.tokens):
-                    times[f"{name} {page}"] = read(engine, wanted, target)
-                if raw is not None and name == "nixl":
-                    with checked(buffers, args.tokens):
-                        times[f"{RAW}{page}"] = raw.read(place, wanted, target)
+                    times[f"{name} {what}"] = read(engine, wanted, target)
+            if raw is not None and what != HEADS:
+                with checked(buffers, args.tokens):
+                    times[f"{RAW}{what}"] = raw.read(place, wanted, target)
         if run:
             for name, seconds in times.items():
                 rows.setdefault(name, []).append(seconds)
@@ -194,7 +224,7 @@ def report(rows: dict[str, list[float]], nbytes: int) -> dict[str, dict[str, flo
         median = statistics.median(seconds)
         one = found[name] = {"ms": median * 1e3, "gb_per_s": nbytes / median / 1e9}
         one["ratio"], to_raw = ratio(rows["socket"], seconds), ""
-        if raw := rows.get(f"{RAW}{name.removeprefix('nixl ')}"):
+        if raw := rows.get(f"{RAW}{name.split()[-1]}") if has_nixl([name.split()[0]]) else None:
             one["to_raw"] = ratio(raw, seconds)
             to_raw = f"{one['to_raw']:6.2f}"
         print(f"{name:16} {median * 1e3:8.1f} {nbytes / median / 1e9:7.2f} {one['ratio']:9.2f} {to_raw}".rstrip())

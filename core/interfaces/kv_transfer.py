@@ -117,7 +117,7 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
 
     def allow(self, lease: int) -> None:
         """Let peers read under this lease from now on. Where it stands already nothing changes: reads under way go on,
-        and one `revoke` ends it. An engine that is not `fenced` lets them read anyway.
+        and one `revoke` ends it. An engine that is not `fenced` may let them read anyway.
         """
 
     def revoke(self, lease: int) -> None:

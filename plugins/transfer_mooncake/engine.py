@@ -16,7 +16,8 @@ from pegboard.core.toolkit.transfer.links import Wire
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.kv_transfer import Ranges, Region
+    from pegboard.core.interfaces.kv_transfer import Region
+    from pegboard.core.toolkit.transfer.links import Part
     from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
 
 TOKEN = 16
@@ -125,7 +126,8 @@ class MooncakeWire(Wire[Pieces]):
         if found.tobytes() != token:
             raise TransferError(f"at {self._address} there is another server by now")
 
-    def begin(self, source: Ranges, target: Ranges) -> Pieces:
+    def begin(self, part: Part) -> Pieces:
+        source, target = part.source, part.target
         here = (self._own[target.region] + target.offset.astype(np.uint64)).tolist()
         there = (self._theirs[source.region] + source.offset.astype(np.uint64)).tolist()
         begun = Pieces()

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.toolkit.transfer.staging import StagingOptions
 
 
-class MooncakeTransferOptions(Options):
+class MooncakeTransferOptions(StagingOptions):
     """Options of the engine `mooncake`."""
 
     hostname: str = "127.0.0.1"

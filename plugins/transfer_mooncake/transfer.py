@@ -9,15 +9,19 @@ import numpy as np
 
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, TransferError
 from pegboard.core.toolkit.transfer.described import pack, unpack
-from pegboard.core.toolkit.transfer.linked import LinkedTransfer
+from pegboard.core.toolkit.transfer.linked import LinkedTransfer, Reach
 from pegboard.core.toolkit.transfer.links import Limits
+from pegboard.core.toolkit.transfer.ordering import StagingPlace
+from pegboard.core.toolkit.transfer.staging import Staging
 from pegboard.plugins.transfer_mooncake.engine import Engine, MooncakeWire, Pieces, library
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-KIND = b"pegboard moon 1\n"
+KIND = b"pegboard moon 2\n"
 PART_BYTES = 2**20
 PART_PIECES = 128
 PARTS = 6
@@ -25,12 +29,15 @@ PARTS = 6
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a peer needs: the port of handshakes, the run's token and where it is, address and length of each region."""
+    """What a peer needs: the port of handshakes, the run's token and where it is, address and length of each region,
+    and the staging behind them.
+    """
 
     port: int
     token: bytes
     token_address: int
     regions: tuple[tuple[int, int], ...]
+    staging: StagingPlace | None
 
 
 class MooncakeTransfer(LinkedTransfer[Pieces, MooncakeTransferOptions]):
@@ -39,12 +46,11 @@ class MooncakeTransfer(LinkedTransfer[Pieces, MooncakeTransferOptions]):
     """
 
     def __init__(self, options: MooncakeTransferOptions, ctx: KVTransferContext) -> None:
-        super().__init__(options, ctx, Limits(PART_BYTES, PART_PIECES, PARTS, options.timeout))
-        self._engine = Engine(ctx.regions, options)
-        places = tuple((region.address, region.nbytes) for region in ctx.regions)
-        self._bases, _ = _tables(places)
-        token = self._engine.token
-        self._description = pack(KIND, Description(self._engine.port, token.tobytes(), token.ctypes.data, places))
+        staging = Staging.made(options, ctx, options.timeout)
+        super().__init__(options, ctx, Limits(PART_BYTES, PART_PIECES, PARTS, options.timeout), staging)
+        regions = (*ctx.regions, *([] if staging is None else [staging.region]))
+        self._engine = Engine(regions, options)
+        self._bases, _ = _tables([(region.address, region.nbytes) for region in regions])
 
     @classmethod
     def supports(cls, options: MooncakeTransferOptions, ctx: KVTransferContext) -> str | None:
@@ -60,22 +66,27 @@ class MooncakeTransfer(LinkedTransfer[Pieces, MooncakeTransferOptions]):
         return None
 
     def describe(self) -> bytes:
-        return self._description
+        token, port = self._engine.token, self._engine.port
+        places = tuple((region.address, region.nbytes) for region in self.ctx.regions)
+        staging = None if self.staging is None else self.staging.place()
+        return pack(KIND, Description(port, token.tobytes(), token.ctypes.data, places, staging))
 
-    def wire(self, host: str, description: bytes) -> tuple[MooncakeWire, NDArray[np.int64]]:
+    def reach(self, host: str, description: bytes) -> Reach[Pieces]:
         peer = unpack(KIND, description, Description)
+        staging = [] if peer.staging is None else [(peer.staging.address, peer.staging.nbytes)]
         try:
-            bases, sizes = _tables(peer.regions)
+            bases, sizes = _tables([*peer.regions, *staging])
         except OverflowError as error:
             raise TransferError(f"a region of the peer is nowhere: {error}") from error
         address = f"[{host}]:{peer.port}" if ":" in host else f"{host}:{peer.port}"
         token = peer.token_address, peer.token
-        return MooncakeWire(self._engine, address, token, (self._bases, bases), self.options.timeout), sizes
+        wire = MooncakeWire(self._engine, address, token, (self._bases, bases), self.options.timeout)
+        return Reach(wire, sizes[: len(peer.regions)], peer.staging)
 
     def shut(self) -> None:
         self._engine.close()
 
 
-def _tables(places: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _tables(places: Sequence[tuple[int, int]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return addresses and sizes [regions]."""
     return np.array([at for at, _ in places], np.uint64), np.array([nbytes for _, nbytes in places], np.int64)

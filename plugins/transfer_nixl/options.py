@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.toolkit.transfer.staging import StagingOptions
 
 
-class NixlOptions(Options):
+class NixlOptions(StagingOptions):
     """Options of the engine `nixl`."""
 
     devices: str = ""

@@ -11,8 +11,10 @@ import numpy as np
 
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, TransferError
 from pegboard.core.toolkit.transfer.described import pack, unpack
-from pegboard.core.toolkit.transfer.linked import LinkedTransfer
-from pegboard.core.toolkit.transfer.links import Limits, Wire
+from pegboard.core.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.core.toolkit.transfer.links import Limits, Part, Wire
+from pegboard.core.toolkit.transfer.ordering import StagingPlace
+from pegboard.core.toolkit.transfer.staging import Staging
 from pegboard.plugins.transfer_nixl.agent import Agent, Transfer, memory_of
 from pegboard.plugins.transfer_nixl.options import NixlOptions
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.kv_transfer import Region
 
-KIND = b"pegboard nixl 1\n"
+KIND = b"pegboard nixl 2\n"
 PART_BYTES = 4 * 2**20
 PART_PIECES = 4096
 """Of one transfer. On one machine UCX copies within the call, so this is what an abandoned read may still take."""
@@ -36,12 +38,13 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a peer needs: NIXL's own metadata, and the regions."""
+    """What a peer needs: NIXL's own metadata, the regions, and the staging behind them."""
 
     agent: str
     metadata: bytes
     memory: str
     regions: tuple[Place, ...]
+    staging: StagingPlace | None
 
 
 class Places:
@@ -77,8 +80,8 @@ class NixlWire(Wire[Transfer]):
         self._agent.know(self._peer.agent, self._peer.metadata)
         self._known = True
 
-    def begin(self, source: Ranges, target: Ranges) -> Transfer:
-        here, there = self._own.descriptors(target), self._places.descriptors(source)
+    def begin(self, part: Part) -> Transfer:
+        here, there = self._own.descriptors(part.target), self._places.descriptors(part.source)
         return self._agent.begin(self._peer.agent, here, there, self._peer.memory)
 
     def ended(self, token: Transfer) -> bool:
@@ -96,12 +99,11 @@ class NixlTransfer(LinkedTransfer[Transfer, NixlOptions]):
     """
 
     def __init__(self, options: NixlOptions, ctx: KVTransferContext) -> None:
-        super().__init__(options, ctx, Limits(PART_BYTES, PART_PIECES, options.parts, options.timeout))
-        places = tuple(_place(region) for region in ctx.regions)
-        self._own = Places(places)
-        self._agent = Agent(ctx.regions, options)
-        content = Description(self._agent.name, self._agent.metadata, self._agent.memory, places)
-        self._description = pack(KIND, content)
+        staging = Staging.made(options, ctx, options.timeout)
+        super().__init__(options, ctx, Limits(PART_BYTES, PART_PIECES, options.parts, options.timeout), staging)
+        regions = (*ctx.regions, *([] if staging is None else [staging.region]))
+        self._own = Places([_place(region) for region in regions])
+        self._agent = Agent(regions, options)
 
     @classmethod
     def supports(cls, options: NixlOptions, ctx: KVTransferContext) -> str | None:
@@ -118,15 +120,19 @@ class NixlTransfer(LinkedTransfer[Transfer, NixlOptions]):
         return "its regions must all be on the host, or all on CUDA devices" if len(kinds) > 1 else None
 
     def describe(self) -> bytes:
-        return self._description
+        places, agent = tuple(_place(region) for region in self.ctx.regions), self._agent
+        staging = None if self.staging is None else self.staging.place()
+        return pack(KIND, Description(agent.name, agent.metadata, agent.memory, places, staging))
 
-    def wire(self, host: str, description: bytes) -> tuple[NixlWire, NDArray[np.int64]]:
+    def reach(self, host: str, description: bytes) -> Reach[Transfer]:
         peer = unpack(KIND, description, Description)
+        staging = [] if peer.staging is None else [Place(peer.staging.address, peer.staging.nbytes, 0)]
         try:
-            places = Places(peer.regions)
+            places = Places([*peer.regions, *staging])
         except OverflowError as error:
             raise TransferError(f"a region of the peer is nowhere: {error}") from error
-        return NixlWire(self._agent, self._own, peer, places), places.sizes
+        wire = NixlWire(self._agent, self._own, peer, places)
+        return Reach(wire, places.sizes[: len(peer.regions)], peer.staging)
 
     def shut(self) -> None:
         self._agent.close()

@@ -26,6 +26,19 @@ OFTEN, SELDOM = 0.0002, 0.005
 """Seconds between two questions."""
 
 
+class Unanswered(TransferError):
+    """A part has ended because the peer does not answer. It tells nothing of what else is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is read at once: `source` of the peer's regions into `target` of these here, under a lease."""
+
+    source: Ranges
+    target: Ranges
+    lease: int
+
+
 class Wire(abc.ABC, Generic[TokenT]):
     """A peer, as a library reads from it. All calls come from one thread, which may wait in them."""
 
@@ -33,9 +46,18 @@ class Wire(abc.ABC, Generic[TokenT]):
     def open(self) -> None:
         """Get to know the peer. Raises TransferError; then it may be called again, as after a part that failed."""
 
+    def parts(self, whole: Part, limits: Limits) -> Iterator[Part]:
+        """Yield a read as `begin` takes it: in parts within the limits, of which both sides are cut alike."""
+        for source, target in parts(whole.source, whole.target, limits.part_bytes, limits.part_pieces):
+            yield Part(source, target, whole.lease)
+
+    def ready(self) -> bool:
+        """Return whether another part may begin now."""
+        return True
+
     @abc.abstractmethod
-    def begin(self, source: Ranges, target: Ranges) -> TokenT:
-        """Begin to read pieces that are cut alike. Raises TransferError where nothing is written."""
+    def begin(self, part: Part) -> TokenT:
+        """Begin to read a part. Raises TransferError where nothing is written."""
 
     @abc.abstractmethod
     def ended(self, token: TokenT) -> bool:
@@ -64,13 +86,12 @@ class Job:
     """A read. `stopped` is set by the engine's thread, the rest by the link's."""
 
     handle: int
-    source: Ranges
-    target: Ranges
+    whole: Part
     stopped: bool = False
     reason: str = ""
     incomplete: bool = False
     under_way: int = 0
-    parts: Iterator[tuple[Ranges, Ranges]] | None = field(default=None)
+    parts: Iterator[Part] | None = field(default=None)
 
     @property
     def over(self) -> bool:
@@ -174,20 +195,20 @@ class Link(Generic[TokenT]):
     def _begin(self) -> bool:
         """Begin as many parts as may be under way. Return whether there were any."""
         begun = False
-        while self._waiting and len(self._under_way) < self._limits.parts and not self._ending:
+        while self._waiting and len(self._under_way) < self._limits.parts and self._wire.ready() and not self._ending:
             job = self._waiting[0]
             if job.parts is None:
-                job.parts = parts(job.source, job.target, self._limits.part_bytes, self._limits.part_pieces)
+                job.parts = self._wire.parts(job.whole, self._limits)
             part = None if job.over else next(job.parts, None)
             if part is None:
                 self._waiting.popleft()
                 job.incomplete |= job.over
                 self._settle(job)
             else:
-                begun |= self._begin_part(job, *part)
+                begun |= self._begin_part(job, part)
         return begun
 
-    def _begin_part(self, job: Job, source: Ranges, target: Ranges) -> bool:
+    def _begin_part(self, job: Job, part: Part) -> bool:
         try:
             self._open()
         except TransferError as error:
@@ -196,7 +217,7 @@ class Link(Generic[TokenT]):
                 one.fail(str(error))
             return False
         try:
-            token = self._wire.begin(source, target)
+            token = self._wire.begin(part)
         except TransferError as error:
             self._fail(job, error)
             return False
@@ -208,19 +229,22 @@ class Link(Generic[TokenT]):
 
     def _look(self) -> bool:
         """Ask for the parts under way. Return whether one has ended."""
-        left, ended = [], False
+        left, ended, answered = [], False, False
         for job, token in self._under_way:
             try:
                 if not self._wire.ended(token):
                     left.append((job, token))
                     continue
+                answered = True
             except TransferError as error:
                 self._fail(job, error)
+                answered |= not isinstance(error, Unanswered)
             ended = True
             job.under_way -= 1
         if ended:
             before, self._under_way = self._under_way, left
-            self._heard, self._stuck = self._clock(), False
+            if answered or not left:
+                self._heard, self._stuck = self._clock(), False
             for job in {id(job): job for job, _ in before}.values():
                 self._settle(job)
         return ended

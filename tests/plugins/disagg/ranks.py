@@ -17,6 +17,10 @@ from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.shares import Layout
 from pegboard.plugins.transfer_inproc.options import InprocOptions
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
+from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
+from pegboard.plugins.transfer_mooncake.transfer import MooncakeTransfer
+from pegboard.plugins.transfer_nixl.options import NixlOptions
+from pegboard.plugins.transfer_nixl.transfer import NixlTransfer
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
 
@@ -50,6 +54,8 @@ def whole(ranks: Sequence[Rank], region: int, slots: NDArray[np.int32]) -> NDArr
 BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
     "inproc": lambda ctx: InprocTransfer(InprocOptions(), ctx),
     "tcp": lambda ctx: TcpTransfer(TcpOptions(), ctx),
+    "nixl": lambda ctx: NixlTransfer(NixlOptions(staging=2**14), ctx),
+    "mooncake": lambda ctx: MooncakeTransfer(MooncakeTransferOptions(staging=2**14), ctx),
 }
 
 

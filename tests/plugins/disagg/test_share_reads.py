@@ -28,6 +28,18 @@ from tests.plugins.disagg.ranks import (
     slots_of,
     whole,
 )
+from tests.plugins.transfer_mooncake import fake_engine
+from tests.plugins.transfer_nixl import fake_nixl
+
+STAGED = ("nixl", "mooncake")
+"""Engines that read slices of heads by way of blocks."""
+
+
+@pytest.fixture(autouse=True)
+def _libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fakes of NIXL and Mooncake."""
+    fake_nixl.install(monkeypatch)
+    fake_engine.install(monkeypatch)
 
 
 @pytest.fixture
@@ -47,7 +59,8 @@ def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, the
     sources, targets = ranks.make(there, engine), ranks.make(here, engine)
     ours, theirs = slots_of(1), slots_of(2)
     start, before = 6, [[buffer.copy() for buffer in one.buffers] for one in targets]
-    made = [(ranks.reader(one, sources, most_bytes=8 * sum(one.layout.slot_bytes)), one) for one in targets]
+    tokens = 64 if engine in STAGED else 8
+    made = [(ranks.reader(one, sources, most_bytes=tokens * sum(one.layout.slot_bytes)), one) for one in targets]
     rooms = [(reader, room_of(ours, theirs, start)) for reader, _ in made]
     read_all(rooms)
     read = ours[start:]
@@ -59,6 +72,8 @@ def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, the
         for buffer, was in zip(one.buffers, old, strict=True):
             others = np.setdiff1d(np.arange(SLOTS), read)
             assert np.array_equal(buffer.reshape(SLOTS, -1)[others], was.reshape(SLOTS, -1)[others])
+    if engine in STAGED:
+        assert all(one.engine.stats()["staged_bytes"] > one.engine.stats()["read_bytes"] / 2 for one in targets)
 
 
 def test_a_server_that_cannot_be_read_is_not_known(ranks: Ranks) -> None:
@@ -114,7 +129,7 @@ def test_a_rank_that_goes_fails_the_room(ranks: Ranks) -> None:
     assert room.here == 0
 
 
-@pytest.mark.parametrize("engine", ["inproc", "tcp"])
+@pytest.mark.parametrize("engine", BUILD)
 def test_after_all_shares_are_over_nothing_is_written(ranks: Ranks, engine: str) -> None:
     """Whenever the request goes: its seat can be given to another one as soon as it is called safe."""
     sources, (target,) = ranks.make(2, engine), ranks.make(1, engine)

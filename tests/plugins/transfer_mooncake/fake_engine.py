@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import threading
 from dataclasses import dataclass, field
+from types import ModuleType
+
+import pytest
 
 MOST = 1024
 """Pieces of one peer that are under way."""
@@ -80,3 +84,11 @@ class FakeEngine:
 
 def _engine(peer: str) -> Shared:
     return engines[int(peer.rpartition(":")[2])]
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this imported as Mooncake until a test's end."""
+    module = ModuleType("mooncake.engine")
+    vars(module)["TransferEngine"] = FakeEngine
+    monkeypatch.setitem(sys.modules, "mooncake", ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.engine", module)

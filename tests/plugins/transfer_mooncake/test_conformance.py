@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 
-from pegboard.conformance.kv_transfer import KVTransferContract
-from tests.plugins.transfer_mooncake.fake_engine import FakeEngine
+from tests.plugins.transfer_mooncake import fake_engine
 from tests.plugins.transfer_peers import PeersThatEnd
+from tests.plugins.transfer_staged import StagedReads
 
 
-class TestOverAFake(KVTransferContract):
+class TestOverAFake(StagedReads):
     provider = "mooncake"
 
     @pytest.fixture(autouse=True)
     def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        module = ModuleType("mooncake.engine")
-        vars(module)["TransferEngine"] = FakeEngine
-        monkeypatch.setitem(sys.modules, "mooncake", ModuleType("mooncake"))
-        monkeypatch.setitem(sys.modules, "mooncake.engine", module)
+        fake_engine.install(monkeypatch)
 
 
 @pytest.mark.transfer_packages
-class TestOverMooncake(KVTransferContract):
+class TestOverMooncake(StagedReads):
     provider = "mooncake"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+import sys
 import threading
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 AT_ONCE = 2**20
@@ -127,3 +129,9 @@ class FakeAgent:
 
 
 nixl_agent = FakeAgent
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this imported as NIXL until a test's end."""
+    monkeypatch.setitem(sys.modules, "nixl", sys.modules[__name__])
+    monkeypatch.setitem(sys.modules, "nixl._api", sys.modules[__name__])

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from pegboard.conformance.kv_transfer import KVTransferContract
 from tests.plugins.transfer_nixl import fake_nixl
 from tests.plugins.transfer_peers import PeersThatEnd
+from tests.plugins.transfer_staged import StagedReads
 
 
-class TestOverAFake(KVTransferContract):
+class TestOverAFake(StagedReads):
     provider = "nixl"
 
     @pytest.fixture(autouse=True)
     def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "nixl", fake_nixl)
-        monkeypatch.setitem(sys.modules, "nixl._api", fake_nixl)
+        fake_nixl.install(monkeypatch)
 
 
 @pytest.mark.transfer_packages
-class TestOverNixl(KVTransferContract):
+class TestOverNixl(StagedReads):
     provider = "nixl"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.conformance.transfer_rig import ranges
 from pegboard.core.interfaces.kv_transfer import Ranges, TransferError, TransferNews, TransferState
-from pegboard.core.toolkit.transfer.links import Job, Limits, Link, Wire
+from pegboard.core.toolkit.transfer.links import Job, Limits, Link, Part, Unanswered, Wire
 
 DONE, FAILED, GONE = TransferState.DONE, TransferState.FAILED, TransferState.GONE
 LIMITS = Limits(part_bytes=10, part_pieces=4, parts=3, seconds=5.0)
@@ -21,6 +21,7 @@ class FakeWire(Wire[int]):
 
     def __init__(self) -> None:
         self.refuses = ""
+        self.is_ready = True
         self.opened = 0
         self.begun: list[tuple[Ranges, Ranges]] = []
         self.ends: dict[int, str] = {}
@@ -33,9 +34,12 @@ class FakeWire(Wire[int]):
         if self.refuses:
             raise TransferError(self.refuses)
 
-    def begin(self, source: Ranges, target: Ranges) -> int:
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def begin(self, part: Part) -> int:
         self.threads.add(threading.get_ident())
-        self.begun.append((source, target))
+        self.begun.append((part.source, part.target))
         return len(self.begun) - 1
 
     def ended(self, token: int) -> bool:
@@ -43,7 +47,7 @@ class FakeWire(Wire[int]):
         if token not in self.ends:
             return False
         if why := self.ends.pop(token):
-            raise TransferError(why)
+            raise Unanswered(why) if why == "no answer" else TransferError(why)
         return True
 
     def close(self, under_way: Sequence[int]) -> None:
@@ -62,7 +66,7 @@ class World:
 
     def read(self, handle: int, nbytes: int) -> Job:
         some = ranges([(0, 0, nbytes)])
-        job = Job(handle, some, some)
+        job = Job(handle, Part(some, some, lease=0))
         self.link.submit(job)
         return job
 
@@ -175,6 +179,35 @@ def test_a_peer_that_does_not_answer(world: World) -> None:
     world.wire.ends |= {2: "", 3: ""}
     assert (world.state(2), world.state(5)) == (FAILED, DONE)
     assert "5 s" in next(news.reason for news in world.told if news.handle == 2)
+
+
+def test_a_part_without_an_answer_tells_nothing_of_the_others(world: World) -> None:
+    """As long as another one is under way the peer does not answer, and nothing more begins."""
+    world.read(1, 25)
+    world.begun(3)
+    world.now = 5.1
+    world.settled()
+    world.wire.ends[0] = "no answer"
+    world.settled()
+    world.read(2, 10)
+    assert world.state(2) is FAILED
+    world.begun(3)
+    world.wire.ends |= {1: "no answer", 2: "no answer"}
+    assert world.state(1) is FAILED
+    world.read(3, 10)
+    world.begun(4)
+    world.wire.ends[3] = ""
+    assert world.state(3) is DONE
+
+
+def test_a_wire_that_is_not_ready(world: World) -> None:
+    world.wire.is_ready = False
+    world.read(1, 10)
+    world.begun(0)
+    world.wire.is_ready = True
+    world.begun(1)
+    world.wire.ends[0] = ""
+    assert world.state(1) is DONE
 
 
 def test_a_peer_that_cannot_be_reached(world: World) -> None:

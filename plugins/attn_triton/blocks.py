@@ -91,7 +91,7 @@ _BY_DIM = dict[int, Blocks]
 _WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
 """For heads of more than 256, on any device."""
 
-_EXTEND_FLOAT32: _BY_DIM = {128: Blocks(64, 32, 8, 2, 32), 512: Blocks(32, 32, 8, 2, 32)}
+_EXTEND_FLOAT32: _BY_DIM = {64: Blocks(64, 32, 8, 2, 32), 512: Blocks(32, 32, 8, 2, 32)}
 _DECODE_FLOAT32: _BY_DIM = {128: Blocks(64, 32, 8, 2, 32), 512: Blocks(64, 16, 8, 2, 32)}
 """Float32 has no tensor cores without rounding to tf32. Its products keep their operands in registers, which do not
 suffice for whole heads: so scores are added up over chunks of 32 dimensions, on any device.
@@ -138,9 +138,7 @@ def extend_blocks(
     """Return blocks for tiles of up to `rows` useful query rows (tokens times group). With `tails` each row's bits take
     registers, too.
     """
-    # So do keys that are widened. In float32 there are none left: the blocks are those of larger heads.
-    crowded = device.width == 32 and (tails or device.kv_itemsize == 1) and kind.dim == 128
-    entry = _entry(_EXTEND, 256 if crowded else kind.dim, device)
+    entry = _entry(_EXTEND, kind.dim, device)
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
     few = 16 * 128 if device.width == 32 else 32 * 128
     warps = 4 if block_rows * kind.dim <= few else entry.warps

@@ -94,8 +94,8 @@ def extend_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     table_row = row_table + row * table_stride
-    keys += kv_head * key_head
-    values += kv_head * value_head
+    keys += kv_head.to(tl.int64) * key_head
+    values += kv_head.to(tl.int64) * value_head
     if HAS_WINDOW:
         top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
@@ -165,8 +165,8 @@ def decode_kernel(
         total = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
         table_row = row_table + row * table_stride
-        keys += kv_head * key_head
-        values += kv_head * value_head
+        keys += kv_head.to(tl.int64) * key_head
+        values += kv_head.to(tl.int64) * value_head
 
         # The newest token sees everything below it: only the block at the end needs a mask.
         whole = (end - first) // BLOCK_N
@@ -230,8 +230,8 @@ def prefix_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     table_row = row_table + tl.load(rows) * table_stride
-    keys += kv_head * key_head
-    values += kv_head * value_head
+    keys += kv_head.to(tl.int64) * key_head
+    values += kv_head.to(tl.int64) * value_head
     positions = tl.zeros([BLOCK_M], tl.int32) + end
     whole = (end - first) // BLOCK_N
     top, total, acc = extend_blocks(

@@ -170,7 +170,7 @@ def _store_keys(
         k + head * k_head, weight, cos, sin, eps, real, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM
     )
     half = tl.arange(0, BLOCK_HALF)[None, :]
-    place = keys + head * key_head
+    place = keys + head.to(tl.int64) * key_head  # a pool may have one head's slots before the next one's
     _put(place + half, first, scale, real & (half < HALF), k.dtype.element_ty, FORMAT)
     _put(place + HALF + half, second, scale, real & (half < HALF), k.dtype.element_ty, FORMAT)
     if 2 * HALF < DIM:
@@ -209,7 +209,7 @@ def qk_norm_rope_store_kernel(
         at = tl.arange(0, BLOCK_DV)[None, :]
         inside = (head < KV_HEADS) & (at < DV)
         value = tl.load(v + token * v_token + head * v_head + at, mask=inside, other=0.0).to(tl.float32)
-        place = values + slot * value_slot + head * value_head + at
+        place = values + slot * value_slot + head.to(tl.int64) * value_head + at
         _put(place, value, v_scale, inside, v.dtype.element_ty, FORMAT)
 
 

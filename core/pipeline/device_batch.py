@@ -121,7 +121,7 @@ class DeviceBatches:
             attn_backend=self._attention,
             taps=taps,
             common_prefix=work.common_prefix,
-            extras={name: self._put_extra(value) for name, value in work.extras.items()},
+            extras={name: self._put_extra(value) for name, value in work.extras.items()} if work.extras else {},
         )
         if work.forward_mode.is_extend:
             batch.extend_lens = put(work.extend_lens)

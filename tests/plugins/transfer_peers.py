@@ -16,6 +16,7 @@ from tests.plugins.transfer_process import Process, build, source
 
 DONE, FAILED, GONE = TransferState.DONE, TransferState.FAILED, TransferState.GONE
 PIECE = 256 * 2**10
+SMALL = 2**10
 SIZE = 64 * PIECE
 PATIENCE = 30.0
 
@@ -34,6 +35,12 @@ class Reader:
     def read(self, peer: str, piece: int, pieces: int = 1) -> int:
         """Read so many pieces into their own place."""
         some = ranges([(0, one * PIECE, PIECE) for one in range(piece, piece + pieces)])
+        return self.engine.read(peer, LEASE, some, some)
+
+    def read_small(self, peer: str, piece: int, pieces: int = 1) -> int:
+        """Read the same in pieces of 1 KiB, none of which is the next one's neighbour."""
+        end = (piece + pieces) * PIECE
+        some = ranges([(0, at, SMALL) for at in range(end - SMALL, piece * PIECE - 1, -SMALL)])
         return self.engine.read(peer, LEASE, some, some)
 
     def poll(self, seconds: float, *handles: int) -> None:
@@ -111,6 +118,43 @@ class PeersThatEnd:
             reader.poll(0.3)
             assert not reader.memory.any(), "it is written to after its end"
             assert reader.state(reader.read("peer", 5)) is DONE
+            assert reader.holds(7, 5)
+
+    def test_small_pieces_of_a_peer_that_is_killed(self, reader: Reader) -> None:
+        """They go by way of blocks, which are all free afterwards."""
+        with self.source(7) as peer, self.source(9) as other:
+            reader.connect(peer, "peer")
+            reader.connect(other, "other")
+            assert reader.state(reader.read_small("peer", 0)) is DONE
+            assert reader.holds(7, 0)
+            handles = [reader.read_small("peer", 0, pieces=30) for _ in range(50)]
+            peer.kill()
+            states = [reader.state(one) for one in handles]
+            assert set(states) <= {DONE, FAILED}
+            assert states[-1] is FAILED
+            assert reader.engine.stats()["staged_bytes"] > 0
+            assert reader.engine.stats()["staging_blocks_taken"] == 0
+            assert reader.state(reader.read_small("other", 1)) is DONE
+            assert reader.holds(9, 1)
+
+    @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+    def test_small_pieces_of_a_peer_that_is_stopped(self, reader: Reader, delay: float) -> None:
+        """What the library has not been asked for yet ends in time, and the rest when the peer goes on."""
+        with self.source(7) as peer:
+            reader.connect(peer, "peer")
+            assert reader.state(reader.read_small("peer", 0)) is DONE
+            handles = [reader.read_small("peer", 0, pieces=60) for _ in range(20)]
+            reader.poll(delay)
+            peer.stop()
+            reader.poll(3.0, *handles)
+            assert reader.state(reader.read_small("peer", 0)) is FAILED
+            peer.go_on()
+            assert {reader.state(one) for one in handles} <= {DONE, FAILED}
+            assert reader.engine.stats()["staging_blocks_taken"] == 0
+            reader.memory[:] = 0
+            reader.poll(0.3)
+            assert not reader.memory.any(), "it is written to after its end"
+            assert reader.state(reader.read_small("peer", 5)) is DONE
             assert reader.holds(7, 5)
 
     def test_closing_while_a_peer_is_stopped(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_transfer import Ranges
     from pegboard.core.toolkit.transfer.blocks import Blocks
     from pegboard.core.toolkit.transfer.leases import Counts, Lease, Leases
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 2**20
 """Bytes that are collected between two looks at the lease."""
@@ -191,15 +194,18 @@ class Collector:
     def _run(self) -> None:
         while (found := self._next()) is not None:
             order, block = found
-            whole = self._collect(order, block)
+            try:
+                status = self._collect(order, block)
+            except Exception:
+                logger.exception("collecting pieces for a peer has failed")
+                status = Status.FAILED
             with self._changed:
-                if whole and not order.reader.gone:
+                if status is Status.READY and not order.reader.gone:
                     order.reader.held[order.number] = block, self._clock()
                 else:
                     self._blocks.give(block)
             self._forget(order.reader, RANGE * len(order.ranges))
-            self._counts.add("collected_bytes", order.ranges.total if whole else 0)
-            self._answer(order.reader, order.number, Status.READY if whole else Status.ENDED, block)
+            self._answer(order.reader, order.number, status, block)
 
     def _next(self) -> tuple[_Order, int] | None:
         """Wait for an order and a block for it; None at the end."""
@@ -223,11 +229,12 @@ class Collector:
         self._counts.add("recalled_blocks")
         return reader.held.pop(number)[0]
 
-    def _collect(self, order: _Order, block: int) -> bool:
-        """Fill a block. Return whether the lease has lasted all the while."""
+    def _collect(self, order: _Order, block: int) -> Status:
+        """Fill a block. Return READY where the lease has lasted all the while, and else ENDED."""
         pieces, out = Pieces(order.ranges), self._blocks.view(block)
         for begin, end in pieces.cuts(CHUNK, CHUNK):
             if self._closed or not order.lease.lasts:
-                return False
+                return Status.ENDED
             self._memory.gather(pieces.part(begin, end), out[begin:end])
-        return order.lease.lasts
+        self._counts.add("collected_bytes", pieces.total)
+        return Status.READY if order.lease.lasts else Status.ENDED

@@ -41,10 +41,13 @@ class Status(enum.IntEnum):
     """The block has been the order's up to now: what was read out of it is right."""
     RECALLED = 4
     """It has not: it was taken back before."""
+    FAILED = 5
+    """The source cannot collect it, and its log says why."""
 
 
 REASONS = {
     Status.ENDED: "the lease has ended",
     Status.BEYOND: "the source of a read is beyond the peer's regions",
+    Status.FAILED: "the peer cannot collect the pieces of a read",
     Status.RECALLED: "the peer has taken its block back before it was read",
 }

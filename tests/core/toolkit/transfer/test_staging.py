@@ -247,7 +247,27 @@ def test_a_source_that_goes_amid_reads(make: Make) -> None:
     assert reader.taken == 0
 
 
-def test_what_cannot_be_collected_is_read_piece_by_piece(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collection_that_fails(make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It fails its own read, and no later one."""
+    source, reader = pair(make)
+    gather, seen = Memory.gather, list[int]()
+
+    def fails(memory: Memory, some: Ranges, out: np.ndarray) -> None:
+        seen.append(len(some))
+        if len(seen) == 1:
+            raise MemoryError("none is left")
+        gather(memory, some, out)
+
+    monkeypatch.setattr(Memory, "gather", fails)
+    wanted, target = slots(1, BY_BLOCK), slots(2, BY_BLOCK)
+    news = reader.wait(reader.read(wanted, target))
+    assert (news.state, news.reason) == (FAILED, "the peer cannot collect the pieces of a read")
+    assert "none is left" in caplog.text
+    assert reader.wait(reader.read(wanted, target)).state is DONE
+    assert source.taken == reader.taken == 0
+
+
+def test_what_cannot_be_reached_is_read_piece_by_piece(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Where the port of orders is not reached, as behind a wall."""
     source, reader = pair(make)
     assert source.engine.staging is not None

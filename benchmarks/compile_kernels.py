@@ -3,9 +3,10 @@
     python -m benchmarks.compile_kernels [--target sm_90 sm_80] [--only PATTERN] [--jobs 2] [--markdown FILE]
 
 Fails where a kernel does not compile, spills registers, needs more shared memory than a block may have (227 KiB on
-sm_90, 163 KiB on sm_80), or has no wgmma on sm_90 though its case says so. Cases are in `benchmarks/kernels`, whose
-docstring says how to add some. Occupancy is the share of a multiprocessor's 64 warps that fit on it, by registers and
-shared memory; kernels that wait for memory want much of it, and those on tensor cores can do with little.
+sm_90, 163 KiB on sm_80, 99 KiB on sm_86), or does not run on the tensor cores though its case says so. Cases are in
+`benchmarks/kernels`, whose docstring says how to add some. Occupancy is the share of a multiprocessor's warps that fit
+on it, by registers and shared memory; kernels that wait for memory want much of it, and those on tensor cores can do
+with little.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks import kernels as kernel_cases
+from benchmarks.kernel_tables import page
 from benchmarks.kernels import Case, Target
 from pegboard.core.toolkit import kernels
 from pegboard.core.toolkit.kernels.launch import Launch, observed
@@ -82,8 +85,11 @@ ARCHITECTURES = {
 TENSOR_MEMORY = 512
 """Columns of tensor memory that a block may have on 10.0 and 10.3."""
 
-TENSOR_CORES = {(9, 0): ("wgmma",), (10, 0): ("tcgen05.mma",), (10, 3): ("tcgen05.mma",), (8, 0): ("mma.sync",)}
-"""What a kernel that is to use them multiplies with; 8.0 stands for all others."""
+TENSOR_CORES = {(9, 0): "wgmma", (10, 0): "tcgen05.mma", (10, 3): "tcgen05.mma"}
+"""What multiplies large tiles; all others have mma.sync."""
+
+WARP_GROUP = 64
+"""Rows that its products take at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +233,13 @@ def compiled(build: Build) -> Built:
     )
 
 
+def wanted_of(build: Build) -> str:
+    """Return what a kernel that is to use tensor cores multiplies with: tiles of fewer than 64 rows as on sm_80."""
+    rows = build.constants.get("BLOCK_M", build.constants.get("BLOCK_H", WARP_GROUP))
+    newest = isinstance(rows, int) and rows >= WARP_GROUP
+    return TENSOR_CORES.get(build.target.capability, "mma.sync") if newest else "mma.sync"
+
+
 def problem_of(build: Build, spilled: int, shared: int, products: str, columns: int = 0) -> str:
     """Return what is wrong, or nothing. `columns` of tensor memory are taken."""
     most = ARCHITECTURES[build.target.capability].shared - 1
@@ -236,8 +249,10 @@ def problem_of(build: Build, spilled: int, shared: int, products: str, columns: 
         return f"needs {shared} bytes of shared memory, and may have {most} KiB"
     if columns > TENSOR_MEMORY:
         return f"needs {columns} columns of tensor memory, and may have {TENSOR_MEMORY}"
-    if build.tensor_cores and products not in TENSOR_CORES.get(build.target.capability, TENSOR_CORES[8, 0]):
-        return f"does not run on the tensor cores as it should, but by {products or 'no instruction of theirs'}"
+    if build.tensor_cores and products != wanted_of(build):
+        return (
+            f"does not run on the tensor cores by {wanted_of(build)}, but by {products or 'no instruction of theirs'}"
+        )
     return ""
 
 
@@ -278,27 +293,6 @@ def row(one: Built) -> str:
     )
 
 
-def summary(found: Sequence[Built]) -> str:
-    """Return a table of the kernels: over all cases, what they take most and least of."""
-    lines = [
-        "| kernel | target | compiled | registers | spilled | shared KiB | occupancy | wgmma |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, target in dict.fromkeys((one.kernel, one.target) for one in found):
-        some = [one for one in found if (one.kernel, one.target) == (name, target)]
-        lines.append(
-            f"| {name} | {sm(target)} | {len(some)} | {span([one.registers for one in some])} "
-            f"| {sum(one.spilled for one in some)} | {span([round(one.shared / 1024) for one in some])} "
-            f"| {span([round(one.occupancy * 100) for one in some])}% | {span([one.wgmma for one in some])} |"
-        )
-    return "\n".join(lines)
-
-
-def span(numbers: Sequence[int]) -> str:
-    least, most = min(numbers), max(numbers)
-    return str(least) if least == most else f"{least} to {most}"
-
-
 def target_of(name: str) -> Target:
     found = {f"sm_{major}{minor}": Target((major, minor)) for major, minor in ARCHITECTURES}
     if name not in found:
@@ -311,7 +305,7 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", type=target_of, default=[target_of("sm_90"), target_of("sm_80")])
     parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--markdown", type=Path, help="write a table by kernel to this file")
+    parser.add_argument("--markdown", type=Path, help="write the page of docs/ with a table of each kernel")
     args = parser.parse_args()
     began, found = time.perf_counter(), []
     print(*HEAD, sep="\n")
@@ -322,7 +316,8 @@ def main() -> None:
     seconds = used.ru_utime + used.ru_stime
     print(f"\n{len(found)} kernels in {time.perf_counter() - began:.0f} s, {seconds:.0f} s of a processor")
     if args.markdown is not None:
-        args.markdown.write_text(summary(found) + "\n")
+        command = " ".join(("python -m benchmarks.compile_kernels", *sys.argv[1:]))
+        args.markdown.write_text(page(found, command, version("triton")))
     wrong = [f"{sm(one.target)} {one.case}, {one.kernel}: {one.problem}" for one in found if one.problem]
     if wrong:
         sys.exit("\n".join(wrong))

@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A name for the table, and what launches. Kernels named in `tensor_cores` must use wgmma on sm_90."""
+    """A name for the table, and what launches. Kernels named in `tensor_cores` must use those of the target."""
 
     name: str
     run: Callable[[Target], object]

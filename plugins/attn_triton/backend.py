@@ -232,6 +232,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             *stored.factors,
             LEAST=decode.least,
             BLOCK_H=decode.blocks.rows,
+            **({"maxnreg": decode.blocks.registers} if decode.blocks.chunk else {}),
             SPLIT=decode.results is not None,
             **_windowed(layer, sinks),
             **_constants(layer, decode.blocks, stored),

@@ -104,7 +104,7 @@ _EXTEND: dict[tuple[int, int], _BY_DIM] = {
     (_AMPERE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 32, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 32): _EXTEND_FLOAT32,
-    (_SMALL, 8): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
+    (_SMALL, 8): {64: Blocks(64, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 32): _EXTEND_FLOAT32,
 }
@@ -112,6 +112,9 @@ _EXTEND: dict[tuple[int, int], _BY_DIM] = {
 memory. For 128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor
 of an H200, and runs on wgmma. None of them spills, see docs/gpu-kernels.md.
 """
+
+_FEW = {2: 32 * 128, 4: 16 * 128}
+"""By the size of q's numbers: up to this product of rows and dimensions four warps do."""
 
 _DECODE: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
@@ -132,15 +135,12 @@ def _entry(table: dict[tuple[int, int], _BY_DIM], dim: int, device: Device) -> B
     return next(blocks for most, blocks in table[memory, device.width].items() if dim <= most)
 
 
-def extend_blocks(
-    kind: Kind, device: Device, rows: int, options: TritonAttentionOptions, *, tails: bool = False
-) -> Blocks:
-    """Return blocks for tiles of up to `rows` useful query rows (tokens times group). With `tails` each row's bits take
-    registers, too.
-    """
+def extend_blocks(kind: Kind, device: Device, rows: int, options: TritonAttentionOptions) -> Blocks:
+    """Return blocks for tiles of up to `rows` useful query rows (tokens times group)."""
     entry = _entry(_EXTEND, kind.dim, device)
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
-    few = 16 * 128 if device.width == 32 else 32 * 128
+    # Keys that are widened take registers: all warps share that work.
+    few = 0 if device.kv_itemsize == 1 else _FEW[device.itemsize]
     warps = 4 if block_rows * kind.dim <= few else entry.warps
     rows = max(block_rows, power_of_two(kind.group))
     return Blocks(rows, options.block_keys or entry.keys, warps, entry.stages, entry.chunk)

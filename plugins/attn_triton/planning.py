@@ -243,7 +243,7 @@ class Tiling:
         found = []
         for new, tails in ((self._extending.several, False), (self._extending.treed, True)):
             if len(new):
-                blocks = extend_blocks(kind, self._device, int(new.max()) * kind.group, self._options, tails=tails)
+                blocks = extend_blocks(kind, self._device, int(new.max()) * kind.group, self._options)
                 tokens = blocks.rows // kind.group
                 found.append(ExtendLaunch(blocks, tokens, self._tiles(new, tokens, tails), tails))
         return tuple(found)

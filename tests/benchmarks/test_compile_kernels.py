@@ -78,6 +78,8 @@ def test_what_is_wrong() -> None:
     assert problem_of(older, spilled=0, shared=163 * 1024, products="mma.sync") == ""
     assert "may have 163 KiB" in problem_of(older, spilled=0, shared=164 * 1024, products="mma.sync")
     assert "tensor cores" in problem_of(older, spilled=0, shared=0, products="")
+    small = replace(build, constants={"BLOCK_M": 32})
+    assert problem_of(small, spilled=0, shared=0, products="mma.sync") == "", "wgmma takes 64 rows"
     newer = build_of(CASE, target_of("sm_100"), launched(8, 64))
     assert problem_of(newer, spilled=0, shared=0, products="tcgen05.mma", columns=512) == ""
     assert "600 columns" in problem_of(newer, spilled=0, shared=0, products="tcgen05.mma", columns=600)

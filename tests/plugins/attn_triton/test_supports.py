@@ -13,6 +13,8 @@ from pegboard.conformance.attention_fakes import make_layer
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_triton.backend import TritonAttention
+from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+from pegboard.plugins.attn_triton.stored import EIGHT_BIT
 
 
 def context(layer: LayerSpec | None = None, dtype: torch.dtype = torch.float32) -> AttentionContext:
@@ -68,6 +70,22 @@ print(TritonAttention.supports(None, AttentionContext((), 1, torch.float32, torc
 )
 def test_what_does_not_fit(ctx: AttentionContext, reason: str) -> None:
     assert reason in str(TritonAttention.supports(None, ctx))  # type: ignore[arg-type]
+
+
+ON_A_GPU = [(dtype, kept) for dtype in (torch.float16, torch.bfloat16, torch.float32) for kept in (None, *EIGHT_BIT)]
+
+
+@pytest.mark.parametrize(("dtype", "kept"), ON_A_GPU, ids=str)
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (9, 0), (12, 0)], ids=str)
+def test_which_gpus(
+    capability: tuple[int, int], dtype: torch.dtype, kept: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 8.0 on, which has bfloat16. 8-bit KV is read as bytes: no GPU needs 8-bit floats for it."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    ctx = AttentionContext((make_layer(32, 8, 128),), 1, dtype, torch.device("cuda:7"), 8, 256, kv_dtype=kept)
+    old = "its kernels need compute capability 8.0 (Ampere) or later"
+    assert TritonAttention.supports(TritonAttentionOptions(), ctx) == (old if capability < (8, 0) else None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter only")

@@ -24,6 +24,7 @@ def _heads(
     norm: bool,
     dtype: torch.dtype = torch.bfloat16,
     kept: torch.dtype | None = None,
+    hadamard: bool = False,
 ) -> None:
     """`shape`: query heads, KV heads, their size, and half of the dimensions that turn."""
     heads, kv_heads, dim, half = shape
@@ -31,7 +32,7 @@ def _heads(
     cos = target.empty(TOKENS, 1, half, dtype=dtype)
     keys = target.empty(4096, kv_heads, dim, dtype=kept or dtype)
     weight = target.empty(dim, dtype=dtype)
-    store = operations.Store(keys, keys, target.empty(TOKENS, dtype=torch.int64), (0.5, 0.5))
+    store = operations.Store(keys, keys, target.empty(TOKENS, dtype=torch.int64), (0.5, 0.5), hadamard)
     operations.qk_norm_rope_store(q, k, v, cos, cos, store, (weight, weight) if norm else None, 1e-5)
 
 
@@ -60,6 +61,9 @@ def _cases() -> Iterator[Case]:
     yield Case("heads qwen3-8b fp32", lambda target: _heads(target, llama, True, torch.float32))
     yield Case("heads qwen3-8b e4m3", lambda target: _heads(target, llama, True, kept=torch.float8_e4m3fn))
     yield Case("heads qwen3-8b e5m2", lambda target: _heads(target, llama, True, kept=torch.float8_e5m2))
+    e4m3 = {"kept": torch.float8_e4m3fn, "hadamard": True}
+    for name, shape in (("qwen3-8b", llama), ("14/2 x 64", (14, 2, 64, 32)), ("8/1 x 256", (8, 1, 256, 128))):
+        yield Case(f"heads {name} e4m3, Hadamard", lambda target, shape=shape: _heads(target, shape, True, **e4m3))
     yield Case("heads 14/2 x 64 bf16", lambda target: _heads(target, (14, 2, 64, 32), False))
     yield Case("heads 8/1 x 256, 64 turn", lambda target: _heads(target, (8, 1, 256, 32), True))
     yield Case("rotations 64", lambda target: _rotations(target, 64, False))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.cache.block_keys import FORMAT, framed, sha256
+from pegboard.core.toolkit.model.hadamard import transforms
 from pegboard.core.toolkit.model.weights_digest import weights_digest
 
 if TYPE_CHECKING:
@@ -22,14 +23,19 @@ it is computed counts by itself.
 
 
 def kept_as(pool: KVPool, model: ModelContext) -> str:
-    """Return how a pool keeps KV: "" in the model's type, else the type, and scales that are not 1."""
+    """Return how a pool keeps KV: "" in the model's type, else the type, which layers' keys are transformed, and scales
+    that are not 1.
+    """
     dtypes = {pool.keys(layer_id).dtype for layer_id in pool.layer_ids}
     if dtypes <= {model.dtype}:
         return ""
     scales = {layer_id: pool.scales(layer_id) for layer_id in pool.layer_ids}
     told = {layer_id: both for layer_id, both in scales.items() if both != (1.0, 1.0)}
-    names = ", ".join(sorted(map(str, dtypes)))
-    return f"{names}, scaled {_json(told).decode()}" if told else names
+    hadamard = [layer_id for layer_id in pool.layer_ids if transforms(pool, layer_id)]
+    parts = [*sorted(map(str, dtypes))]
+    parts += [f"Hadamard {_json(hadamard).decode()}"] if hadamard else []
+    parts += [f"scaled {_json(told).decode()}"] if told else []
+    return ", ".join(parts)
 
 
 def kv_identity(

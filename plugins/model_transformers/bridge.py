@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pegboard.core.toolkit.model.hadamard import transformed
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
@@ -62,14 +64,10 @@ class PagedAttention(Handler):
         self.layers = layers
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        out = self.batch.attn_backend.forward(
-            _packed(call.query),
-            _packed(call.key),
-            _packed(call.value),
-            self.layers[call.module],
-            self.batch,
-            sinks=call.arguments.get("s_aux"),
-        )
+        layer, batch = self.layers[call.module], self.batch
+        q, k = transformed(_packed(call.query), _packed(call.key), layer, batch.kv_pool)
+        sinks = call.arguments.get("s_aux")
+        out = batch.attn_backend.forward(q, k, _packed(call.value), layer, batch, sinks=sinks)
         return out.unsqueeze(0)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pegboard.core.toolkit.model.attending import attended
 from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
-from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
+from pegboard.core.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -80,14 +81,9 @@ class DraftLayer(nn.Module):
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         layer = self.layer
-        turned = layer.num_heads + layer.num_kv_heads
-        heads = self.qkv(x).view(x.shape[0], turned + layer.num_kv_heads, layer.qk_head_dim)
-        q, k = heads[:, : layer.num_heads], heads[:, layer.num_heads : turned]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        attended = batch.attn_backend.forward(q, k, heads[:, turned:], layer, batch)
-        out: Tensor = self.o(attended.reshape(x.shape[0], -1))
+        heads = self.qkv(x).view(x.shape[0], layer.num_heads + 2 * layer.num_kv_heads, layer.qk_head_dim)
+        norms = (self.q_norm, self.k_norm) if self.q_norm is not None and self.k_norm is not None else None
+        out: Tensor = self.o(attended(heads, norms, (cos, sin), layer, batch).reshape(x.shape[0], -1))
         return out
 
     def targets(self, name: str) -> dict[str, Tensor]:

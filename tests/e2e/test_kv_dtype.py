@@ -21,6 +21,7 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.toolkit.model.hadamard import matrix
 from tests.e2e.disagg_pair import assert_answered, pair
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
@@ -120,6 +121,29 @@ def test_other_numbers_would_be_noticed(model: Path, recomputed: Recomputed) -> 
     with Engine.from_config(config(model, "auto")) as engine:
         off = [recomputed.off_by(prompt, out) for prompt, out in zip(PROMPTS, ask(engine), strict=True)]
     assert max(off) > 5 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["dense", "transformers"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_keys_without_scales_are_transformed(name: str, family: str, checkpoints: Path) -> None:
+    """Those of the first layer are what they are in float32, by the matrix, and rounded; values are only rounded."""
+    model = tiny_checkpoint(checkpoints, name, num_hidden_layers=2)
+
+    def first_layer(kv: str) -> tuple[torch.Tensor, ...]:
+        settings = config(model, kv)
+        settings["model"]["use"] = family
+        with Engine.from_config(settings) as engine:
+            ask(engine, PROMPTS[:1])
+            pool = engine.built.pool
+            return tuple(buffer[4:68].float() for buffer in (pool.keys(0), pool.values(0)))
+
+    (keys, values), (kept_keys, kept_values) = first_layer("auto"), first_layer("fp8_e4m3")
+    assert keys.shape == kept_keys.shape
+    expected = keys @ matrix(keys.shape[-1], keys.device)
+    # Half of the last place, and one place where a number is near the middle of two.
+    torch.testing.assert_close(kept_keys, expected, rtol=1 / 16, atol=1 / 512)
+    torch.testing.assert_close(kept_values, values, rtol=1 / 16, atol=1 / 512)
+    assert float((kept_keys - keys).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "fp8_e5m2"])

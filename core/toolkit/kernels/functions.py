@@ -140,15 +140,35 @@ def _turned(
 
 
 @triton.jit
+def _hadamard(first, second, ROWS: tl.constexpr, HALF: tl.constexpr, ROUNDS: tl.constexpr):
+    """Heads, in two halves [ROWS, HALF] each, by the orthonormal Hadamard matrix, in two halves again.
+
+    The fast transform of Fino and Algazi (1976) in Pease's constant geometry: each round takes sums and differences
+    along the index's last bit, which becomes its first one, so that after all rounds each bit is where it was.
+    """
+    scale = 1.0 / tl.sqrt(2.0 * HALF)
+    x, y = (first + second) * scale, (first - second) * scale
+    for _ in tl.static_range(ROUNDS):
+        even, odd = tl.split(tl.reshape(x, (ROWS, HALF // 2, 2)))
+        x = tl.reshape(tl.permute(tl.join(even + odd, even - odd), (0, 2, 1)), (ROWS, HALF))
+        even, odd = tl.split(tl.reshape(y, (ROWS, HALF // 2, 2)))
+        y = tl.reshape(tl.permute(tl.join(even + odd, even - odd), (0, 2, 1)), (ROWS, HALF))
+    return x, y
+
+
+@triton.jit
 def _queries(
-    q, out, weight, cos, sin, head, q_head, eps, HEADS: tl.constexpr,
-    DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, HAS_NORM: tl.constexpr,
+    q, out, weight, cos, sin, head, q_head, eps, HEADS: tl.constexpr, BLOCK_H: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    HAS_NORM: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Norm and turn the query heads `head` [heads, 1] of the token at `q`, and write them to `out`."""
     real = head < HEADS
     first, second, rest = _turned(
         q + head * q_head, weight, cos, sin, eps, real, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM
     )
+    if ROUNDS > 0:
+        first, second = _hadamard(first, second, BLOCK_H, HALF, ROUNDS)
     half = tl.arange(0, BLOCK_HALF)[None, :]
     place = out + head * DIM
     tl.store(place + half, first.to(out.dtype.element_ty), mask=real & (half < HALF))
@@ -160,15 +180,17 @@ def _queries(
 
 @triton.jit
 def _store_keys(
-    k, keys, weight, cos, sin, head, k_head, key_head, scale, eps, KV_HEADS: tl.constexpr,
+    k, keys, weight, cos, sin, head, k_head, key_head, scale, eps, KV_HEADS: tl.constexpr, BLOCK_H: tl.constexpr,
     DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Norm and turn the key heads `head` [heads, 1] of the token at `k`, and store them at the slot `keys`."""
     real = head < KV_HEADS
     first, second, rest = _turned(
         k + head * k_head, weight, cos, sin, eps, real, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM
     )
+    if ROUNDS > 0:
+        first, second = _hadamard(first, second, BLOCK_H, HALF, ROUNDS)
     half = tl.arange(0, BLOCK_HALF)[None, :]
     place = keys + head.to(tl.int64) * key_head  # a pool may have one head's slots before the next one's
     _put(place + half, first, scale, real & (half < HALF), k.dtype.element_ty, FORMAT)
@@ -185,9 +207,11 @@ def qk_norm_rope_store_kernel(
     k_scale, v_scale, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, HALF: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, blocks of query heads and then of KV heads). Queries go to `out` [tokens, heads, dim]."""
+    """Grid (tokens, blocks of query heads and then of KV heads). Queries go to `out` [tokens, heads, dim]. With ROUNDS,
+    of which there are log2(HALF), heads of queries and keys are transformed by `_hadamard`.
+    """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -197,14 +221,14 @@ def qk_norm_rope_store_kernel(
     if block < Q_BLOCKS:
         _queries(
             q + token * q_token, out + token * HEADS * DIM, q_weight, cos, sin, head + block * BLOCK_H, q_head, eps,
-            HEADS, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM,
+            HEADS, BLOCK_H, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM, ROUNDS,
         )  # fmt: skip
     else:
         head += (block - Q_BLOCKS) * BLOCK_H
         slot = tl.load(slots + token)  # int64: slots times their stride outgrow 31 bits
         _store_keys(
             k + token * k_token, keys + slot * key_slot, k_weight, cos, sin, head, k_head, key_head, k_scale, eps,
-            KV_HEADS, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM, FORMAT,
+            KV_HEADS, BLOCK_H, DIM, HALF, BLOCK_HALF, BLOCK_REST, HAS_NORM, FORMAT, ROUNDS,
         )  # fmt: skip
         at = tl.arange(0, BLOCK_DV)[None, :]
         inside = (head < KV_HEADS) & (at < DV)

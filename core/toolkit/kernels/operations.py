@@ -113,18 +113,23 @@ def rotations(
 @dataclass(frozen=True, slots=True)
 class Store:
     """Where k and v go: buffers [slots, kv heads, dim] of a pool, slots int64 [tokens], and what the stored values are
-    to be multiplied by when they are read.
+    to be multiplied by when they are read. With `hadamard` heads of queries and keys are transformed, see
+    `pegboard.core.toolkit.model.hadamard`.
     """
 
     keys: Tensor
     values: Tensor
     slots: Tensor
     scales: tuple[float, float] = (1.0, 1.0)
+    hadamard: bool = False
 
-    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    def takes(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor) -> bool:
         """Return whether the kernel can store k and v there: the buffers hold heads of their sizes, one element beside
-        the other, in a type that it writes.
+        the other, in a type that it writes. Transformed heads are a power of two wide, and turned as a whole.
         """
+        dim = k.shape[-1]
+        if self.hadamard and not dim & -dim == dim == 2 * cos.shape[-1]:
+            return False
         return (
             self.keys.shape[1:] == k.shape[1:]
             and self.values.shape[1:] == v.shape[1:]
@@ -145,7 +150,8 @@ def qk_norm_rope_store(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Norm the heads of q and k, turn both, and store k and v as `KVPool.write` does. Returns q, new and contiguous.
+    """Norm the heads of q and k, turn both, transform both if the store says so, and store k and v as `KVPool.write`
+    does. Returns q, new and contiguous.
 
     q [tokens, heads, dim], k [tokens, kv heads, dim] and v [tokens, kv heads, v dim] may be views of one tensor. cos
     and sin [tokens, 1, half] turn the first 2 * half dimensions, the first half of them against the second (as
@@ -165,6 +171,7 @@ def qk_norm_rope_store(
     shape: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DV": v_dim, "HALF": half}
     shape |= {"BLOCK_H": block_h, "BLOCK_HALF": power_of_two(half), "BLOCK_REST": power_of_two(dim - 2 * half)}
     shape |= {"BLOCK_DV": power_of_two(v_dim), "HAS_NORM": norms is not None, "FORMAT": form, "num_warps": 4}
+    shape["ROUNDS"] = half.bit_length() - 1 if store.hadamard else 0
     tensors = q, k, v, out, keys, values, cos, sin, *(norms or (q, k)), store.slots
     strides = (one.stride(at) for one in (q, k, v, keys, values) for at in (0, 1))
     grid = q.shape[0], -(-heads // block_h) - (-kv_heads // block_h)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pegboard.core.toolkit.kernels import operations
+from pegboard.core.toolkit.model.hadamard import transformed, transforms
 from pegboard.core.toolkit.model.rope import apply_rope
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def attended(
     """
     turned = layer.num_heads + layer.num_kv_heads
     q, k, v = heads.split_with_sizes((layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), 1)
-    if operations.takes(heads) and (store := _store(batch, layer)).takes(q, k, v):
+    if operations.takes(heads) and (store := _store(batch, layer)).takes(q, k, v, rotation[0]):
         weights, eps = (None, 0.0) if norms is None else ((norms[0].weight, norms[1].weight), norms[0].eps)
         q = operations.qk_norm_rope_store(q, k, v, *rotation, store, weights, eps)
         return batch.attn_backend.forward(q, None, None, layer, batch)
@@ -39,9 +40,11 @@ def attended(
         # q and k lie side by side, so one rotation does both.
         both = apply_rope(heads[:, :turned], *rotation)
         q, k = both.split_with_sizes((layer.num_heads, layer.num_kv_heads), 1)
+    q, k = transformed(q, k, layer, batch.kv_pool)
     return batch.attn_backend.forward(q, k, v, layer, batch)
 
 
 def _store(batch: ForwardBatch, layer: LayerSpec) -> operations.Store:
-    pool, slots = batch.kv_pool, batch.kv_groups[layer.kv_group].out_cache_loc
-    return operations.Store(pool.keys(layer.layer_id), pool.values(layer.layer_id), slots, pool.scales(layer.layer_id))
+    pool, name, slots = batch.kv_pool, layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc
+    keys, values, scales = pool.keys(name), pool.values(name), pool.scales(name)
+    return operations.Store(keys, values, slots, scales, transforms(pool, name))

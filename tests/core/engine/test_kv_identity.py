@@ -153,11 +153,12 @@ def test_what_else_makes_another(other: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_how_a_pool_keeps_kv() -> None:
-    """Its type, where that is not the model's, and its scales."""
+    """Its type, where that is not the model's, its scales, and whose keys are transformed."""
     model = ModelContext(Path("/nowhere"), CONFIG, torch.bfloat16, torch.device("cpu"))
 
-    def pool(dtype: torch.dtype, *scales: tuple[float, float]) -> MHAPool:
-        made = MHAPool(NoOptions(), KVPoolContext(1, 1, LAYERS, dtype, torch.device("cpu")))
+    def pool(dtype: torch.dtype, *scales: tuple[float, float], dim: int = 8) -> MHAPool:
+        layers = tuple(dataclasses.replace(layer, qk_head_dim=dim) for layer in LAYERS)
+        made = MHAPool(NoOptions(), KVPoolContext(1, 1, layers, dtype, torch.device("cpu")))
         for layer_id, both in enumerate(scales):
             made.set_scales(layer_id, *both)
         return made
@@ -167,6 +168,9 @@ def test_how_a_pool_keeps_kv() -> None:
     assert kept_as(pool(torch.bfloat16), model) == ""
     assert told[0] == told[1] == "torch.float8_e4m3fn"
     assert told[2] == 'torch.float8_e4m3fn, scaled {"0":[0.5,2.0]}'
+    assert (
+        kept_as(pool(eight, (0.5, 1.0), dim=64), model) == 'torch.float8_e4m3fn, Hadamard [1], scaled {"0":[0.5,1.0]}'
+    )
     assert len({*told, kept_as(pool(torch.float8_e5m2), model), kept_as(pool(torch.float16), model)}) == 5
 
 

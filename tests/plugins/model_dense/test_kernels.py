@@ -9,25 +9,43 @@ from pathlib import Path
 import pytest
 import torch
 
+from pegboard.conformance.attention_fakes import ScaledPool
 from pegboard.conformance.model_family import ModelFamilyContract
 from pegboard.conformance.model_references import context, model_checkpoint
 from pegboard.conformance.paged import PagedRun
+from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import EmbedOverlay, Taps
+from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.core.interfaces.model_family import Network
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.toolkit import kernels
 from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.plugins.attn_torch.backend import TorchAttention
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 
 STEPS: Sequence[Mapping[int, Sequence[int]]] = ({0: [5, 6, 7, 8], 1: [9, 3]}, {0: [4], 1: [8, 2]}, {1: [11], 0: [7]})
 """A prompt beside another, a mixed batch, and a decode."""
 
+CPU = torch.device("cpu")
+
 Found = tuple[list[torch.Tensor], list[torch.Tensor], list[str]]
 
 
-def run(checkpoint: Path, fused: bool, *, overlay: bool = False) -> Found:
+def eight_bit_run(network: Network, spec: ModelSpec) -> PagedRun:
+    """A run over a pool of 8 bits."""
+    about = AttentionContext(spec.layers, 4, torch.float32, CPU, 2, 64, kv_dtype=torch.float8_e4m3fn)
+    paged = PagedRun(network, spec, attention=TorchAttention(NoOptions(), about), requests=2, length=16)
+    paged.pool = ScaledPool(None, KVPoolContext(8, 4, spec.layers, torch.float8_e4m3fn, CPU))
+    return paged
+
+
+def run(checkpoint: Path, fused: bool, *, overlay: bool = False, eight_bit: bool = False) -> Found:
     """Hidden states and taps of each step, K and V of all layers in the end, and the kernels that ran."""
     family = DenseFamily(DenseOptions(packed="off"), context(checkpoint))
-    paged = PagedRun(family.load(), family.spec, requests=2, length=16)
+    network, spec = family.load(), family.spec
+    paged = eight_bit_run(network, spec) if eight_bit else PagedRun(network, spec, requests=2, length=16)
     places = tuple(range(len(family.spec.layers) + 2))
     states: list[torch.Tensor] = []
     launched: list[str] = []
@@ -48,7 +66,7 @@ def run(checkpoint: Path, fused: bool, *, overlay: bool = False) -> Found:
             states.append(paged.network.forward(batch))
             states.append(batch.taps.joined())
     pool = paged.pool
-    kept = [one(layer.layer_id).nan_to_num() for layer in family.spec.layers for one in (pool.keys, pool.values)]
+    kept = [one(layer.layer_id).float().nan_to_num() for layer in spec.layers for one in (pool.keys, pool.values)]
     return states, kept, launched
 
 
@@ -66,6 +84,20 @@ def test_as_in_torch(architecture: str, overlay: bool, tmp_path: Path) -> None:
     assert {"add_rms_norm_kernel", "qk_norm_rope_store_kernel", "rotations_kernel"} <= set(got[2])
     for one, other in zip(got[0] + got[1], expected[0] + expected[1], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-5 * float(other.abs().max()))
+
+
+@pytest.mark.usefixtures("interpreted_triton")
+def test_as_in_torch_over_eight_bits(tmp_path: Path) -> None:
+    """Queries and keys by a Hadamard matrix on both ways: of the same states come the same numbers, but for some that
+    are near the middle of two. The states of a layer above see what that comes to.
+    """
+    checkpoint = model_checkpoint(tmp_path, "qwen3")
+    expected, got = (run(checkpoint, fused, eight_bit=True) for fused in (False, True))
+    assert "qk_norm_rope_store_kernel" in got[2]
+    (keys, values), (kept_keys, kept_values) = got[1][:2], expected[1][:2]
+    assert (keys != kept_keys).sum() + (values != kept_values).sum() <= 2
+    for one, other in zip(got[0], expected[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3 * float(other.abs().max()))
 
 
 @pytest.mark.full

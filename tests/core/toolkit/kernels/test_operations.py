@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from pegboard.core.toolkit.kernels import operations
+from pegboard.core.toolkit.model.hadamard import matrix
 
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 
@@ -100,7 +103,7 @@ def test_qk_norm_rope_store(
     cos, sin = (torch.randn(7, 1, half, dtype=dtype, device=device) for _ in range(2))
     weights = torch.randn(2, dim, dtype=dtype, device=device)
     store = store_of(kv_heads, dim, dtype, device)
-    assert store.takes(q, k, v)
+    assert store.takes(q, k, v, cos)
     out = operations.qk_norm_rope_store(q, k, v, cos, sin, store, (weights[0], weights[1]) if norm else None, 1e-5)
     assert out.is_contiguous()
     q_in, k_in = (normed(x, w, 1e-5) if norm else x for x, w in zip((q, k), weights, strict=True))
@@ -110,6 +113,23 @@ def test_qk_norm_rope_store(
     assert torch.equal(store.values[store.slots], v)
     others = torch.ones(40, dtype=torch.bool, device=device).index_fill_(0, store.slots, False)
     assert bool((store.keys[others] == 7).all() and (store.values[others] == 7).all())
+
+
+@TYPES
+@pytest.mark.parametrize(("heads", "dim"), [(3, 32), (1, 16), (12, 128)])
+def test_hadamard(heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Queries and keys by the matrix, values as they are; a power of two of channels, all of which are turned."""
+    q, k, v = heads_of(heads, heads, dim, dtype, device)
+    cos, sin = torch.randn(2, 7, 1, dim // 2, dtype=dtype, device=device)
+    store = replace(store_of(heads, dim, dtype, device), hadamard=True)
+    assert store.takes(q, k, v, cos)
+    assert not store.takes(q, k, v, cos[..., 1:])
+    assert not store.takes(q[..., 1:], k[..., 1:], v[..., 1:], cos)
+    out = operations.qk_norm_rope_store(q, k, v, cos, sin, store)
+    by = matrix(dim, device).double()
+    close(out, turned(q, cos, sin) @ by, dtype)
+    close(store.keys[store.slots], turned(k, cos, sin) @ by, dtype)
+    assert torch.equal(store.values[store.slots], v)
 
 
 EIGHT_BIT = pytest.mark.parametrize("kept", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

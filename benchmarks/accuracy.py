@@ -1,6 +1,7 @@
 """How near answers are to transformers': teacher-forced agreement, and the perplexity of a fixed text.
 
     python -m benchmarks.accuracy [--model DIR] [--part agreement perplexity] [--set KEY=VALUE ...] [--json FILE]
+        [--text FILE ...]
 
 Runs on the CPU, in bfloat16 unless --set says otherwise. The measure is bf16's own noise: transformers in float32 is
 taken as the truth, and how far transformers in bf16 is from it is how far one may be. Ends with 1 where a limit is
@@ -11,7 +12,8 @@ Agreement: prompts out of the text, answers drawn greedily by the engine, so tha
 from a decode step, at 1 and at 32 streams; transformers is fed the same tokens. A token that it would
 not have chosen is a mismatch; bf16 has three digits, so near ties may go either way.
 
-Perplexity: of benchmarks/data/prose.txt, by the engine's logprobs of prompts, in chunks of 512 tokens.
+Perplexity: of benchmarks/data/prose.txt, by the engine's logprobs of prompts, in chunks of 512 tokens. `--text` takes
+files in its place, the first 6,000 tokens of them; such figures can be compared within one run only.
 
 With `--set memory.kv_dtype=fp8_e4m3`, or another type of 8 bits, the same perplexity is measured over KV in bfloat16 as
 well, by the same runner, and what counts is the difference: at most 1%. Agreement is not asked for then, since its
@@ -49,6 +51,7 @@ MARGIN_LIMIT = 0.125
 """Of logits: a mismatch with a larger margin is not a near tie. Logits of 16 to 32 are an eighth apart in bf16."""
 MISMATCH_LIMIT = 3 / 64
 CHUNK = 512
+MOST_TOKENS = 6000
 ROWS = 256
 """Of logits that are worked on at once: all of them in float32 would take half a gigabyte."""
 
@@ -123,8 +126,10 @@ class KVPrecision:
         return self.difference <= KV_LIMIT and 2 * self.bytes == self.bfloat16_bytes
 
 
-def text() -> str:
-    """Return the fixed text. Raises PegboardError where it is another one."""
+def text(files: Sequence[Path] = ()) -> str:
+    """Return what files say, or the fixed text. Raises PegboardError where that is another one, and OSError."""
+    if files:
+        return "\n".join(file.read_text("utf-8") for file in files)
     data = TEXT.read_bytes()
     if hashlib.sha256(data).hexdigest() != TEXT_SHA256:
         raise PegboardError(f"{TEXT} was changed; figures of another text cannot be compared")
@@ -258,11 +263,11 @@ def windows(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
     return [list(ids[i * step : i * step + length]) for i in range(count)]
 
 
-def measure(model: str, parts: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+def measure(model: str, parts: Sequence[str], overrides: Sequence[str], files: Sequence[Path] = ()) -> dict[str, Any]:
     """Measure both parts, as far as they are asked for, and what computed."""
     directory = directory_of(model)
     with Engine.from_config(config(model, 16384), overrides=overrides) as engine:
-        ids = engine.tokenizer.encode(text())
+        ids = engine.tokenizer.encode(text(files))[:MOST_TOKENS]
         found: dict[str, Any] = {"model": model, "set": list(overrides), "runner": engine.info.providers["runner"]}
         if engine.resolved.engine.memory.kv_dtype.startswith("fp8"):
             return found | {"kv": _with_ok(kv_precision(model, engine, ids, overrides))}
@@ -319,9 +324,10 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", choices=("agreement", "perplexity"), default=["agreement", "perplexity"])
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--text", nargs="+", type=Path, default=[], metavar="FILE", help="other text, of these files")
     args = parser.parse_args()
     try:
-        found = measure(args.model, args.part, args.overrides)
+        found = measure(args.model, args.part, args.overrides, args.text)
     except (PegboardError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

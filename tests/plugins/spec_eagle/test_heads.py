@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
-from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, VOCAB, Head
+from pegboard.core.toolkit import kernels
+from pegboard.core.toolkit.kernels import operations
+from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, LAYERS, VOCAB, Head
 from tests.plugins.spec_eagle.watched import watched_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True)
@@ -57,6 +60,28 @@ def test_every_head(name: str, model: Path, tmp_path: Path) -> None:
     assert watch.deepest > 1
     assert watch.entries > 100
     assert stats["plugin_failures"] == stats["failed_batches"] == stats["book_errors"] == 0
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("interpreted_triton")
+def test_in_kernels(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels may be used, one stores the head's keys and values, too, and trees are what they were."""
+    head, stored = HEADS_BY_NAME["qwen3"], set()
+    fused = operations.qk_norm_rope_store
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, store: operations.Store, *rest: Any) -> Tensor:
+        stored.add(store.keys.data_ptr())
+        return fused(q, k, v, cos, sin, store, *rest)
+
+    monkeypatch.setattr(operations, "qk_norm_rope_store", noted)
+    with kernels.allowed("cpu"), watched_engine(model, head.write(tmp_path), head, topk=2, steps=2) as (engine, watch):
+        engine.generate(some_prompts(2), SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True))
+        stats = engine.stats()
+    assert not watch.errors, watch.errors[:3]
+    assert watch.entries > 10
+    assert watch.trees > 0
+    assert len(stored) == LAYERS + 1
+    assert stats["failed_batches"] == 0
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

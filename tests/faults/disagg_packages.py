@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
 
 from tests.faults.disagg_cells import AT_ONCE, LOST, OK, Cell, Play
 from tests.faults.disagg_world import DECODE, EMPTY_WITHIN, LONG, PREFILL, Prompt, Sent, World, Wrong
@@ -79,30 +82,56 @@ def of_libraries() -> Iterator[Cell]:
 
 
 async def streamed(world: World, prompt: Prompt, number: int) -> list[int]:
-    """Return the tokens of a streamed answer, each of whose events has one more than the last one."""
+    """Return the tokens of a streamed answer, each of whose events has one more than the last one. Raises Wrong, with
+    the log of a server that has broken the connection.
+    """
     said = {"bootstrap_host": "127.0.0.1", "bootstrap_port": world.spare.bootstrap, "bootstrap_room": 10**6 + number}
     body = {**prompt.salted(f"streamed {number}"), **said, "stream": True}
-    there = asyncio.create_task(world.client.post(f"{world.spare.address}/generate", json=body))
+    there = asyncio.create_task(prefilled(world, body))
+    try:
+        tokens = await decoded(world, body)
+        await there
+    except httpx.HTTPError as error:
+        raise world.decode.lost(error) from error
+    finally:
+        there.cancel()
+        await asyncio.gather(there, return_exceptions=True)
+    return tokens
+
+
+async def prefilled(world: World, body: Mapping[str, Any]) -> None:
+    try:
+        (await world.client.post(f"{world.spare.address}/generate", json=body)).raise_for_status()
+    except httpx.HTTPError as error:
+        raise world.spare.lost(error) from error
+
+
+async def decoded(world: World, body: Mapping[str, Any]) -> list[int]:
     tokens: list[int] = []
     async with world.client.stream("POST", f"{world.decode.address}/generate", json=body) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
-                now = json.loads(line.removeprefix("data: "))["output_ids"]
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise Wrong(f"a stream ends with {event['error']}")
+                now: list[int] = event["output_ids"]
                 if now[: len(tokens)] != tokens:
                     raise Wrong(f"{tokens} were sent before {now}")
                 tokens = now
-    (await there).raise_for_status()
     return tokens
 
 
 async def many(world: World) -> None:
-    """Ask for many answers at once, whole ones and streamed ones. Raises Wrong where one is not that of one server."""
+    """Ask for many answers at once, whole ones and streamed ones. Raises a group of Wrong where one is not that of one
+    server; the other streams end with the first that fails.
+    """
     prompts = [world.long, *world.short] * 2
     whole = [world.send(prompt, over=over) for prompt in prompts for over in (world.control, world.spare)]
-    streams = [streamed(world, prompt, number) for number, prompt in enumerate(prompts)]
-    for prompt, tokens in zip(prompts, await asyncio.gather(*streams), strict=True):
-        if tokens != prompt.answer:
-            raise Wrong(f"a stream has {tokens} instead of {prompt.answer}")
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(streamed(world, prompt, number)) for number, prompt in enumerate(prompts)]
+    for prompt, stream in zip(prompts, streams, strict=True):
+        if stream.result() != prompt.answer:
+            raise Wrong(f"a stream has {stream.result()} instead of {prompt.answer}")
     for one in whole:
         for side in (PREFILL, DECODE):
             if (answer := await one.answer(side)).status != OK:

@@ -102,6 +102,12 @@ class Server:
         self.served = self._stack.enter_context(serving(self.config, env={**os.environ, "OMP_NUM_THREADS": "1"}))
         self.alive, self.begins, self.replaced = True, False, 0
 
+    def lost(self, error: httpx.HTTPError) -> Wrong:
+        """Return what an error of a connection to it says, with whether it runs, and the end of its log."""
+        code = self.served.process.poll()
+        ended = "it runs" if code is None else f"it has ended with {code}"
+        return Wrong(f"{self.address}: {error!r}; {ended}:\n{self.served.log()[-4000:]}")
+
     def close(self) -> None:
         self.go_on()
         if self.alive and "Traceback" in self.served.log():
@@ -208,12 +214,19 @@ class World:
         self.client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
     async def __aenter__(self) -> World:
+        try:
+            await self._begin()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _begin(self) -> None:
         servers = (self.prefill, self.spare, self.decode)
         await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
         self.long = await self.prompt(LONG, 16)
         self.longest = await self.prompt(SHORT, 2500)
         self.short = [await self.prompt(SHORT + number, 12) for number in range(8)]
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
@@ -228,7 +241,10 @@ class World:
             ids = self._draw.integers(3, 300, length).tolist()
             body = Prompt(ids, [0] * new).salted("reference")
             body |= {"return_logprob": True, "top_logprobs_num": 2}
-            found = (await self.client.post(f"{self.spare.address}/generate", json=body)).raise_for_status().json()
+            try:
+                found = (await self.client.post(f"{self.spare.address}/generate", json=body)).raise_for_status().json()
+            except httpx.HTTPError as error:
+                raise self.spare.lost(error) from error
             tops = found["meta_info"]["output_top_logprobs"]
             if all(first[0] - second[0] > CLEAR for first, second in tops):
                 return Prompt(ids, found["output_ids"])
@@ -273,7 +289,7 @@ class World:
             answer = await self.client.get(f"{server.address}/server_info", timeout=PATIENCE)
             return dict(answer.raise_for_status().json()["scheduler"])
         except httpx.HTTPError as error:
-            raise Wrong(f"{server.address} does not say how it is ({error}):\n{server.served.log()[-2000:]}") from error
+            raise server.lost(error) from error
 
     async def rooms_of(self, server: Server) -> dict[str, float]:
         return dict((await self.state(server))["gate_stats"]["disagg"])
@@ -330,7 +346,10 @@ class World:
         await self.empties(time.monotonic())
 
     async def serves(self, server: Server) -> bool:
-        return (await self.client.get(f"{server.address}/health_generate")).status_code == 200
+        try:
+            return (await self.client.get(f"{server.address}/health_generate")).status_code == 200
+        except httpx.HTTPError as error:
+            raise server.lost(error) from error
 
 
 def free_ports(count: int) -> list[int]:

@@ -51,11 +51,12 @@ def whole(ranks: Sequence[Rank], region: int, slots: NDArray[np.int32]) -> NDArr
     return np.concatenate([one.heads(region, slots) for one in ranks], axis=1)
 
 
+# More blocks than eight ranks have reads under way: where there are fewer some reads go straight.
 BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
     "inproc": lambda ctx: InprocTransfer(InprocOptions(), ctx),
     "tcp": lambda ctx: TcpTransfer(TcpOptions(), ctx),
-    "nixl": lambda ctx: NixlTransfer(NixlOptions(staging=2**14), ctx),
-    "mooncake": lambda ctx: MooncakeTransfer(MooncakeTransferOptions(staging=2**14), ctx),
+    "nixl": lambda ctx: NixlTransfer(NixlOptions(staging=2**27), ctx),
+    "mooncake": lambda ctx: MooncakeTransfer(MooncakeTransferOptions(staging=2**27), ctx),
 }
 
 

@@ -158,7 +158,9 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
         """Forget a peer. Its reads end as if they had been abandoned. Of one that is not known it must not mind."""
 
     def stats(self) -> Mapping[str, float]:
-        """Return what an operator may want to know (bytes read and served, reads that failed...), by name."""
+        """Return what an operator may want to know (bytes read and served, reads that failed...), by name. The names of
+        counts, which only grow, end in `_total`.
+        """
         return {}
 
     @abc.abstractmethod

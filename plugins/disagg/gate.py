@@ -47,7 +47,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         kv = ctx.kv
         if kv is None:
             raise ConfigError("the gate `disagg` needs a KV pool, and there is none here")
-        transfer = kv.transfer()
+        self._transfer = transfer = kv.transfer()
         self.network = network or self._connected(kv, transfer)
         self.side: PrefillSide | DecodeSide
         if options.role == "prefill":
@@ -107,8 +107,9 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         return isinstance(self.side, PrefillSide)
 
     def stats(self) -> Mapping[str, float]:
-        """Return figures for operators, by name."""
-        return self.side.stats()
+        """Return figures for operators, by name; those of the transfer engine begin with `transfer_`."""
+        told = {f"transfer_{name}": value for name, value in self._transfer.stats().items()}
+        return {**self.side.stats(), **told}
 
     def close(self) -> None:
         """End all connections."""

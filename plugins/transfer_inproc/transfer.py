@@ -200,7 +200,7 @@ class InprocTransfer(KVTransfer[InprocOptions]):
             pass
         copied = one.at - before
         self._credit -= copied
-        self._counts["read_bytes"] += copied
+        self._counts["read_bytes_total"] += copied
         return copied
 
     def _copy(self, one: _Read, end: int) -> bool:
@@ -249,5 +249,5 @@ class InprocTransfer(KVTransfer[InprocOptions]):
 
     def _end(self, one: _Read, state: TransferState, reason: str = "") -> None:
         del self._reads[one.handle]
-        self._counts[f"reads_{state.value}"] += 1
+        self._counts[f"reads_{state.value}_total"] += 1
         self._news.append(TransferNews(one.handle, state, reason))

@@ -268,7 +268,7 @@ class Link:
         if not self._coming:
             raise BadFrame("bytes that were not asked for")
         self._heard = self._clock()
-        self._counts.add("received_bytes", count)
+        self._counts.add("received_bytes_total", count)
         first = self._coming[0]
         ended = first.part.ended
         first.advance(count)

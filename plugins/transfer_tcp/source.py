@@ -77,7 +77,7 @@ class Source:
                 buffers = beyond(buffers, count)
                 sent += count
         status = Status.OK if held.lasts else Status.ENDED
-        self._counts.add("served_bytes", sent)
+        self._counts.add("served_bytes_total", sent)
         while sent < pieces.total:
             sent += connection.send(memoryview(_ZEROS)[: pieces.total - sent])
         connection.sendall(END.pack(number, status))

@@ -85,7 +85,7 @@ class TcpTransfer(KVTransfer[TcpOptions]):
         while self._news:
             news.append(self._news.popleft())
             self._reads.pop(news[-1].handle, None)
-            self._counts.add(f"reads_{news[-1].state.value}")
+            self._counts.add(f"reads_{news[-1].state.value}_total")
         if self._ending:
             self._ending = [link for link in self._ending if link.thread.is_alive()]
         return news

@@ -97,7 +97,9 @@ def run(setting: Setting, world: World) -> None:
 def check_moved(both: Pair, world: World) -> None:
     """Nothing was computed twice, unless it was retracted."""
     stats = both.decode.stats()
-    assert stats["gate_stats"]["disagg"]["rooms_arrived_total"] == len(world.cases)
+    told = stats["gate_stats"]["disagg"]
+    assert told["rooms_arrived_total"] == len(world.cases)
+    assert told["transfer_reads_done_total"] > 0
     if not stats["retractions"]:
         assert stats["prompt_tokens"] == 0
 

@@ -132,7 +132,7 @@ class PeersThatEnd:
             states = [reader.state(one) for one in handles]
             assert set(states) <= {DONE, FAILED}
             assert states[-1] is FAILED
-            assert reader.engine.stats()["staged_bytes"] > 0
+            assert reader.engine.stats()["staged_bytes_total"] > 0
             assert reader.engine.stats()["staging_blocks_taken"] == 0
             assert reader.state(reader.read_small("other", 1)) is DONE
             assert reader.holds(9, 1)

@@ -24,9 +24,9 @@ class StagedReads(KVTransferContract):
         there, here = (draw.permutation(2 * count)[:count].tolist() for _ in range(2))
         wanted, target = pages(3, there, size), pages(3, here, size)
         self.check(source, reader, wanted, target)
-        found = reader.engine.stats().get("staged_bytes", 0)
+        found = reader.engine.stats().get("staged_bytes_total", 0)
         assert found == (wanted.total if staged else 0)
-        assert source.engine.stats().get("collected_bytes", 0) == found
+        assert source.engine.stats().get("collected_bytes_total", 0) == found
         assert not any(one.engine.stats()["staging_blocks_taken"] for one in (source, reader))
 
     def test_pieces_that_were_collected_before_the_lease_ended(self, servers: Servers) -> None:

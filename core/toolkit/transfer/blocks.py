@@ -81,7 +81,7 @@ class Landing:
             if self._closed:
                 raise TransferError("the engine is closed")
             self._regions.scatter(target, self.blocks.view(block)[: target.total])
-        self._counts.add("staged_bytes", target.total)
+        self._counts.add("staged_bytes_total", target.total)
 
     def close(self) -> None:
         """End. When this returns nothing is written to the regions."""

@@ -226,7 +226,7 @@ class Collector:
         since, number, reader = min(held, key=lambda one: one[0])
         if self._clock() - since < self._seconds:
             return None
-        self._counts.add("recalled_blocks")
+        self._counts.add("recalled_blocks_total")
         return reader.held.pop(number)[0]
 
     def _collect(self, order: _Order, block: int) -> Status:
@@ -236,5 +236,5 @@ class Collector:
             if self._closed or not order.lease.lasts:
                 return Status.ENDED
             self._memory.gather(pieces.part(begin, end), out[begin:end])
-        self._counts.add("collected_bytes", pieces.total)
+        self._counts.add("collected_bytes_total", pieces.total)
         return Status.READY if order.lease.lasts else Status.ENDED

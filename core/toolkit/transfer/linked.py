@@ -111,9 +111,9 @@ class LinkedTransfer(KVTransfer[OptionsT], Generic[TokenT, OptionsT]):
         while self._news:
             news.append(self._news.popleft())
             _, _, job = self._jobs.pop(news[-1].handle, (None, None, None))
-            self._counts[f"reads_{news[-1].state.value}"] += 1
+            self._counts[f"reads_{news[-1].state.value}_total"] += 1
             if job is not None and news[-1].state is TransferState.DONE:
-                self._counts["read_bytes"] += job.whole.target.total
+                self._counts["read_bytes_total"] += job.whole.target.total
         self._forgotten = [link for link in self._forgotten if link.thread.is_alive()]
         return news
 

@@ -81,7 +81,7 @@ class Listener:
                     time.sleep(0.05)
                 continue
             if not self._take_in(connection):
-                self._counts.add("refused_connections")
+                self._counts.add("refused_connections_total")
                 connection.close()
 
     def _take_in(self, connection: socket.socket) -> bool:
@@ -111,7 +111,7 @@ class Listener:
                 if self._is_welcome(connection):
                     self._serve_peer(connection)
                 else:
-                    self._counts.add("refused_connections")
+                    self._counts.add("refused_connections_total")
         except OSError as error:
             logger.debug("a connection has ended: %s", error)
         except BadFrame as error:

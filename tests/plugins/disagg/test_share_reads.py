@@ -73,7 +73,9 @@ def test_what_other_ranks_have_is_read(ranks: Ranks, engine: str, here: int, the
             others = np.setdiff1d(np.arange(SLOTS), read)
             assert np.array_equal(buffer.reshape(SLOTS, -1)[others], was.reshape(SLOTS, -1)[others])
     if engine in STAGED:
-        assert all(one.engine.stats()["staged_bytes"] > one.engine.stats()["read_bytes"] / 2 for one in targets)
+        assert all(
+            one.engine.stats()["staged_bytes_total"] > one.engine.stats()["read_bytes_total"] / 2 for one in targets
+        )
 
 
 def test_a_server_that_cannot_be_read_is_not_known(ranks: Ranks) -> None:

@@ -127,7 +127,7 @@ class TestSource:
         server = world.server()
         with self.dial(server, hello) as connection:
             assert closed(connection)
-        until(lambda: server.engine.stats().get("refused_connections") == 1, "a stranger is not counted")
+        until(lambda: server.engine.stats().get("refused_connections_total") == 1, "a stranger is not counted")
         self.check_serves(world, server)
 
     def test_a_token_with_one_wrong_byte(self, world: World) -> None:
@@ -148,10 +148,10 @@ class TestSource:
         with contextlib.ExitStack() as stack:
             for _ in range(MOST_STRANGERS + 10):
                 stack.enter_context(self.dial(server, b""))
-            until(lambda: server.engine.stats().get("refused_connections", 0) >= 10, "all strangers are let in")
+            until(lambda: server.engine.stats().get("refused_connections_total", 0) >= 10, "all strangers are let in")
             assert reader.wait([reader.read(SOME, SOME)], PATIENCE) == [TransferState.DONE]
             self.check_serves(world, server)
-            assert server.engine.stats()["refused_connections"] < MOST_STRANGERS
+            assert server.engine.stats()["refused_connections_total"] < MOST_STRANGERS
 
     def test_a_hello_has_to_come_in_time(self, world: World) -> None:
         """All of it: bytes that drip gain nothing."""
@@ -329,13 +329,13 @@ class TestReader:
         """Although its source has stopped: nothing but the reader's own thread writes to its target."""
         liar = Liar([ANSWER.pack(1, 0, 1000), bytes(500)])
         reader, handle = self.read(world, liar)
-        until(lambda: reader.engine.stats().get("received_bytes", 0) >= 524, "nothing has come")
+        until(lambda: reader.engine.stats().get("received_bytes_total", 0) >= 524, "nothing has come")
         reader.engine.abandon(handle)
         assert reader.wait([handle], PATIENCE) == [TransferState.GONE]
         before = reader.copy()
         for one in liar.connections:
             one.sendall(b"x" * 500 + END.pack(1, 0))
-        until(lambda: reader.engine.stats()["received_bytes"] >= 1040, "the rest has not come")
+        until(lambda: reader.engine.stats()["received_bytes_total"] >= 1040, "the rest has not come")
         assert np.array_equal(before[0], reader.regions[0])
         liar.close()
 
@@ -363,8 +363,8 @@ def test_large_reads_are_shared_between_connections(world: World) -> None:
     reader.connect(source)
     assert reader.wait([reader.read(ALL, ALL)], PATIENCE) == [TransferState.DONE]
     assert np.array_equal(source.regions[0], reader.regions[0])
-    assert source.engine.stats()["served_bytes"] == SIZE
-    assert reader.engine.stats()["reads_done"] == 1
+    assert source.engine.stats()["served_bytes_total"] == SIZE
+    assert reader.engine.stats()["reads_done_total"] == 1
     assert sum(one.name.startswith("kv-send") for one in threading.enumerate()) == 4
 
 

@@ -34,7 +34,7 @@ def check_serves(make: Make, source: Server) -> None:
     wanted, target = slots(5), slots(6)
     assert reader.wait(reader.read(wanted, target)).state is DONE
     assert reader.holds(target, source, wanted)
-    assert reader.engine.stats()["staged_bytes"] == wanted.total
+    assert reader.engine.stats()["staged_bytes_total"] == wanted.total
 
 
 # ---- the source ------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def check_serves(make: Make, source: Server) -> None:
 def test_strangers_are_sent_away(make: Make, dial: Dial, hello: bytes) -> None:
     source = make()
     assert dial(source, hello).closed()
-    source.until(lambda: source.engine.stats().get("refused_connections"), "a stranger is not counted")
+    source.until(lambda: source.engine.stats().get("refused_connections_total"), "a stranger is not counted")
     check_serves(make, source)
 
 

@@ -36,7 +36,11 @@ def test_small_pieces_come_in_few_large_ones(make: Make) -> None:
         source.memory += np.uint8(1)
     assert [len(part.source) for part in reader.engine.begun] == [1] * (5 * len(wanted) // BY_BLOCK)
     assert {(int(part.source.region[0]), int(part.target.region[0])) for part in reader.engine.begun} == {(1, 1)}
-    assert reader.engine.stats()["staged_bytes"] == source.engine.stats()["collected_bytes"] == 5 * wanted.total
+    assert (
+        reader.engine.stats()["staged_bytes_total"]
+        == source.engine.stats()["collected_bytes_total"]
+        == 5 * wanted.total
+    )
     assert source.taken == reader.taken == 0
 
 
@@ -46,7 +50,7 @@ def test_sides_may_be_cut_in_other_places(make: Make) -> None:
     target = ranges([(0, 7 + number * 100, 96) for number in range(341)] + [(0, 50_000, 32)])
     assert reader.wait(reader.read(wanted, target)).state is DONE
     assert reader.holds(target, source, wanted)
-    assert reader.engine.stats()["staged_bytes"] == wanted.total
+    assert reader.engine.stats()["staged_bytes_total"] == wanted.total
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_other_reads_go_straight(make: Make, some: Ranges) -> None:
     source, reader = pair(make)
     assert reader.wait(reader.read(some, some)).state is DONE
     assert reader.holds(some, source, some)
-    assert "staged_bytes" not in reader.engine.stats()
+    assert "staged_bytes_total" not in reader.engine.stats()
 
 
 @pytest.mark.parametrize("off", ["source", "reader"])
@@ -148,7 +152,7 @@ def test_a_block_that_is_recalled_while_it_is_read(make: Make) -> None:
     source.clock.ahead = SECONDS
     assert quick.wait(second).state is DONE
     assert quick.holds(target, source, other)
-    assert source.engine.stats()["recalled_blocks"] == 1
+    assert source.engine.stats()["recalled_blocks_total"] == 1
     slow.engine.held.clear()
     news = slow.wait(first)
     assert news.state is FAILED, "a read is DONE with bytes of another one"
@@ -167,7 +171,7 @@ def test_readers_wait_in_line_for_blocks(make: Make) -> None:
         assert one.wait(handle).state is DONE
         assert one.holds(target, source, wanted)
     assert source.taken == 0
-    assert "recalled_blocks" not in source.engine.stats()
+    assert "recalled_blocks_total" not in source.engine.stats()
 
 
 def test_a_reader_that_leaves_gives_its_blocks_back(make: Make) -> None:

@@ -206,7 +206,6 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         decode: DecodeLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
-        keys, values, table = stored.keys, stored.values, stored.table
         group = layer.num_heads // layer.num_kv_heads
         # Placeholders where there is nothing to put together: the kernel is then compiled without them.
         results, tops = out[:, None], out
@@ -219,14 +218,14 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             q,
             results,
             tops,
-            keys,
-            values,
+            stored.keys,
+            stored.values,
             q if sinks is None else sinks,
-            table,
+            stored.table,
             decoding.rows,
             decoding.tokens,
             decoding.seq_lens,
-            *_strides((q, 2), (results, 3), (tops, 2), (keys, 2), (values, 2), (table, 1)),
+            *_strides((q, 2), (results, 3), (tops, 2), (stored.keys, 2), (stored.values, 2), (stored.table, 1)),
             layer.window or 0,
             0 if decode.prefix is None else decoding.prefix,
             *stored.factors,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pegboard.conformance.kv_transfer import KVTransferContract
 from tests.plugins.transfer_mooncake import fake_engine
 from tests.plugins.transfer_peers import PeersThatEnd
 from tests.plugins.transfer_staged import StagedReads
 
 
-class TestOverAFake(StagedReads):
+class TestOverAFake(StagedReads, KVTransferContract):
     provider = "mooncake"
 
     @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ class TestOverAFake(StagedReads):
 
 
 @pytest.mark.transfer_packages
-class TestOverMooncake(StagedReads):
+class TestOverMooncake(StagedReads, KVTransferContract):
     provider = "mooncake"
 
 

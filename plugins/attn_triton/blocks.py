@@ -88,23 +88,36 @@ _MEMORY = {(9, 0): _HOPPER, (10, 0): _HOPPER, (10, 3): _HOPPER, (8, 0): _AMPERE}
 _BY_DIM = dict[int, Blocks]
 """By the largest padded head dimension that an entry is for."""
 
-_WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
-"""For heads of more than 256, on any device."""
+_WIDE, _WIDE_8, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2, 128), Blocks(64, 16, 8, 2)
+"""For heads of more than 256, on any device; the second where 8-bit keys are widened, which takes registers."""
 
-_EXTEND_FLOAT32: _BY_DIM = {64: Blocks(64, 32, 8, 2, 32), 512: Blocks(32, 32, 8, 2, 32)}
-_DECODE_FLOAT32: _BY_DIM = {128: Blocks(64, 32, 8, 2, 32), 512: Blocks(64, 16, 8, 2, 32)}
+_EXTEND_FLOAT32: _BY_DIM = {
+    64: Blocks(64, 32, 8, 2, 32),
+    256: Blocks(32, 32, 8, 2, 32),
+    512: Blocks(16, 32, 8, 2, 32),
+}
+_DECODE_FLOAT32: _BY_DIM = {
+    128: Blocks(64, 32, 8, 2, 32),
+    256: Blocks(32, 32, 8, 2, 32),
+    512: Blocks(16, 32, 8, 2, 32),
+}
 """Float32 has no tensor cores without rounding to tf32. Its products keep their operands in registers, which do not
 suffice for whole heads: so scores are added up over chunks of 32 dimensions, on any device.
 """
 
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {
-    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE},
+    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE_8},
     (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_HOPPER, 32): _EXTEND_FLOAT32,
-    (_AMPERE, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
-    (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 32, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
+    (_AMPERE, 8): {64: Blocks(128, 32, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE_8},
+    (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 32): _EXTEND_FLOAT32,
-    (_SMALL, 8): {64: Blocks(64, 64, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
+    (_SMALL, 8): {
+        64: Blocks(64, 32, 8, 2),
+        128: Blocks(64, 64, 8, 2),
+        256: Blocks(32, 32, 8, 2),
+        512: Blocks(32, 16, 8, 2, 128),
+    },
     (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 32): _EXTEND_FLOAT32,
 }
@@ -120,11 +133,11 @@ _DECODE: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
     (_HOPPER, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
     (_HOPPER, 32): _DECODE_FLOAT32,
-    (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
-    (_AMPERE, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
+    (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(32, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
+    (_AMPERE, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(32, 64, 4, 3), 256: Blocks(16, 32, 4, 3), 512: _WIDE_DECODE},
     (_AMPERE, 32): _DECODE_FLOAT32,
-    (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
-    (_SMALL, 16): {64: Blocks(64, 128, 8, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
+    (_SMALL, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(32, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
+    (_SMALL, 16): {64: Blocks(64, 128, 8, 2), 128: Blocks(32, 64, 4, 2), 256: Blocks(16, 32, 4, 3), 512: _WIDE_DECODE},
     (_SMALL, 32): _DECODE_FLOAT32,
 }
 """Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage."""
@@ -143,7 +156,8 @@ def extend_blocks(kind: Kind, device: Device, rows: int, options: TritonAttentio
     few = 0 if device.kv_itemsize == 1 else _FEW[device.itemsize]
     warps = 4 if block_rows * kind.dim <= few else entry.warps
     rows = max(block_rows, power_of_two(kind.group))
-    return Blocks(rows, options.block_keys or entry.keys, warps, entry.stages, entry.chunk)
+    keys = max(entry.keys * entry.rows // max(rows, entry.rows), 16)  # fewer where a group is larger than a tile
+    return Blocks(rows, options.block_keys or keys, warps, entry.stages, entry.chunk)
 
 
 def decode_blocks(kind: Kind, device: Device, options: TritonAttentionOptions) -> Blocks:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pegboard.conformance.attention import AttentionContract
+from pegboard.conformance.attention_fakes import AttentionRig, make_layer
+from pegboard.conformance.attention_suite import DECODES, RAGGED
 
-# As it should: see kernels._scores. Only the interpreter, which is numpy, mentions it.
+# As it should: see kernel_parts.scored_block. Only the interpreter, which is numpy, mentions it.
 OVERFLOWS = pytest.mark.filterwarnings("ignore:.*overflow encountered in exp2")
 
 
@@ -14,6 +17,17 @@ OVERFLOWS = pytest.mark.filterwarnings("ignore:.*overflow encountered in exp2")
 class TestTriton(AttentionContract):
     provider = "triton"
     tree_examples = (10, 40)
+
+    @pytest.mark.parametrize(
+        ("dim", "dtype", "kept"), [(80, torch.float32, None), (160, torch.float16, torch.float8_e4m3fn)], ids=str
+    )
+    def test_heads_in_chunks(
+        self, dim: int, dtype: torch.dtype, kept: torch.dtype | None, device: torch.device
+    ) -> None:
+        """Scores are added up over chunks of 32 dimensions, and 128: the last chunk is not full."""
+        for lens in (RAGGED, DECODES):
+            rig = AttentionRig([make_layer(3, 1, dim)], lens, dtype=dtype, kv_dtype=kept, device=device)
+            self.check(rig, rig.run(self.make(rig)))
 
 
 @OVERFLOWS

@@ -299,9 +299,18 @@ class HostPoolContract(ContractSuite):
         wanted, content = rig.fill_host(), rig.device()
 
         def repeat(call: Callable[[], None]) -> None:
-            for _ in range(rounds):
-                together.wait()
-                call()
+            try:
+                for _ in range(rounds):
+                    together.wait()
+                    call()
+            except BaseException:
+                together.abort()
+                raise
+
+        def save(sources: list[int], pages: list[int]) -> None:
+            rig.save(sources, pages)
+            for source, page in zip(sources, pages, strict=True):
+                assert rig.block([page]) == block_of(content, [source]), f"host page {page} is wrong"
 
         def read_and_write() -> None:
             block = rig.draw.bytes(rig.host.block_bytes)
@@ -309,16 +318,16 @@ class HostPoolContract(ContractSuite):
             assert rig.block([12]) == block
 
         calls: list[Callable[[], None]] = [
-            lambda: rig.save([1, 2, 3], [1, 2, 3]),
-            lambda: rig.save([4, 5, 6], [6, 5, 4]),
+            lambda: save([1, 2, 3], [1, 2, 3]),
+            lambda: save([4, 5, 6], [6, 5, 4]),
             lambda: other.load([7, 8, 9], [9, 1, 4]),
             read_and_write,
         ]
         with ThreadPoolExecutor(len(calls)) as threads:
-            for done in [threads.submit(repeat, call) for call in calls]:
-                done.result()
-        for source, page in zip([1, 2, 3, 4, 5, 6], [1, 2, 3, 6, 5, 4], strict=True):
-            assert rig.block([page]) == block_of(content, [source]), f"host page {page} is wrong"
+            ends = [threads.submit(repeat, call) for call in calls]
+        failures = [error for end in ends if (error := end.exception()) is not None]
+        for error in sorted(failures, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
+            raise error  # not that others waited for it in vain
         for page, target in zip([7, 8, 9], [9, 1, 4], strict=True):
             assert block_of(other.device(), [target]) == wanted[page], f"device page {target} is wrong"
 

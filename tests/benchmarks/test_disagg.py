@@ -14,7 +14,7 @@ from benchmarks import disagg
 def test_all_of_it_runs(tmp_path: Path) -> None:
     disagg.main(["--quick", "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())["medians"]
-    assert set(found) == {"socket", "tcp 1", "tcp 16", "tcp 64"}
+    assert set(found) == {"socket", "tcp 1", "tcp 16", "tcp 64", "tcp heads"}
     assert all(one["ms"] > 0 and one["gb_per_s"] > 0 for one in found.values())
 
 

@@ -153,7 +153,7 @@ class ScratchCopies(DirectCopies):
         records = records_of(buffer.view(torch.uint8).view(-1, part.page_bytes))[device]
         scratch = self.scratch[: records.nbytes].view(records.dtype)
         scratch[:] = records
-        time.sleep(1e-5)
+        time.sleep(1e-3)
         part.records[host] = scratch
 
 

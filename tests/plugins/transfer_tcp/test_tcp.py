@@ -29,21 +29,12 @@ from pegboard.plugins.transfer_tcp.frames import (
 )
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
+from tests.core.toolkit.transfer.toy import Clock
 
 SIZE = 6 * 2**20
 PATIENCE = 20.0
 SOME = ranges([(0, 0, 1000)])
 ALL = ranges([(0, 0, SIZE)])
-
-
-@dataclass
-class Clock:
-    """Real time, and what a test adds to it."""
-
-    ahead: float = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
 
 
 @dataclass

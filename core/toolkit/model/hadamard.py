@@ -1,9 +1,9 @@
 """Keys that lose less in 8 bits: each head by a Hadamard matrix, and queries with them.
 
 A number in float8 e4m3 is off by up to a sixteenth, whatever its size. In a score, the products of a query's and a
-key's channels, the errors of a few large channels stand out, since both are large there. The orthonormal Hadamard matrix H
-spreads them over all channels: (H q) · (H k) = q · k, and the errors average out. That keys can be kept this way is
-from QuaRot (Ashkboos et al. 2024).
+key's channels, the errors of a few large channels stand out, since both are large there. The orthonormal Hadamard
+matrix H spreads them over all channels: (H q) · (H k) = q · k, and the errors average out. That keys can be kept this
+way is from QuaRot (Ashkboos et al. 2024).
 """
 
 from __future__ import annotations

@@ -152,11 +152,14 @@ class GateKeeper:
     def poll(self) -> GateNews:
         """Return what the gates have to say now, and whose time is up."""
         news = GateNews()
+        # All releases come first: whose wait ends below may leave a seat that is still written to, and a gate that
+        # names that one at once must not be heard before the caller has ended the request.
+        for post in self._posts:
+            if post.held or (post in self._watchful and post.gate.busy):
+                self._release(post, news)
         for post in self._posts:
             if post.blocked:
                 self._look(post, news)
-            if post.held or (post in self._watchful and post.gate.busy):
-                self._release(post, news)
         return news
 
     def cancel(self, req: Req) -> bool:

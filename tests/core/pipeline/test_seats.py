@@ -54,10 +54,16 @@ class World:
     """A harness whose drill gate writes prompts into seats, and looks where the KV lies that it follows."""
 
     def __init__(
-        self, loop: str = "normal", *, hold_timeout: float | None = None, grammars: bool = False, **more: Any
+        self,
+        loop: str = "normal",
+        *,
+        timeout: float | None = None,
+        hold_timeout: float | None = None,
+        grammars: bool = False,
+        **more: Any,
     ) -> None:
         self.clock = ManualClock()
-        options = DrillGateOptions(timeout=None, hold_timeout=hold_timeout)
+        options = DrillGateOptions(timeout=timeout, hold_timeout=hold_timeout)
         self.gate = DrillGate(options, AdmissionGateContext(self.clock))
         self.gate.write = self.write
         before: list[tuple[str, AdmissionGate]] = [("grammar", make_gate(self.clock))] if grammars else []
@@ -263,6 +269,19 @@ def test_a_seat_that_is_still_written_to_stays_out_of_use(loop: str) -> None:
     world.run()
     assert world.harness.tokens("b") == oracle(range(20), 8, ignore_eos=True)
     assert world.keeper.overdue == 1, "it was told"
+
+
+@LOOPS
+@pytest.mark.parametrize("linger", [1e-20, 0.03], ids=["at once", "soon"])
+def test_a_seat_that_is_let_go_when_the_wait_fails_is_let_go_once(loop: str, linger: float) -> None:
+    world = World(loop, timeout=0.5)
+    world.bring("a", drill={"delay": 60.0, "linger": linger})
+    world.run()
+    assert world.harness.finish("a")["type"] == "abort", "its time ran out"
+    assert world.harness.scheduler.counters.finished == 1
+    world.bring("b")
+    world.run()
+    assert world.harness.tokens("b") == oracle(PROMPT, 6, ignore_eos=True)
 
 
 @LOOPS

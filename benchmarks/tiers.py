@@ -2,6 +2,7 @@
 
     python -m benchmarks.tiers                  # the demo model, prompts of 2,048 tokens, medians of 20
     python -m benchmarks.tiers --quick          # to see that it works; figures mean little
+    python -m benchmarks.tiers --model PATH     # another model, of at least 40,000 token ids
 
 Rows: recompute (a cache that keeps nothing), device, host (a working set of four times the device's pool, in turns),
 files as a restarted server finds them (in the page cache, and dropped from it), Redis on loopback where redis-server is
@@ -47,15 +48,17 @@ PARTS = ("host", "files", "redis", "new", "beside")
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens of a prompt, prompts that fit on the device, and runs of each row."""
+    """Tokens of a prompt, prompts that fit on the device, runs of each row, and the model."""
 
     prompt: int
     fits: int
     runs: int
+    model: str = MODEL
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL, help="a folder or a name, as in a config")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a prompt")
     parser.add_argument("--directory", type=Path, help="where files are kept; a temporary folder unless given")
@@ -90,7 +93,7 @@ def engine(
 ) -> Iterator[Engine]:
     """Run an engine whose device holds `size.fits` prompts, and whose host holds `host` of them."""
     config = {
-        "model": {"path": MODEL},
+        "model": {"path": size.model},
         "log_level": "warning",
         "prefix_cache": {"use": cache},
         "memory": {
@@ -332,7 +335,7 @@ def table(rows: Mapping[str, Sequence[float]], base: str = "recompute") -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = arguments(words)
-    size = Size(args.tokens, 2 if args.quick else 4, args.runs)
+    size = Size(args.tokens, 2 if args.quick else 4, args.runs, args.model)
     prompts = Prompts(size.prompt)
     print(f"{json.dumps(machine())}\n")
     found: dict[str, Any] = {}

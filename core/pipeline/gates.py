@@ -134,8 +134,6 @@ class GateKeeper:
         """Lead a new request as far as it gets. A failure is returned, and then nothing is kept of it; otherwise the
         request is through, or its status is BLOCKED and `blocked_by` names the gate.
         """
-        if not self._posts:
-            return None
         posts = []
         for post in self._posts:
             concerned, failure = self._ask(post, "concerns", post.gate.concerns, req)
@@ -152,8 +150,8 @@ class GateKeeper:
     def poll(self) -> GateNews:
         """Return what the gates have to say now, and whose time is up."""
         news = GateNews()
-        # All releases come first: whose wait ends below may leave a seat that is still written to, and a gate that
-        # names that one at once must not be heard before the caller has ended the request.
+        # Releases come first. What fails below may leave a seat that its gate lets go at once, and that is heard only
+        # after the caller has ended the request.
         for post in self._posts:
             if post.held or (post in self._watchful and post.gate.busy):
                 self._release(post, news)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tiers
+from pegboard.conformance.checkpoints import tiny_checkpoint
 
 
 @pytest.mark.full
 def test_all_of_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiers.main(["--quick", "--json", str(tmp_path / "found.json")])
+    model = tiny_checkpoint(tmp_path, "llama", vocab_size=40_000)
+    tiers.main(["--quick", "--model", str(model), "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(found["host"]) == {"recompute", "device", "host", "miss"}
     assert set(found["files"]) == {"recompute", "files", "files cold", "miss with files"}

@@ -1,7 +1,8 @@
 """Greedy answers equal transformers', whatever is cached, however memory is paged, alone or in company.
 
-See `reference` for what counts as equal. The demo model answers 30 prompts of 1 to some 3,000 tokens with 64 tokens
-each; tiny random checkpoints cover the other architectures and attention backends.
+See `reference` for what counts as equal. The demo model answers 30 prompts of 1 to some 3,000 tokens, shortly in
+`make test-full` and at more length in `make soak`; tiny random checkpoints cover the other architectures and attention
+backends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.e2e.reference import (
 from tests.plugins.model_transformers.tiny import SERVED, save
 
 DEMO = "demo:smollm2-135m-instruct"
-DEMO_LENGTH, LENGTH, SMALL_LENGTH = 32, 64, 24
+DEMO_LENGTH, SHORT_LENGTH, LENGTH, SMALL_LENGTH = 32, 12, 64, 24
 FEW, FEW_LENGTH = ("unicode", "turns"), 10
 """Prompts of the configuration that runs with the normal tests, and the tokens of their answers."""
 
@@ -116,15 +117,26 @@ def test_the_prompts_are_what_they_should_be(demo: Engine) -> None:
     assert sum(64 <= length < 1000 for length in lengths) >= 3
 
 
+def check_all_prompts(cache: str, page_size: int, reference_dir: Path, length: int) -> None:
+    with Engine.from_config(config(DEMO, cache, page_size)) as engine:
+        prompts = prompt_ids(engine.tokenizer)
+        expected = Reference(engine.built.directory, reference_dir).answers(prompts, length)
+        check_answers(engine, prompts, expected, length)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_short_answers_to_all_prompts(reference_dir: Path) -> None:
+    check_all_prompts("radix", 16, reference_dir, SHORT_LENGTH)
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("cache", "page_size"), MATRIX)
 def test_all_prompts(cache: str, page_size: int, reference_dir: Path) -> None:
-    with Engine.from_config(config(DEMO, cache, page_size)) as engine:
-        prompts = prompt_ids(engine.tokenizer)
-        expected = Reference(engine.built.directory, reference_dir).answers(prompts, DEMO_LENGTH)
-        check_answers(engine, prompts, expected, DEMO_LENGTH)
+    check_all_prompts(cache, page_size, reference_dir, DEMO_LENGTH)
 
 
 @pytest.mark.full

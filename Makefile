@@ -81,7 +81,7 @@ test-full: $(STAMP)
 
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m 'soak and not gpu' --timeout 14400 tests $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m 'soak and not gpu' --timeout 14400 --hypothesis-profile explore tests $(PYTEST_ARGS)
 
 # Where there is a GPU, with a torch that was built for it.
 gpu-test: $(STAMP)

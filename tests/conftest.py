@@ -11,6 +11,7 @@ import signal
 import threading
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import tiers
@@ -54,6 +55,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (DRILLS, os.environ.get(
 # A shell that starts the tests in the background has Ctrl-C ignored, which commands under test would inherit.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Tests give the same answer each time, and none fails since a busy machine stood still. `make soak` explores.
+EXPLORE = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("explore", EXPLORE)
+hypothesis.settings.register_profile("repeat", EXPLORE, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.load_profile("repeat")
 
 
 def pytest_configure() -> None:

@@ -20,7 +20,7 @@ from pegboard.core.toolkit.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 KEY, ADMIN_KEY = "sk-user-key", "sk-admin-key"
-CONTEXT = 2048
+CONTEXT = 4096
 WINDOW = 64
 STEPS = 150
 

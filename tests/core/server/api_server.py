@@ -42,13 +42,14 @@ class Server:
         verify: ssl.SSLContext | bool = True,
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
+        watchdog: float = 20.0,
         **server: Any,
     ) -> None:
         config = {
             "model": {"path": str(model)},
             "apis": apis,
             "server": {"port": 0, "max_body_bytes": 100_000, "shutdown_timeout": 30, **server},
-            "scheduler": {"watchdog_timeout": 1.0},
+            "scheduler": {"watchdog_timeout": watchdog},
             **(more or {}),
         }
         self.verify, self.headers = verify, dict(headers or {})

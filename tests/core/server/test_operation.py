@@ -63,7 +63,7 @@ def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
     directory = tmp_path_factory.mktemp("guarded")
     trust = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
     tls = {"cert_file": str(TLS / "server.pem"), "key_file": str(TLS / "server.key")}
-    options = {"tls": tls, **keys(directory), "access_log": True, "request_timeout": 1.0}
+    options = {"tls": tls, **keys(directory), "access_log": True, "request_timeout": 3.0}
     with running(model, directory, builder="build_when_told", verify=trust, **options) as server:
         wait_for(lambda: "Loading" in server.log)
         port = psutil.Process(server.process.pid).net_connections("inet")[0].laddr.port
@@ -147,7 +147,7 @@ def test_wrong_files_stop_the_start(model: Path, tmp_path: Path, options: dict[s
 
 
 def test_ready_while_there_is_a_scheduler(model: Path, tmp_path: Path) -> None:
-    with running(model, tmp_path) as server:
+    with running(model, tmp_path, watchdog=1.0) as server:
         server.started()
         assert server.client.get("/ready").status_code == 200
         os.kill(server.counters()["pid"], signal.SIGSTOP)

@@ -50,11 +50,12 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture
 def own_server(model: Path, tmp_path: Path) -> Iterator[Server]:
-    with running(model, tmp_path) as one:
+    with running(model, tmp_path, watchdog=1.0) as one:
         yield one.started()
 
 
 def test_says_how_to_try_it(server: Server) -> None:
+    wait_for(lambda: "Try it:\n  curl" in server.log)
     command = server.log.partition("Try it:\n")[2].splitlines()[0].strip()
     done = subprocess.run(f"{command} -sS -m 60", shell=True, capture_output=True, check=True)
     assert json.loads(done.stdout)["choices"]
@@ -143,7 +144,7 @@ def test_abort_by_id(server: Server) -> None:
     ) as answer:
         lines = answer.iter_lines()
         next(lines)
-        httpx.post(f"{server.url}/abort_request", json={"rid": "victim"})
+        httpx.post(f"{server.url}/abort_request", json={"rid": "victim"}, timeout=PATIENCE)
         rest = [line for line in lines if line]
     assert json.loads(rest[-2].removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
 
@@ -197,10 +198,10 @@ def test_sigterm_drains(own_server: Server) -> None:
         next(lines)
         own_server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: "Stopping" in own_server.log)
-        refused = httpx.post(f"{own_server.url}/generate", json={"text": "hi"})
+        refused = httpx.post(f"{own_server.url}/generate", json={"text": "hi"}, timeout=PATIENCE)
         assert refused.status_code == 503
-        assert httpx.get(f"{own_server.url}/health_generate").status_code == 503
-        assert httpx.get(f"{own_server.url}/health").status_code == 200
+        assert httpx.get(f"{own_server.url}/health_generate", timeout=PATIENCE).status_code == 503
+        assert httpx.get(f"{own_server.url}/health", timeout=PATIENCE).status_code == 200
         rest = [line for line in lines if line]
     assert json.loads(rest[-2].removeprefix("data: "))["meta_info"]["completion_tokens"] == 1000
     assert own_server.process.wait(PATIENCE) == 0

@@ -23,7 +23,7 @@ from pegboard.plugins.disagg.network import NetworkLimits, ThreadedNetwork
 
 E = TypeVar("E")
 FACTS = Facts(b"identity", {"dtype": "bfloat16"}, "Engine", (2, 2), (4, 4))
-QUICK = NetworkLimits(connections=8, link=LinkLimits(opening=1.0, ping=0.3))
+QUICK = NetworkLimits(connections=8, link=LinkLimits(opening=1.0, ping=0.6))
 PATIENCE = 15.0
 
 
@@ -87,7 +87,7 @@ def test_an_idle_connection_lasts(servers: Callable[..., Ear]) -> None:
     prefill, decode = servers("prefill"), servers("decode")
     decode.network.dial(address(prefill))
     link = decode.wait_for(Opened).link
-    time.sleep(2.0)
+    time.sleep(2.5)
     decode.network.send(link, Want(1, 0, 1, 5))
     prefill.wait_for(Said)
     assert not any(isinstance(one, Lost) for one in [*decode.heard, *prefill.heard])

@@ -268,6 +268,9 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "kv")], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
+            until = time.monotonic() + 60
+            while time.monotonic() < until and not [*(tmp_path / "kv" / IDENTITY).glob("*/*/*")]:
+                time.sleep(0.005)
             time.sleep(0.05 + 0.02 * round_)
             writer.send_signal(signal.SIGKILL)
         again = Disk(tmp_path / "kv")

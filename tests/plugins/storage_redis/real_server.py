@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -30,16 +31,20 @@ class RealRedis:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Run it, and wait until it listens."""
+        """Run it, and wait until it answers: it listens before it has loaded what it kept."""
         self.process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL)
         until = time.monotonic() + 20
-        while not self._listens():
+        while not self._answers():
             assert time.monotonic() < until, "redis-server does not start"
             time.sleep(0.02)
 
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as one:
-            return one.connect_ex(str(self.socket)) == 0
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
+            one.settimeout(5.0)
+            one.connect(str(self.socket))
+            one.sendall(b"PING\r\n")
+            return one.recv(64).startswith(b"+PONG")
+        return False
 
     def send(self, signal: int) -> None:
         self.process.send_signal(signal)

@@ -146,14 +146,14 @@ class TestSource:
 
     def test_a_hello_has_to_come_in_time(self, world: World) -> None:
         """All of it: bytes that drip gain nothing."""
-        server = world.server(TcpOptions(connect_timeout=0.2))
+        server = world.server(TcpOptions(connect_timeout=1.0))
         _, token = unpack_description(server.engine.describe())
         with self.dial(server, b"") as connection:
             assert closed(connection)
         with self.dial(server, b"") as connection, contextlib.suppress(ConnectionError):
             for byte in MAGIC + token:
                 connection.sendall(bytes([byte]))
-                time.sleep(0.02)
+                time.sleep(0.1)
             assert connection.recv(1) == b""
         self.check_serves(world, server)
 

@@ -496,7 +496,7 @@ def test_stopped_and_resumed_is_as_undisturbed(tool: Tool, tmp_path: Path) -> No
     expected = {name: one["text"] for name, one in tool.records.items()}
     tool.output = tmp_path / "stopped.jsonl"
     script = Path(sys.executable).parent / "pegboard"
-    command = [str(script), *tool.arguments(*options, "--window", "6")]
+    command = [str(script), *tool.arguments(*options, "--window", "1")]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd="/") as process:
         while process.poll() is None and (not tool.output.exists() or tool.output.read_bytes().count(b"\n") < 8):

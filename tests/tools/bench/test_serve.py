@@ -118,7 +118,7 @@ class TestFigures:
 
 class TestLoads:
     def test_an_open_loop_does_not_wait_for_answers(self) -> None:
-        with fake_server(first_s=0.3) as fake:
+        with fake_server(first_s=1.5) as fake:
             data = bench(fake, *SMALL, "--request-rate", "200", "--save-requests", "--warmup", "0")
             assert fake.most_at_once == 12
             due = [one["due"] for one in data["runs"][0]["records"]]
@@ -126,7 +126,7 @@ class TestLoads:
             assert all(one["sent"] >= one["due"] for one in data["runs"][0]["records"])
 
     def test_all_at_once(self) -> None:
-        with fake_server(first_s=0.2) as fake:
+        with fake_server(first_s=1.5) as fake:
             bench(fake, *SMALL, "--warmup", "0")
             assert fake.most_at_once == 12
 

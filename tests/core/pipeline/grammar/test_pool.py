@@ -193,8 +193,8 @@ def test_the_queue_is_bounded(pools: Pools) -> None:
 
 
 def test_whoever_waits_too_long_for_a_worker_is_told(pools: Pools) -> None:
-    pool = pools(workers=1, queue_timeout=0.2, compile_timeout=30)
-    first, second = pool.submit(script("slow 1")), pool.submit(script("tokens 5"))
+    pool = pools(workers=1, queue_timeout=1.0, compile_timeout=30, first_slice=30)
+    first, second = pool.submit(script("slow 3")), pool.submit(script("tokens 5"))
     assert first.result(PATIENCE).size_bytes
     error = failure(second)
     assert (error.status, error.code) == (503, "grammar_queue_full")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,6 +14,14 @@ from pegboard.core.toolkit.model.hadamard import matrix, transformed
 from pegboard.plugins.memory_paged.pool import MHAPool
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Draw the same numbers each time, whatever has drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def pool_of(dim: int, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[MHAPool, LayerSpec]:
@@ -41,7 +51,7 @@ def test_scores_stay(dim: int, changed: bool) -> None:
     q, k = torch.randn(5, 4, dim), torch.randn(7, 2, dim)
     found = transformed(q, k, layer, pool)
     assert torch.equal(found[0], q) is torch.equal(found[1], k) is not changed
-    torch.testing.assert_close(scores(*found), scores(q, k), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores(*found), scores(q, k), rtol=1e-5, atol=5e-5)
 
 
 def test_which_pools() -> None:

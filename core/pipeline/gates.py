@@ -282,7 +282,7 @@ class GateKeeper:
 
     def _leave(self, req: Req, visit: Visit) -> None:
         """Tell every gate that knows a request which is not going to run."""
-        if req.status is ReqStatus.BLOCKED:
+        if req.blocked_by:
             self._busy -= 1
         for post in visit.posts[: visit.passed + 1]:
             post.blocked.pop(req.rid, None)
@@ -343,10 +343,10 @@ class GateKeeper:
             free = [rid for rid in dict.fromkeys(post.gate.released()) if rid in post.held]
         except Exception as error:
             self._raised(post, "released", error)
-            # It will never name them, and KV that is never freed is lost. So they go, and it is told.
-            free = list(post.held)
-            for req in post.held.values():
-                self._ask(post, "drop", post.gate.drop, req)
+            # It may never name them, and KV that is never freed is lost. So they go, but for seats under a writer.
+            free = [rid for rid in post.held if not self._visits[rid].quarantined]
+            for rid in free:
+                self._ask(post, "drop", post.gate.drop, post.held[rid])
         free += [rid for rid in self._overdue(post) if rid not in free]
         for rid in free:
             req = post.held.pop(rid)

@@ -71,7 +71,7 @@ class Lifecycle:
         self._planner.running.remove(finished)
         self._touch_flight()
         for req in finished:
-            if self._gates is not None and self._gates.finish(req):
+            if self._is_held(req):
                 req.move_to(ReqStatus.HELD)
             else:
                 self._release(req)
@@ -142,7 +142,10 @@ class Lifecycle:
         grammars, planner = self._results.grammars, self._planner
         sitting, grammars.sitting_out = grammars.sitting_out, []
         self._counters.grammar_waits += len(sitting)
+        # Some have been ended since, by a gate or for want of a token.
         for req, token in sitting:
+            if req.finished:
+                continue
             planner.sit_out(req)
             grammars.work.sit_out(req, token)
         more = grammars.forced_tokens - self._counters.forced_tokens
@@ -151,7 +154,8 @@ class Lifecycle:
             self._counters.generated_tokens += more
             gained, grammars.ahead = grammars.ahead, []
             for req in gained:
-                planner.run_ahead(req)
+                if not req.finished:
+                    planner.run_ahead(req)
 
     def ask_matchers(self) -> None:
         """Take back the requests whose matchers have caught up."""
@@ -168,6 +172,18 @@ class Lifecycle:
         """Let a request into the queue that has passed all gates."""
         req.timing.ready = self._clock()
         self._planner.enqueue(req)
+
+    def _is_held(self, req: Req) -> bool:
+        """Tell the gates that a request has ended, and return whether one of them holds its KV. One that was retracted
+        while its matcher worked has none.
+        """
+        gates = self._gates
+        if gates is None or not gates.finish(req):
+            return False
+        if req.status is ReqStatus.RETRACTED:
+            gates.drop(req)
+            return False
+        return True
 
     def _stop(self, req: Req, reason: FinishReason) -> None:
         req.output.finish_reason = reason

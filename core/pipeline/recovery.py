@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.step import EncodeStep, Step
 
 logger = logging.getLogger(__name__)
@@ -89,8 +90,9 @@ def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -
 class Recovery:
     """Bisection of a failed step, allowed because nothing of it was committed: its KV goes to the same places again."""
 
-    def __init__(self, builder: BatchBuilder, executor: Executor) -> None:
+    def __init__(self, builder: BatchBuilder, rows: ReqToTokenPool, executor: Executor) -> None:
         self._builder = builder
+        self._rows = rows
         self._executor = executor
         self._passed = 0
         self._failed = 0
@@ -114,6 +116,8 @@ class Recovery:
             self._failed += 1
             lost = self._builder.part(step, start, stop)
             if lost is not None:
+                # It is not run, and what the row table owes the worker is others' as well.
+                self._rows.send_again(lost.work.table)
                 yield lost, None, error
             return
         middle = (start + stop) // 2
@@ -124,6 +128,7 @@ class Recovery:
             try:
                 result = self._executor.again(part.work)
             except Exception as again:
+                self._rows.send_again(part.work.table)
                 logger.warning(
                     "requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, text_of(again)
                 )

@@ -81,7 +81,7 @@ class Scheduler:
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._recovery = Recovery(stages.builder, stages.executor)
+        self._recovery = Recovery(stages.builder, stages.memory.rows, stages.executor)
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False
@@ -289,8 +289,8 @@ class Scheduler:
         elif behind is not None and behind.batch is not step.batch:
             if behind.final:
                 self.planner.rewind(behind)
-            elif any(req.rid in step.batch.partial for req in behind.batch.reqs):
-                # The first layers of a split prefill, which have read what the failed chunk was to write.
+            elif late is not None or any(req.rid in step.batch.partial for req in behind.batch.reqs):
+                # The first layers of a split prefill. They failed too, or have read what the failed chunk was to write.
                 self.planner.abandon_split()
         if lost:
             # No request is to blame: what it admitted waits again, and is loaded or computed then.

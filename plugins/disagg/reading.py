@@ -27,13 +27,15 @@ class _Read:
     """A read under way; `room` is None once it was abandoned."""
 
     room: DecodeRoom | None
-    peer: str
+    source: _Source
     nbytes: int
 
 
 @dataclass(slots=True)
 class _Source:
-    """How a rank of a prefill server is read from. `anew`: a read of it has failed, so it is connected to again."""
+    """How a rank of a prefill server is read from, and how many reads of it are under way. `anew`: one has failed, so
+    it is connected to again.
+    """
 
     host: str
     description: bytes
@@ -104,8 +106,8 @@ class Reader:
         self._servers[instance] = _Server(parts, size, dp_size)
         try:
             for rank in sorted(read):
-                self._transfer.connect(_peer(instance, rank), host, descriptions[rank])
-                self._sources[_peer(instance, rank)] = _Source(host, descriptions[rank])
+                source = self._sources[_peer(instance, rank)] = _Source(host, descriptions[rank])
+                self._connect(_peer(instance, rank), source)
         except TransferError:
             self._forget(instance)
             raise
@@ -175,7 +177,7 @@ class Reader:
         source = self._source(peer)
         handle = self._transfer.read(peer, room.lease, there, here)
         source.reads += 1
-        self._reads[handle] = _Read(room, peer, here.total)
+        self._reads[handle] = _Read(room, source, here.total)
         self.bytes_begun += here.total
         return handle
 
@@ -183,9 +185,18 @@ class Reader:
         source = self._sources[peer]
         if source.anew and not source.reads:
             self._transfer.disconnect(peer)
-            self._transfer.connect(peer, source.host, source.description)
+            self._connect(peer, source)
             source.anew = False
         return source
+
+    def _connect(self, peer: str, source: _Source) -> None:
+        """Let the engine connect. Raises TransferError, whatever the engine raises: it may have no descriptors left."""
+        try:
+            self._transfer.connect(peer, source.host, source.description)
+        except TransferError:
+            raise
+        except Exception as error:
+            raise TransferError(f"{type(error).__name__}: {error}") from error
 
     def abandon(self, room: DecodeRoom) -> None:
         """Let go of everything that is being read for a room. Its seat is written to until it has no handles."""
@@ -205,10 +216,8 @@ class Reader:
             read = self._reads.pop(handle, None)
             if read is None:
                 continue
-            source = self._sources.get(read.peer)
-            if source is not None:
-                source.reads -= 1
-                source.anew |= state is TransferState.FAILED
+            read.source.reads -= 1
+            read.source.anew |= state is TransferState.FAILED
             if read.room is None:
                 self._ended(handle, rooms)
             elif self._landed(read.room, handle, state):

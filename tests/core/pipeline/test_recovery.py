@@ -87,3 +87,29 @@ def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
         harness.submit(rid, [ord(rid), 1, 2], 12, **IGNORE)
     harness.run()
     assert all(harness.tokens(rid) == oracle([ord(rid), 1, 2], 12, ignore_eos=True) for rid in "abcd")
+
+
+class Penalty:
+    """Reads the output, so that a request's newest token has to be known before its next step."""
+
+    reads_output = True
+
+    def wants(self, params: Any) -> bool:
+        return bool(params.presence_penalty)
+
+
+def test_one_that_fails_alone_loses_no_changes_of_the_table() -> None:
+    """B's row was told to name A's pages, and its own went to D, while the pass that failed was under way."""
+    harness = Harness(loop="overlap", page_size=4, processors=[Penalty()], run=1, prefill_first=True)
+    harness.model.fail_on = lambda work: 13 in work.seq_lens.tolist()
+    prompt = list(range(20, 40))
+    for rid in "AB":
+        harness.submit(rid, prompt, 12, **IGNORE)
+        harness.step()
+    harness.submit("C", list(range(60, 73)), 12, sampling={"presence_penalty": 1.0, "ignore_eos": True})
+    for _ in range(4):
+        harness.step()
+    harness.submit("D", list(range(100, 150)), 4, **IGNORE)
+    harness.run()
+    assert harness.finish("C")["status"] == 500
+    assert harness.tokens("A") == harness.tokens("B") == oracle(prompt, 12, ignore_eos=True)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
+from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Seat
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
@@ -199,6 +201,9 @@ def test_what_does_not_fit_fails_its_request(loop: str, drill: Any, what: str) -
     assert (reason["status"], reason["code"]) == (500, "gate_failed")
     assert what in reason["message"]
     assert world.harness.tokens("good") == oracle(PROMPT[:5], 6, ignore_eos=True)
+    world.bring("alone", PROMPT[:4])
+    world.run()
+    assert world.harness.tokens("alone") == oracle(PROMPT[:4], 6, ignore_eos=True), "the gate is asked about it"
 
 
 def test_logprobs_come_with_the_token() -> None:
@@ -269,6 +274,24 @@ def test_a_seat_that_is_still_written_to_stays_out_of_use(loop: str) -> None:
     world.run()
     assert world.harness.tokens("b") == oracle(range(20), 8, ignore_eos=True)
     assert world.keeper.overdue == 1, "it was told"
+
+
+@LOOPS
+def test_a_gate_that_cannot_say_what_is_released_gives_no_seat_away(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(loop, tokens=32)
+    world.bring("a", drill={"delay": 60.0, "linger": 1.0})
+    world.submit("held", [1, 2, 3], 1, drill={"hold": 1000.0})
+    world.until(lambda: world.seats and world.status("held") is ReqStatus.HELD)
+    world.harness.scheduler.receive([AbortRequest(rid="a")])
+    world.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.gate, "released", lambda: 1 / 0)
+        world.step()
+    assert "held" not in world.harness.scheduler.requests.alive, "KV is not kept for ever"
+    assert world.harness.scheduler.info()["quarantined_tokens"] == len(PROMPT)
+    world.submit("b", list(range(20)), 8)
+    world.run()
+    assert world.harness.tokens("b") == oracle(range(20), 8, ignore_eos=True)
 
 
 @LOOPS
@@ -395,6 +418,28 @@ def test_any_traffic_gets_the_right_tokens(loop: str, seed: int) -> None:
     world = traffic(loop, seed)
     assert len(world.seats) > 10
     assert world.harness.scheduler.counters.finished == 60
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    "more", [{"jump_ahead": 2}, {"work": GrammarWork(WorkLimits(step_seconds=0.0))}], ids=["ahead", "sits"]
+)
+def test_one_that_is_ended_in_its_commit_does_not_go_on(
+    loop: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate fails it when its prompt is computed, and its matcher knows the next tokens, or needs longer."""
+    monkeypatch.setattr(ScriptedMatcher, "forced", lambda self: self._grammar.tokens[len(self.taken) :][:3])
+    world = World(loop, grammars=True, **more)
+    world.gate.__class__ = Breaking
+    vars(world.gate)["broken"] = "computed"
+    script = "tokens 5 6 9 11 12 13 14 15 16 17"
+    world.submit("bad", [1, 2, 3, 4], 12, drill={}, sampling={"grammar": Grammar("regex", script)})
+    for number in range(7):
+        world.submit(f"other {number}", [4, 4, number], 20)
+    world.run()
+    assert world.harness.finish("bad")["status"] == 500
+    for number in range(7):
+        assert world.harness.tokens(f"other {number}") == oracle([4, 4, number], 20, ignore_eos=True)
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------

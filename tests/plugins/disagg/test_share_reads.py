@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -98,6 +99,45 @@ def test_a_server_that_cannot_be_read_is_not_known(ranks: Ranks) -> None:
     reader.keep([])
     with pytest.raises(TransferError, match="not connected"):
         target.engine.read(f"{INSTANCE.hex()}/1", LEASE, nothing, nothing)
+
+
+def test_an_engine_without_descriptors_is_asked_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises is the matter of that server's rooms, and of nothing else."""
+    (source,), (target,) = ranks.make(1, "inproc"), ranks.make(1, "inproc")
+    reader = Reader(target.engine, target.layout, 2**20)
+    source.engine.allow(LEASE)
+    with monkeypatch.context() as context:
+        context.setattr(target.engine, "connect", Mock(side_effect=OSError(24, "Too many open files")))
+        with pytest.raises(TransferError, match=r"OSError.*Too many open files"):
+            reader.meet(INSTANCE, "127.0.0.1", [source.engine.describe()])
+    reader.meet(INSTANCE, "127.0.0.1", [source.engine.describe()])
+    read_all([(reader, room_of(slots_of(1), slots_of(2)))])
+
+
+def test_reads_of_a_server_that_was_forgotten_do_not_count_when_it_is_back(ranks: Ranks) -> None:
+    """After a read has failed it is connected to again, as soon as nothing is under way."""
+    (source,), (target,) = ranks.make(1, "inproc"), ranks.make(1, "inproc")
+    engine, reader = target.engine, ranks.reader(target, [source])
+    assert isinstance(engine, InprocTransfer)
+    engine.faults.stalled, engine.faults.linger = True, 0.05
+    old = room_of(slots_of(1), slots_of(2))
+    reader.begin([old])
+    assert reader.leave(old)
+    reader.keep([])
+    reader.meet(INSTANCE, "127.0.0.1", [source.engine.describe()])
+    until = time.monotonic() + 30.0
+    while not reader.safe():
+        assert time.monotonic() < until
+        reader.poll([])
+    engine.faults.stalled, engine.faults.lost = False, True
+    room = room_of(slots_of(1), slots_of(2))
+    reader.begin([room])
+    while not reader.poll([room]):
+        assert time.monotonic() < until
+    engine.faults.lost = False
+    with patch.object(engine, "disconnect", wraps=engine.disconnect) as disconnect:
+        read_all([(reader, room_of(slots_of(1), slots_of(2)))])
+    assert disconnect.called
 
 
 @pytest.mark.parametrize("room", [6, 7])

@@ -31,6 +31,9 @@ A config is one YAML, TOML or JSON file, or several that are merged in order. La
 4. the environment: `PEGBOARD__SERVER__PORT=31000` sets `server.port`;
 5. options: `--set server.port=31000`.
 
+Values of the environment and of `--set` are read as YAML. Only `true` and `false` are booleans in it, as in YAML 1.2;
+`on`, `off`, `yes` and `no` are strings, which options that are booleans take, too.
+
 Sections merge key by key; any other value, a list too, replaces the former one. A section with a `use` chooses a
 provider by name and takes that provider's options beside its own keys; where a later source names another provider, the
 options for the former one are dropped. `use: auto` takes the highest ranked provider that supports the model and the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -154,13 +155,17 @@ def _scalar(text: str, path: str, origin: str) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without timestamps: a config value that looks like a date is a string."""
+    """YAML without timestamps, and with the booleans of YAML 1.2: what looks like a date is a string, and so are `on`,
+    `off`, `yes` and `no`, which some options have as values of their own.
+    """
 
 
+_BOOL = "tag:yaml.org,2002:bool"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_BOOL, "tag:yaml.org,2002:timestamp"}]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
 
 
 def _read_yaml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:

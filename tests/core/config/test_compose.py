@@ -25,6 +25,8 @@ class CacheOptions(Options):
     """Who goes first."""
     share: float = 0.5
     """How much."""
+    pinned: bool = False
+    """Whether it stays."""
 
 
 class BrokenOptions(Options):
@@ -156,7 +158,7 @@ class TestSources:
         path = tmp_path / "a.yaml"
         path.write_text("prefix_cache:\n  eviction: lfu\n")
         kept = composed(files=[path])
-        assert kept.options(kept.candidates["prefix_cache"][0]).model_dump() == {"eviction": "lfu", "share": 0.5}
+        assert kept.options(kept.candidates["prefix_cache"][0]).model_dump(exclude_defaults=True) == {"eviction": "lfu"}
         assert names(composed(files=[path], overrides=["prefix_cache.use=none"]), "prefix_cache") == ["none"]
 
     def test_values_from_environment_and_options_are_yaml(self) -> None:
@@ -164,6 +166,32 @@ class TestSources:
         assert names(resolved, "api") == ["native"]
         assert resolved.engine.model.served_name == ("3",)
         assert resolved.engine.model.cache_dir is None
+
+    @pytest.mark.parametrize("word", ["on", "off", "yes", "No", "OFF"])
+    def test_words_are_strings_where_an_option_takes_strings(self, word: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text(f"prefix_cache:\n  eviction: {word}\n")
+        for resolved in (
+            composed(files=[path]),
+            composed(overrides=[f"prefix_cache.eviction={word}"]),
+            composed(env={"PEGBOARD__PREFIX_CACHE__EVICTION": word}),
+        ):
+            assert resolved.options(resolved.candidates["prefix_cache"][0]).model_dump()["eviction"] == word
+
+    @pytest.mark.parametrize(
+        ("word", "meant"),
+        [("true", True), ("TRUE", True), ("on", True), ("Yes", True), ("False", False), ("off", False), ("NO", False)],
+    )
+    def test_and_booleans_where_it_takes_those(self, word: str, meant: bool, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text(f"log_requests: {word}\nscheduler:\n  mixed_chunk: {word}\nprefix_cache:\n  pinned: {word}\n")
+        resolved = composed(files=[path], overrides=[f"media.enabled={word}"])
+        engine = resolved.engine
+        assert (engine.log_requests, engine.scheduler.mixed_chunk, engine.media.enabled) == (meant, meant, meant)
+        assert resolved.options(resolved.candidates["prefix_cache"][0]).model_dump()["pinned"] is meant
+
+    def test_true_is_no_string(self) -> None:
+        assert "prefix_cache.eviction" in problems({}, overrides=["prefix_cache.eviction=True"])
 
     @pytest.mark.parametrize(("given", "names"), [("a", ("a",)), ('"[a, b]"', ("[a, b]",)), ("[a, 7]", ("a", "7"))])
     def test_a_model_has_one_name_or_several(self, given: str, names: tuple[str, ...]) -> None:
@@ -485,6 +513,7 @@ class TestResolved:
         assert resolved.options(resolved.candidates["prefix_cache"][0]).model_dump() == {
             "eviction": "lru",
             "share": 0.5,
+            "pinned": False,
         }
 
     def test_only_selected_options_are_imported(self) -> None:

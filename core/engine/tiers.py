@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from pegboard.core.engine.kv_identity import kept_as, kv_identity
-from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, refuse_storage
+from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, has_tiers
 from pegboard.core.interfaces.contracts import HOST_POOL, KV_STORAGE
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
@@ -69,8 +69,7 @@ def build_tiers(chosen: Chosen, loaded: Loaded, cache: Choice[PrefixCache, Prefi
     for a host pool that does not fit.
     """
     memory = chosen.resolved.engine.memory
-    if "host_tier" not in cache.provides:
-        refuse_storage(memory, cache.name)
+    if not has_tiers(chosen.resolved, cache):
         return None
     host = _host_pool(chosen, loaded, block_pages(memory))
     identity = _identity(chosen, loaded) if memory.storage else b""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, refuse_storage
+from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, has_tiers
 from pegboard.core.interfaces.contracts import KV_STORAGE
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.tools.lab.cost import GB
@@ -43,8 +43,7 @@ class LabTiers:
         does not say what a tier costs. No storage of the config is touched: a virtual one has its place.
         """
         memory, cost = resolved.engine.memory, self._cost
-        if "host_tier" not in cache.provides:
-            refuse_storage(memory, cache.name)
+        if not has_tiers(resolved, cache):
             return None
         if cost.kv_token_bytes is None or cost.host is None:
             raise ConfigError(

@@ -36,6 +36,25 @@ def test_a_storage_needs_a_cache_that_makes_use_of_it(model: Path, tmp_path: Pat
         Engine.from_config(config(model, "radix", storage=storage))
 
 
+def test_a_storage_that_no_gate_asks_is_told_of(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = [{"use": "files", "dir": str(tmp_path)}]
+    told = "memory.storage is written, but never read: add a gate that asks the storages (gates: [prefetch])"
+    for gates, warnings in (([], [told]), (["prefetch"], [])):
+        caplog.clear()
+        with Engine.from_config({**config(model, storage=storage), "gates": gates}):
+            assert [one.message for one in caplog.records if one.message.startswith("memory.storage")] == warnings
+
+
+def test_a_host_that_the_cache_does_not_use_is_told_of(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Engine.from_config(config(model, "radix", host={"max_total_tokens": 1024})):
+        (told,) = [one.message for one in caplog.records if "memory.host" in one.message]
+    assert told.startswith("memory.host.max_total_tokens: no effect, for the prefix cache 'radix' keeps nothing on the")
+    caplog.clear()
+    for options in (config(model, "radix"), config(model, host={"max_total_tokens": 1024})):
+        with Engine.from_config(options):
+            assert not [one for one in caplog.records if "no effect" in one.message]
+
+
 def test_blocks_are_whole_pages(model: Path, tmp_path: Path) -> None:
     storage = [{"use": "files", "dir": str(tmp_path)}]
     with pytest.raises(ConfigError, match=r"memory.storage_block: .* 40 tokens .* pages of 16 .*make it 48"):

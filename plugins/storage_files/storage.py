@@ -44,7 +44,7 @@ class FilesStorage(KVStorage[FilesOptions]):
         self._frames = BlockFrames(ctx.identity, ctx.block_bytes)
         self._size = self._frames.frame_bytes
         self._dir = _folder(options)
-        with self._telling("use"):
+        with self._telling("use", "it cannot be made here; name another one in `dir`"):
             self._folders = Folders(self._dir, options.fsync)
             self._index = Index()
             self._room = Room(options, self._folders, self._index, ctx.clock)
@@ -120,12 +120,12 @@ class FilesStorage(KVStorage[FilesOptions]):
         return Place(self.ctx.identity, key.hex())
 
     @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
-        """Turn what the system says into an error that names the folder."""
+    def _telling(self, what: str, gone: str = "it is gone; make the folder again") -> Iterator[None]:
+        """Turn what the system says into an error that names the folder; `gone` is said where that is not there."""
         try:
             yield
         except FileNotFoundError as error:
-            raise StorageError(f"cannot {what} {self._dir}: it is gone; make the folder again") from error
+            raise StorageError(f"cannot {what} {self._dir}: {gone}") from error
         except OSError as error:
             raise StorageError(f"cannot {what} {self._dir}: {error.strerror or error}") from error
 

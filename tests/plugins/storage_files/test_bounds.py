@@ -38,6 +38,17 @@ def used_at(disk: Disk, number: int, ago: float) -> None:
     os.utime(disk.path(number), (then, then))
 
 
+def test_a_folder_that_cannot_be_made(disk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below /proc, where root may write, but there is nothing to write to."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match=r"cannot use /.*/kv: it cannot be made here; name another one in `dir`$"):
+        disk()
+
+
 def test_the_least_recently_used_go_first(disk: Open) -> None:
     one = disk(max_bytes=10 * ON_DISK)
     assert one.put(*range(10)) == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ Part = dict[str, Any]
 Content = str | list[Part]
 
 _KINDS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video"}
+_ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _SHOWN = {"image": "[picture]", "video": "[video]"}
 
 
@@ -28,6 +30,9 @@ def read_media(path: Path, kind: MediaKind, where: str) -> MediaInput:
     try:
         data = path.expanduser().read_bytes()
     except OSError as error:
+        if _ADDRESS.match(str(path)):
+            given = re.sub(r"^(https?:)/", r"\1//", str(path))[:64]  # a Path has one slash for two
+            raise PegboardError(f"{where} takes files only, and no address such as {given!r}") from None
         raise PegboardError(f"{where}: {path} cannot be read: {error.strerror}") from None
     if not data:
         raise PegboardError(f"{where}: {path} is empty")
@@ -84,6 +89,12 @@ def for_template(content: object) -> object:
 def with_attached(text: str, attached: Sequence[Part]) -> Content:
     """Return what is asked: the text, after what is attached to it."""
     return [*attached, {"type": "text", "text": text}] if attached else text
+
+
+def addresses(content: Content) -> list[str]:
+    """Return the addresses of the pictures and videos in a content."""
+    parts = content if isinstance(content, list) else []
+    return [part[part["type"]]["url"] for part in parts if part["type"] in _KINDS]
 
 
 def shown(content: Content) -> str:

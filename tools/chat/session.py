@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.registry.names import did_you_mean
-from pegboard.tools.chat.attachments import attachment, shown, with_attached
+from pegboard.tools.chat.attachments import addresses, attachment, shown, with_attached
 from pegboard.tools.chat.backends import Figures, sampling_params
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ class Session:
         """The last message, where it got no answer; it is not in `messages`."""
         self._attached: list[Part] = []
         """What goes with the next message."""
+        self._file_names: dict[str, str] = {}
+        """What the files were called that were attached, by the addresses that they have in messages."""
         self._last: Figures | None = None
         self._all: list[Figures] = []
         self._own_files: set[Path] = set()
@@ -151,7 +153,7 @@ class Session:
             interrupted = True
         except PegboardError as error:
             full = isinstance(error, InvalidRequest) and error.code == "context_length_exceeded"
-            problem = CONTEXT_FULL if full else f"error: {error}"
+            problem = CONTEXT_FULL if full else f"error: {error}{self._which(error, question)}"
         self._terminal.end_answer()
         self._all.append(figures)
         answered = bool(said) or not (problem or interrupted)
@@ -167,6 +169,13 @@ class Session:
                 raise KeyboardInterrupt
         elif figures.finish_reason == "length":
             self._note(self._why_short(figures))
+
+    def _which(self, error: PegboardError, question: Content) -> str:
+        """Return which files a message came with, where one of them cannot be read."""
+        if not isinstance(error, InvalidRequest) or error.code != "invalid_media":
+            return ""
+        names = [self._file_names[one] for one in addresses(question) if one in self._file_names]
+        return f" (attached: {', '.join(names)})" if names else ""
 
     def _why_short(self, figures: Figures) -> str:
         most = self.settings.get("max_tokens")
@@ -197,6 +206,7 @@ class Session:
         """forget the conversation; the system message and the settings stay"""
         self.messages.clear()
         self._attached.clear()
+        self._file_names.clear()
         self._unanswered = None
         self._note("the conversation begins anew")
 
@@ -333,6 +343,7 @@ class Session:
             return
         path = _path(rest, f"/{kind}")
         self._attached.append(attachment(path, kind, f"/{kind}"))
+        self._file_names |= dict.fromkeys(addresses(self._attached[-1:]), path.name)
         self._note(f"{path.name} goes with your next message")
 
     def _take_last(self) -> Content:

@@ -157,6 +157,8 @@ class TestAttached:
             ("/image", "/image needs the name of a file"),
             ("/image /nowhere/a.png", "cannot be read: No such file"),
             ("/video /tmp", "cannot be read: Is a directory"),
+            ("/image http://example.com/a.png", "/image takes files only, and no address such as 'http://e"),
+            (f"/image data:image/png;base64,{'A' * 9000}", "/image takes files only, and no address such as 'data:"),
         ],
     )
     def test_what_cannot_be_attached(self, command: str, said: str) -> None:
@@ -164,6 +166,18 @@ class TestAttached:
         chat.type(command, "Hi")
         assert said in chat.screen.notes[0]
         assert chat.messages == [("user", "Hi"), ("assistant", "Hello.")]
+
+    def test_a_file_that_is_no_picture_is_named(self, picture: Path, tmp_path: Path) -> None:
+        readme = tmp_path / "README.md"
+        readme.write_text("# Hello")
+        chat = Chat(InvalidRequest("this is no picture", code="invalid_media"))
+        chat.type(f"/image {picture}", f"/image {readme}", "What?", "/retry", "/undo", "And?")
+        told = "error: this is no picture"
+        assert [one for one in chat.screen.notes if one.startswith("error")] == [
+            f"{told} (attached: a cat.png, README.md)",
+            f"{told} (attached: a cat.png, README.md)",
+            told,
+        ]
 
     def test_an_empty_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "none.png").touch()

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNREADABLE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EIO)
 """A link, a folder, a socket, a bad sector: whatever it is, it is not a block."""
+CLOSE_SECONDS = 5.0
+"""How long `close` waits for a search of the folder."""
 TOUCHED = 3600.0
 """Seconds for which a file's time may be older than its last use."""
 
@@ -110,7 +112,10 @@ class FilesStorage(KVStorage[FilesOptions]):
     def close(self) -> None:
         self._closing.set()
         self._due.set()
-        self._scanner.join()
+        self._scanner.join(CLOSE_SECONDS)
+        if self._scanner.is_alive():  # a mount that is away: the call cannot be ended, and needs the folders
+            logger.warning("%s does not answer; its search is left behind", self._dir)
+            return
         self._folders.close()
 
     def _late(self, deadline: float) -> bool:

@@ -73,7 +73,12 @@ class Link:
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self.thread = threading.Thread(target=self._run, name=f"kv-read-{place.host}:{place.port}", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:  # the system gives no more threads
+            self._bell.close()
+            self._ringer.close()
+            raise
 
     def submit(self, part: Part) -> None:
         """Read a part, after those before it."""

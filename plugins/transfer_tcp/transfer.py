@@ -58,10 +58,13 @@ class TcpTransfer(KVTransfer[TcpOptions]):
     def connect(self, peer: str, host: str, description: bytes) -> None:
         place = Place(host, *unpack_description(description))
         self.disconnect(peer)
-        self._links[peer] = [
-            Link(place, self._memory, self.options, self.ctx.clock, self._counts)
-            for _ in range(self.options.connections)
-        ]
+        links = self._links[peer] = []
+        try:
+            for _ in range(self.options.connections):
+                links.append(Link(place, self._memory, self.options, self.ctx.clock, self._counts))
+        except (OSError, RuntimeError) as error:
+            self.disconnect(peer)
+            raise TransferError(f"no connection can be made: {error}") from error
 
     def read(self, peer: str, lease: int, source: Ranges, target: Ranges) -> int:
         links = self._links.get(peer)

@@ -246,7 +246,13 @@ class Drafter:
             asked = zip(places.tolist(), most.tolist(), strict=True)
             return self._speculator.propose([_row(running.reqs[place], count) for place, count in asked])
         rows, seq_lens, newest = running.rows[places], running.seq_lens[places], running.last[places]
-        return self._device.draft(DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes()))
+        work = DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes())
+        try:
+            return self._device.draft(work)
+        except Exception:
+            # The step runs all the same, and may have pages whose places the worker has not got.
+            self._memory.rows.send_again(work.table)
+            raise
 
     def _propose(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> DraftTrees | None:
         """Ask the speculator. Return None where it fails, takes too long, or answers with what are no trees."""

@@ -83,7 +83,7 @@ def _per_node(info: SamplingInfo, drafts: Drafts, reqs: Sequence[Req], depths: N
         steps=info.steps[owner] + depths,
         logprobs=tuple(info.logprobs[one] for one in owners) if info.logprobs else (),
         rows=rows,
-        mask=None if info.mask is None else _mask(drafts, reqs),
+        mask=_mask(drafts, reqs),  # a grammar that is free at the root may bind behind it
     )
 
 

@@ -32,6 +32,8 @@ FORGETTING = 0.98
 """What is known of drafts counts for, one step without any later: what did not pay is tried again now and then."""
 OUTLIER = 2.0
 """A time is taken for so many times the usual one at most: machines stall."""
+LEAST = 1e-9
+"""Seconds that a step takes at least, whatever a coarse clock says."""
 PLAIN_STEPS = 2
 """Steps without drafts that are measured before any are asked for."""
 MEASURE_AGAIN = 64
@@ -120,6 +122,7 @@ class StepTimes:
     def note(self, requests: int, nodes: int, seconds: float) -> None:
         """Take note of a step that has computed the next tokens of so many requests, and `nodes` drafts."""
         times = self._times.setdefault(requests, _Times())
+        seconds = max(seconds, LEAST)
         if times.plain:
             fixed, node = self.drafts(requests) if nodes else (0.0, 0.0)
             seconds = min(seconds, OUTLIER * (times.seconds + fixed + node * nodes))

@@ -49,6 +49,8 @@ class Calls:
         self._began = began
         self._opened = opened
         self._calls: list[_Call] = []
+        self._standing: set[Lane] = set()
+        """Lanes whose threads were written off and not replaced."""
         self._lock = threading.Lock()
 
     @property
@@ -101,8 +103,11 @@ class Calls:
             late = [call for call in self._calls if not call.abandoned and now > call.deadline + GRACE_SECONDS]
             for call in late:
                 call.abandoned = True
-                call.lane.write_off(replace=self.written_off < MOST_WRITTEN_OFF)
+                replace = self.written_off < MOST_WRITTEN_OFF
+                call.lane.write_off(replace=replace)
                 self.written_off += 1
+                if not replace:
+                    self._standing.add(call.lane)
         self.abandoned += len(late)
         for call in late:
             self._fail(call, "a call has overrun its deadline and is abandoned", at_once=True)
@@ -118,5 +123,8 @@ class Calls:
             if not call.abandoned:
                 return False
             self.written_off -= 1
-        call.lane.start()
+            lanes = {call.lane, *self._standing}
+            self._standing.clear()
+        for lane in lanes:
+            lane.start()
         return True

@@ -109,7 +109,7 @@ class HostLoads:
     def _queue(self, stream: torch.Stream, host: torch.Tensor, device: torch.Tensor) -> Loading:
         # Batches launched before may still read or write these pages.
         stream.wait_stream(torch.accelerator.current_stream(stream.device))
-        loading = Loading(self._pool.layer_ids, stream.device)
+        loading = Loading(self._pool.layer_ids, stream)
         try:
             with stream:
                 for layer_id in self._pool.layer_ids:
@@ -125,11 +125,11 @@ class HostLoads:
 class Loading:
     """What one batch waits for, layer by layer: a LayerWatch. New KV does not concern it."""
 
-    def __init__(self, layer_ids: tuple[int, ...], queued_on: torch.device | None = None) -> None:
+    def __init__(self, layer_ids: tuple[int, ...], stream: torch.Stream | None = None) -> None:
         self.flags: NDArray[np.int32] = np.full(len(layer_ids), MISSING, np.int32)
         self.events: dict[int, torch.Event] = {}
         self.copying: Future[None] | None = None
-        self._queued_on = queued_on
+        self._stream = stream
         self._places = {layer_id: place for place, layer_id in enumerate(layer_ids)}
         self._error: Exception | None = None
         self._news = threading.Condition()
@@ -141,8 +141,8 @@ class Loading:
                 self._news.wait_for(lambda: self.flags[place] != MISSING)
         if self.flags[place] == LOST:
             raise LoadFailed("the KV of a cached prefix was not loaded from the host") from self._error
-        if self._queued_on is not None:
-            torch.accelerator.current_stream(self._queued_on).wait_event(self.events[layer_id])
+        if self._stream is not None:
+            torch.accelerator.current_stream(self._stream.device).wait_event(self.events[layer_id])
 
     def before_all(self) -> None:
         for layer_id in self._places:
@@ -171,9 +171,9 @@ class Loading:
         """Wait until nothing is copied any more; pages that were being written to may go to others then."""
         if self.copying is not None:
             self.copying.result()
-        elif self._queued_on is not None:
-            for event in self.events.values():
-                torch.accelerator.current_stream(self._queued_on).wait_event(event)
+        elif self._stream is not None:
+            # For all of the stream: of a layer that failed a part may have been queued, which no event stands for.
+            torch.accelerator.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.system.helper_child import HelperChild, Look
 from pegboard.core.toolkit.system.helper_process import HelperLost
 
@@ -80,13 +81,26 @@ class HelperPool(Generic[J, A]):
             if self._closed:
                 future.set_exception(self._kind.closing())
                 return future
+            if len(self._threads) < min(self._unfinished + 1, self._most):
+                self._start_thread()
+            if not self._threads:
+                text = f"no thread can be started for {self._kind.name} at the moment; try again later"
+                future.set_exception(InvalidRequest(text, code="no_thread", status=503))
+                return future
             self._unfinished += 1
-            if self._unfinished > len(self._threads) and len(self._threads) < self._most:
-                name = f"{self._kind.name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                self._threads[-1].start()
         self._waiting.put((job, future))
         return future
+
+    def _start_thread(self) -> None:
+        """Start one more thread. Where the system gives none it is tried again with the next job."""
+        name = f"{self._kind.name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            logger.exception("no thread for %s", name)
+        else:
+            self._threads.append(thread)
 
     def close(self) -> None:
         """End the helpers and wait for the threads; what is not done fails. May be called twice."""

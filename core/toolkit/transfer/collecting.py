@@ -204,7 +204,8 @@ class Collector:
                     order.reader.held[order.number] = block, self._clock()
                 else:
                     self._blocks.give(block)
-            self._forget(order.reader, RANGE * len(order.ranges))
+                # Under the same lock: the reader's next order counts this one, and may not count it twice.
+                self._forget(order.reader, RANGE * len(order.ranges))
             self._answer(order.reader, order.number, status, block)
 
     def _next(self) -> tuple[_Order, int] | None:

@@ -25,6 +25,8 @@ TOKEN = 32
 MOST_STRANGERS = 64
 """Connections that have not said hello yet."""
 MOST_CONNECTIONS = 512
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds and probes until the connection with a machine that is gone without a word ends: two minutes."""
 
 
 class Listener:
@@ -155,6 +157,11 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What it accepts inherits these.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # systems differ in which they have
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind(address)
         listener.listen(MOST_STRANGERS)
     except OSError as error:

@@ -9,14 +9,17 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
 from pegboard.core.toolkit.cache.block_frames import BlockFrames
+from pegboard.plugins.storage_files import storage as storage_module
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.storage import FilesStorage
 from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, Disk, block, key
@@ -244,6 +247,24 @@ class TestSupports:
         assert "belongs to another user" in self.objection(tmp_path)
         assert "cannot be made in" in self.objection(tmp_path / "kv")
         tmp_path.chmod(0o700)
+
+
+def test_close_does_not_wait_for_a_mount_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storage_module, "CLOSE_SECONDS", 0.2)
+    back, scandir = threading.Event(), os.scandir
+
+    def away(path: Any) -> Any:
+        if threading.current_thread().name == "pegboard-files":
+            back.wait(60)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", away)
+    storage = FilesStorage(FilesOptions(dir=str(tmp_path), min_free=0), KVStorageContext(IDENTITY, BLOCK))
+    storage.close()
+    assert "its search is left behind" in caplog.text
+    back.set()
 
 
 WRITER = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import socket
 import struct
 import threading
@@ -11,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import pytest
 
 from pegboard.conformance.transfer_rig import LEASE, Server, ranges
-from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferState
+from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferError, TransferState
 from pegboard.core.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
 from pegboard.core.toolkit.transfer.requests import REQUEST, pack_request
 from pegboard.plugins.transfer_tcp.frames import (
@@ -143,6 +146,38 @@ class TestSource:
             assert reader.wait([reader.read(SOME, SOME)], PATIENCE) == [TransferState.DONE]
             self.check_serves(world, server)
             assert server.engine.stats()["refused_connections_total"] < MOST_STRANGERS
+
+    def test_without_descriptors_nothing_stays_behind(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They run out at the second of a peer's connections; the fixture looks for threads."""
+        source, reader = world.server(), world.server(TcpOptions(connections=3))
+        made, real = itertools.count(), socket.socketpair
+
+        def socketpair() -> tuple[socket.socket, socket.socket]:
+            if next(made):
+                raise OSError(24, "Too many open files")
+            return real()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socketpair", socketpair)
+            with pytest.raises(TransferError, match=r"no connection can be made: .*Too many open files"):
+                reader.connect(source)
+        until(
+            lambda: not [one for one in threading.enumerate() if one.name.startswith("kv-read")], "threads have ended"
+        )
+        reader.connect(source)
+        assert reader.wait([reader.read(SOME, SOME)], PATIENCE) == [TransferState.DONE]
+
+    def test_machines_that_are_gone_without_a_word_are_noticed(self, world: World) -> None:
+        source, reader = world.server(), world.server()
+        reader.connect(source)
+        assert reader.wait([reader.read(SOME, SOME)], PATIENCE) == [TransferState.DONE]
+        here = psutil.Process().net_connections("tcp4")
+        port, _ = unpack_description(source.engine.describe())
+        accepted = [one.fd for one in here if one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED]
+        assert accepted
+        for fd in accepted:
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
     def test_a_hello_has_to_come_in_time(self, world: World) -> None:
         """All of it: bytes that drip gain nothing."""

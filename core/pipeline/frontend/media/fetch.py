@@ -160,11 +160,10 @@ class Fetcher:
 
     def _redirected(self, target: _Target, where: str) -> _Target:
         """Return where a redirect leads. The server chose it, so that what is wrong with it is told to no client."""
-        url = urljoin(target.url, where)
         try:
-            return self._target(url)
-        except InvalidRequest as error:
-            raise _Hidden(f"a redirect leads to {url[:200]!r}: {error.message}") from None
+            return self._target(urljoin(target.url, where))
+        except (InvalidRequest, ValueError) as error:
+            raise _Hidden(f"a redirect leads to {where[:200]!r}: {error}") from None
 
     def _addresses(self, target: _Target, deadline: float) -> list[Address]:
         """Return the addresses of a name, all of which may be connected to."""

@@ -14,8 +14,8 @@ import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaItem
-from pegboard.core.pipeline.frontend.media.store import full
-from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, TOO_COMPLEX, Reply, Start, Work
+from pegboard.core.pipeline.frontend.media.store import disk_full, full
+from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, NO_DISK, TOO_COMPLEX, Reply, Start, Work
 from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded
 from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
 from pegboard.core.toolkit.system.helper_process import HelperLost
@@ -123,6 +123,8 @@ class _Preparing:
         job.prepared.shrink(size)
         if reply.code == FULL:
             return full() if room < self._most else self._too_large(job)
+        if reply.code == NO_DISK:
+            return disk_full(OSError(reply.error))
         if reply.status:
             error = InvalidRequest(reply.error, code=reply.code, status=reply.status)
             if reply.spent:

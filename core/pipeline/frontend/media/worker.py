@@ -54,6 +54,8 @@ BUFFER = 1 << 20
 """Bytes of pixels that are written at once."""
 TOO_COMPLEX = "media_too_complex"
 FULL = "media_store_full"
+NO_DISK = "media_disk_full"
+"""Code of a reply about pixels that could not be written, for this side only."""
 
 
 class Start(msgspec.Struct):
@@ -113,7 +115,9 @@ class PixelFile(io.RawIOBase):
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self.size = 0
         self.full = False
-        """Whether it could not take all, because it is too much or the disk is full."""
+        """Whether it could not take all, because it is too much."""
+        self.broken = ""
+        """Why the system could not take all, "" where it could."""
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
@@ -122,8 +126,9 @@ class PixelFile(io.RawIOBase):
             raise OSError(errno.EFBIG, "too many pixels")
         try:
             count = os.write(self._file, view)
-        except OSError:
-            self.full = True
+        except OSError as error:
+            self.full = error.errno == errno.EFBIG
+            self.broken = "" if self.full else str(error)
             raise
         self._hash.update(view[:count])
         self.size += count
@@ -178,6 +183,8 @@ def prepare(processor: MediaProcessor, work: Work, media: Path) -> Reply:
             made = digest(work.kind, shape, pixels.digest(), encoded)
             return Reply(shape.shape, shape.grid, shape.pieces, shape.times, encoded, made)
         except Exception as error:
+            if pixels.broken:
+                return Reply(error=pixels.broken, status=503, code=NO_DISK)
             return Reply(status=503, code=FULL) if pixels.full else _refusal(error)
 
 

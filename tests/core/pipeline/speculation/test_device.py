@@ -100,3 +100,26 @@ def test_wrong_trees_are_not_used() -> None:
     model.tree = lambda row: DraftTrees(np.array([2]), np.array([row.tokens[-1] ^ 1, 3]), np.array([-1, 0]))
     answered(harness, count=3)
     assert harness.scheduler.counters.drafted_tokens == 0
+
+
+class Failing(WatchedModel):
+    """Has no memory for the changes of the table, now and then: a call fails before they are taken."""
+
+    def draft(self, work: DraftWork) -> DraftTrees:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls in (2, 3):
+            raise RuntimeError("no memory")
+        return super().draft(work)
+
+
+def test_a_failed_call_loses_no_changes_of_the_table() -> None:
+    seer = Seer(0.7)
+    harness = Harness(speculator=seer, model=Failing, reserve=RESERVE, loop="overlap", run=1)
+    assert isinstance(harness.model, Failing)
+    harness.model.tree = seer.tree_of
+    for number in range(3):
+        harness.submit(str(number), [5 + number, 9, 2, 44], 30, **IGNORE)
+    harness.run()
+    for number in range(3):
+        assert harness.tokens(str(number)) == oracle([5 + number, 9, 2, 44], 30, ignore_eos=True)
+    assert harness.model.calls > 3

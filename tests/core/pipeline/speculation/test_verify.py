@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pegboard.conformance.covering import covering
-from tests.core.pipeline.harness import EOS, Harness, Seer, oracle, prompts
+from pegboard.conformance.grammar_fakes import ScriptedGrammar, ScriptedMatcher
+from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
+from pegboard.core.toolkit.speculation import tree
+from tests.core.pipeline.grammar.test_state import harness as grammar_harness
+from tests.core.pipeline.harness import EOS, Harness, Seer, next_token, oracle, prompts
 
 ROOMY, TIGHT = 4096, 320
 MATRIX = list(
@@ -251,3 +259,54 @@ def test_a_failed_pass_is_tried_in_parts_with_its_drafts() -> None:
     counters = harness.scheduler.counters
     assert counters.failed_batches > 3
     assert counters.accepted_tokens > 0
+
+
+FREE = 3
+BOUND = range(100, 110)
+
+
+class BindsLater(ScriptedMatcher):
+    """Allows any token at first, and then some only, as a structural tag does behind its trigger."""
+
+    def fill(self, mask: NDArray[np.int32], row: int) -> bool:
+        if len(self.taken) < FREE:
+            return False
+        bits = np.zeros(mask.shape[1] * 32, np.uint8)
+        bits[BOUND.start : BOUND.stop] = 1
+        mask[row] = np.packbits(bits, bitorder="little").view(np.int32)
+        return True
+
+    def accept(self, token: int) -> bool:
+        if len(self.taken) >= FREE and token not in BOUND:
+            return False
+        self.taken.append(token)
+        return True
+
+    @property
+    def terminated(self) -> bool:
+        return False
+
+
+def bound_later(prompt: Sequence[int], n: int) -> list[int]:
+    out: list[int] = []
+    while len(out) < n:
+        token = next_token(np.array([*prompt, *out], np.int64))
+        out.append(token if len(out) < FREE else BOUND[token % len(BOUND)])
+    return out
+
+
+class KnowsWhatIsBound(Seer):
+    def tree_of(self, row: DraftRow) -> DraftTrees:
+        known, done = row.tokens.tolist(), row.tokens.shape[0] - row.input_len
+        return tree.chains([(known[-1], bound_later(known[: row.input_len], 20)[done : done + row.most - 1])])
+
+
+@pytest.mark.parametrize("speculator", [None, KnowsWhatIsBound(1.0)], ids=["alone", "drafts"])
+def test_a_grammar_that_binds_behind_the_root(speculator: Seer | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other request of the step is bound, either."""
+    monkeypatch.setattr(ScriptedGrammar, "matcher", lambda self: BindsLater(self))
+    harness = grammar_harness(speculator=speculator)
+    harness.submit("a", [3, 1, 4, 1, 5], 10, sampling={"grammar": Grammar("regex", "tokens 1 2")})
+    harness.run()
+    assert harness.tokens("a") == bound_later([3, 1, 4, 1, 5], 10)
+    assert (harness.scheduler.counters.accepted_tokens > 5) == (speculator is not None)

@@ -114,3 +114,12 @@ def test_drafts_that_do_not_pay_stop(node: float, rate: float, drafted: bool, mo
     harness.run()
     late = nodes[len(nodes) // 2 :]
     assert (sum(late) / len(late) > 1) == drafted
+
+
+def test_steps_that_take_no_time_that_the_clock_shows() -> None:
+    times = StepTimes()
+    for _ in range(5):
+        times.note(1, 0, 0.0)
+    plain = times.plain(1)
+    assert plain is not None
+    assert len(worthwhile([[0.6]], [1], plain, times.drafts(1))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +107,35 @@ def test_only_some_threads_are_written_off(make: Make) -> None:
     assert rig.mover.wait(jobs, 10)
     until(lambda: rig.mover.stats()["store0_hanging"] == 0)
     until(lambda: rig.ended(rig.mover.find(names(1))) == (1, ""))
+
+
+def test_a_writer_without_a_thread_goes_on_when_reads_are_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four reads and a write hang. The write does not come back, and its thread was not replaced at that time."""
+    rig = make()
+    storage, begun, end = rig.storages[0], threading.Event(), threading.Event()
+
+    def hangs(keys: Sequence[bytes], data: object, deadline: float) -> int:
+        begun.set()
+        end.wait(60)
+        return 0
+
+    for _ in range(4):
+        rig.hang()
+        rig.clock.now += 31
+    storage.faults.only = ()
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "set", hangs)
+        stuck = rig.mover.store(0, names(1), blocks(1))
+        assert begun.wait(10)
+        rig.clock.now += 40
+        rig.mover.supervise()
+    assert rig.mover.stats()["store0_hanging"] == 5
+    storage.faults.mend()
+    until(lambda: rig.mover.stats()["store0_hanging"] == 1)
+    rig.clock.now += 31
+    until(lambda: rig.ended(rig.mover.store(0, names(2), blocks(2))) == (2, ""))
+    assert not stuck.done
+    end.set()
 
 
 def test_a_writer_has_more_time_and_holds_no_reader_up(make: Make) -> None:

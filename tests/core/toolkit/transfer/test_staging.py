@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from pegboard.conformance.transfer_rig import LEASE, ranges
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, Region, TransferError, TransferState
 from pegboard.core.toolkit.transfer import collecting
+from pegboard.core.toolkit.transfer.collecting import Collector
 from pegboard.core.toolkit.transfer.pieces import Memory
 from pegboard.core.toolkit.transfer.staging import Staging, StagingOptions
 from tests.core.toolkit.transfer.conftest import Make
@@ -41,6 +43,23 @@ def test_small_pieces_come_in_few_large_ones(make: Make) -> None:
         == source.engine.stats()["collected_bytes_total"]
         == 5 * wanted.total
     )
+    assert source.taken == reader.taken == 0
+
+
+def test_no_order_counts_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even while the thread that has collected it loses the processor."""
+    forget = Collector.__dict__["_forget"]
+
+    def slowly(self: Collector, reader: object, nbytes: int) -> None:
+        if threading.current_thread().name == "kv-collect":
+            time.sleep(0.001)
+        forget(self, reader, nbytes)
+
+    monkeypatch.setattr(Collector, "_forget", slowly)
+    source, reader = pair(make, 8)
+    for _ in range(3):
+        jobs = [reader.read(slots(number), slots(number + 9)) for number in range(3)]
+        assert [reader.wait(job).state for job in jobs] == [DONE] * 3
     assert source.taken == reader.taken == 0
 
 

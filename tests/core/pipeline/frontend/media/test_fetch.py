@@ -83,6 +83,12 @@ def test_redirects(site: Web) -> None:
     assert refused(fetcher(site), site.url("/0")) == f"{HIDDEN}: more than 3 redirects"
 
 
+@pytest.mark.parametrize("where", ["http://[x", "http://open.test:99999/", "http://[::1"])
+def test_redirects_to_what_is_not_an_address(site: Web, where: str) -> None:
+    site.answers["/"] = moved(where)
+    assert refused(fetcher(site), site.url("/")) == HIDDEN
+
+
 @pytest.mark.parametrize("status", [204, 206, 304, 401, 404, 500, 503])
 def test_the_class_of_a_status_is_told(site: Web, status: int) -> None:
     site.answers["/"] = whole(b"secret", status=f"{status} Secret")

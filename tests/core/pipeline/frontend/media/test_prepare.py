@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,10 +25,12 @@ from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.pipeline.frontend.media import worker
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
 from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.store import MediaFile
-from tests.core.pipeline.frontend.media.scene import files, picture, preparing
+from pegboard.core.pipeline.frontend.media.worker import Work
+from tests.core.pipeline.frontend.media.scene import MOST, files, picture, preparing
 from tests.core.pipeline.frontend.media.web import endless, fetcher, web, whole
 
 PATIENCE = 60.0
@@ -475,3 +479,31 @@ def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
         assert [(error.status, error.code) for error in errors] == [(503, "shutting_down")] * 2
         errors.append(error_of(one, GOOD))
         assert errors[-1].status == 503
+
+
+def test_without_a_thread_the_next_item_has_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuses(self: threading.Thread) -> None:
+        if self.name == "media-0":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with preparing(tmp_path) as preparer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuses)
+            error = error_of(preparer, GOOD)
+            assert (error.status, error.code) == (503, "no_thread")
+        assert is_well(preparer)
+
+
+def test_a_full_disk_is_the_servers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper says so, and in its answer nothing blames the picture."""
+    processor = ToyProcessor(NoOptions(), MediaContext(tmp_path, {"toy_media": toy_settings()}, MediaLimits()))
+    (tmp_path / "received").write_bytes(ppm(picture()))
+    (tmp_path / "prepared").touch()
+    for number, code in ((errno.ENOSPC, worker.NO_DISK), (errno.EFBIG, worker.FULL)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", Mock(side_effect=OSError(number, os.strerror(number))))
+            reply = worker.prepare(processor, Work("image", "received", "prepared", MOST, MediaSettings()), tmp_path)
+        assert (reply.status, reply.code) == (503, code)

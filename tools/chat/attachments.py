@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Part = dict[str, Any]
 Content = str | list[Part]
 
+OF_A_FILE = frozenset({"invalid_media", "media_too_large", "media_too_complex"})
+"""Codes of errors that blame what is in a picture or video."""
 _KINDS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video"}
 _ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _SHOWN = {"image": "[picture]", "video": "[video]"}

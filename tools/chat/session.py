@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.registry.names import did_you_mean
-from pegboard.tools.chat.attachments import addresses, attachment, shown, with_attached
+from pegboard.tools.chat.attachments import OF_A_FILE, addresses, attachment, shown, with_attached
 from pegboard.tools.chat.backends import Figures, sampling_params
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Session:
 
     def _which(self, error: PegboardError, question: Content) -> str:
         """Return which files a message came with, where one of them cannot be read."""
-        if not isinstance(error, InvalidRequest) or error.code != "invalid_media":
+        if not isinstance(error, InvalidRequest) or error.code not in OF_A_FILE:
             return ""
         names = [self._file_names[one] for one in addresses(question) if one in self._file_names]
         return f" (attached: {', '.join(names)})" if names else ""

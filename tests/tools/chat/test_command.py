@@ -167,10 +167,11 @@ class TestAttached:
         assert said in chat.screen.notes[0]
         assert chat.messages == [("user", "Hi"), ("assistant", "Hello.")]
 
-    def test_a_file_that_is_no_picture_is_named(self, picture: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("code", ["invalid_media", "media_too_large"])
+    def test_a_file_that_is_no_picture_is_named(self, code: str, picture: Path, tmp_path: Path) -> None:
         readme = tmp_path / "README.md"
         readme.write_text("# Hello")
-        chat = Chat(InvalidRequest("this is no picture", code="invalid_media"))
+        chat = Chat(InvalidRequest("this is no picture", code=code))
         chat.type(f"/image {picture}", f"/image {readme}", "What?", "/retry", "/undo", "And?")
         told = "error: this is no picture"
         assert [one for one in chat.screen.notes if one.startswith("error")] == [

@@ -54,9 +54,12 @@ def described_kv(
     model: ModelContext, layers: Sequence[LayerSpec], *, numerics: Sequence[str] = (), kept: str = ""
 ) -> dict[str, str]:
     """Return what an identity is made of, by name: short texts as they are, of others the first hexadecimal digits of
-    their digest. Two identities differ where one of these does.
+    their digest. Two identities differ where one of these does. The type of KV is told in any case.
     """
-    return {name: _short(value) for name, value in _fields(model, layers, numerics, kept).items()}
+    told = {name: _short(value) for name, value in _fields(model, layers, numerics, kept).items()}
+    if told.get("kept as", kept) != kept:
+        told["kept as"] = f"{kept.partition(',')[0]} ({told['kept as']})"
+    return told
 
 
 def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence[str], kept: str) -> dict[str, bytes]:

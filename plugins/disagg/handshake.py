@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,23 @@ NONCE = 32
 INSTANCE = 16
 MAX_DIFFERING = 8
 """Fields that a refusal names; more are counted."""
+MAX_SHOWN = 80
+"""Characters of a value in a refusal."""
+MAX_REASON = 2000
+REMEDIES = {
+    "format": "the version of Pegboard",
+    "weights": "model.path",
+    "config": "model.path",
+    "layers": "model.path",
+    "heads": "model.path",
+    "dtype": "model.dtype",
+    "head_bytes": "memory.kv_dtype",
+    "kept as": "memory.kv_dtype",
+    "numerics 0": "runner.use",
+    "numerics 1": "speculation.use",
+    "engine": "kv_transfer.use",
+}
+"""What is to be set alike on both servers, by what differs."""
 
 
 class Refused(Exception):
@@ -74,7 +92,7 @@ def differing(here: Facts, there: Facts) -> dict[str, tuple[str, str]]:
     dealt out to so many.
     """
     found = {
-        name: (str(mine), str(theirs))
+        name: (_shown(mine), _shown(theirs))
         for name in ("engine", "heads", "head_bytes", "dp_size")
         if (mine := getattr(here, name)) != (theirs := getattr(there, name))
     }
@@ -91,13 +109,30 @@ def differing(here: Facts, there: Facts) -> dict[str, tuple[str, str]]:
     return found
 
 
-def refusal(differences: Mapping[str, tuple[str, str]]) -> Refuse:
-    """Say which fields differ."""
+def refusal(differences: Mapping[str, tuple[str, str]], role: str) -> Refuse:
+    """Say which fields differ, and what is to be set alike. `role` is that of the side whose values come first. The
+    text is read on both sides.
+    """
     named = list(differences)[:MAX_DIFFERING]
     more = len(differences) - len(named)
-    parts = [f"{name}: {differences[name][0][:200]} here, {differences[name][1][:200]} there" for name in named]
+    other = "prefill" if role == "decode" else "decode"
+    parts = []
+    for name in named:
+        mine, theirs = ((value or "-")[:MAX_SHOWN] for value in differences[name])
+        values = sorted([f"{mine} on {role}", f"{theirs} on {other}"], key=lambda text: text.endswith("decode"))
+        parts.append(f"{name[:MAX_SHOWN]}: {', '.join(values)}")
     parts += [f"and {more} more"] if more else []
-    return Refuse(f"KV differs ({'; '.join(parts)})", tuple(named))
+    alike = ", ".join(dict.fromkeys(remedy for name, remedy in REMEDIES.items() if name in differences))
+    ending = f". Set alike on both servers: {alike}" if alike else ""
+    return Refuse(f"KV differs ({'; '.join(parts)}){ending}", tuple(named))
+
+
+def _shown(value: str | int | tuple[int, ...]) -> str:
+    """Return a value for people; of numbers by region, how many in a row are equal."""
+    if not isinstance(value, tuple):
+        return str(value)
+    runs = [(number, len(list(run))) for number, run in itertools.groupby(value)]
+    return ", ".join(f"{number} in {count} region{'s'[: count > 1]}" for number, count in runs)
 
 
 class Connecting:
@@ -117,13 +152,13 @@ class Connecting:
     def take(self, message: Message) -> tuple[Opening | None, Peer | None]:
         """Return what is to be sent next, and the peer where the handshake is through. Raises Refused."""
         if isinstance(message, Refuse):
-            raise Refused(f"refused: {message.reason[:2000]}")
+            raise Refused(message.reason[:MAX_REASON] or "it gives no reason")
         if isinstance(message, Challenge) and self._challenge is None:
             return self._prove(message), None
         if isinstance(message, Welcome) and self._challenge is not None:
             differences = differing(self._own.facts, message.facts)
             if differences:
-                raise Refused(refusal(differences).reason)
+                raise Refused(refusal(differences, self._own.role).reason)
             told, ranks = len(message.descriptions), message.facts.size * message.facts.dp_size
             if told != ranks:
                 raise Refused(f"it describes {told} ranks, and has {ranks}")
@@ -174,14 +209,14 @@ class Answering:
         self.trusted = True
         differences = differing(own.facts, proof.facts)
         if differences:
-            refuse = refusal(differences)
+            refuse = refusal(differences, own.role)
             raise Refused(refuse.reason, refuse)
         return Welcome(own.facts, own.descriptions), Peer(hello.role, hello.instance, proof.facts)
 
 
 def _check_opening(own: Self, version: int, role: str, instance: bytes, nonce: bytes) -> None:
     if version != VERSION:
-        raise _refused(f"version {VERSION} here, {version} there", "version")
+        raise _refused(f"the protocol's version is {VERSION} on {own.role}, {version} on the other side", "version")
     if role not in ("prefill", "decode") or role == own.role:
         raise _refused(f"both sides say that they are {own.role!r}" if role == own.role else "not a role", "role")
     if len(nonce) != NONCE or len(instance) != INSTANCE or instance == own.instance:

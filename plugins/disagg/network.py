@@ -214,7 +214,8 @@ class ThreadedNetwork:
         dialled.connection = None
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(dialled.failures, 16))
         dialled.failures, dialled.not_before = dialled.failures + 1, time.monotonic() + pause
-        text = f"the prefill server {address} cannot be connected to: {reason}"
+        what = "and this decode server do not go together" if refused else "cannot be connected to"
+        text = f"the prefill server {address} {what}: {reason}"
         self._log.log(logging.WARNING, "%s", text)
         self.tell(Failed(address, text, 409, "prefill_refused") if refused else Failed(address, text))
 

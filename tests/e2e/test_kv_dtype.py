@@ -192,7 +192,10 @@ def test_prefill_and_decode_servers_agree_on_the_type(model: Path) -> None:
     with pair(config(model), config(model, "auto")) as both:
         decoded, _ = both.ask(requests[:1])
         assert decoded[0].finish_reason["type"] == "abort"
-        assert "kept as: " in json.dumps(decoded[0].finish_reason)
+        said = json.dumps(decoded[0].finish_reason)
+        assert "kept as: torch.float8_e4m3fn" in said
+        assert "on prefill, - on decode" in said
+        assert "Set alike on both servers: memory.kv_dtype" in said
 
 
 def test_a_wrong_scale_ends_the_start_only_where_it_is_used(model: Path, tmp_path: Path) -> None:

@@ -186,6 +186,16 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     assert first["config"].startswith("sha256 ")
 
 
+def test_how_kv_is_kept_is_named_by_its_type(tmp_path: Path) -> None:
+    """Whole where that is short; else with a digest of all of it."""
+    model = ModelContext(write(tmp_path / "a", weights()), CONFIG, torch.float32, torch.device("cpu"))
+    kinds = ("", "torch.float8_e4m3fn", *(f"torch.float8_e4m3fn, Hadamard {[*range(n)]}" for n in (29, 30)))
+    told = [described_kv(model, LAYERS, kept=kept).get("kept as") for kept in kinds]
+    assert told[:2] == [None, "torch.float8_e4m3fn"]
+    assert all(str(one).startswith("torch.float8_e4m3fn (sha256 ") for one in told[2:])
+    assert len({*told}) == 4
+
+
 def test_what_a_config_says_of_its_origin_counts_for_nothing(tmp_path: Path) -> None:
     directory = write(tmp_path / "a", weights())
     told = dict(reversed(list(CONFIG.items()))) | {"_name_or_path": "/tmp/x", "torch_dtype": "float16", "dtype": None}

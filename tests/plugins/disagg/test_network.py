@@ -100,6 +100,7 @@ def test_a_server_that_is_not_there_fails_at_once_and_is_tried_again(servers: Ca
     decode.network.dial(Address("127.0.0.1", port))
     failed = decode.wait_for(Failed)
     assert (failed.address.port, failed.status) == (port, 502)
+    assert f"{failed.address} cannot be connected to: " in failed.reason
     prefill = servers("prefill", at=port)
     decode.network.dial(address(prefill))
     decode.wait_for(Opened)
@@ -119,7 +120,9 @@ def test_what_does_not_go_together_is_refused_with_the_reason(servers: Callable[
     decode.network.dial(address(prefill))
     failed = decode.wait_for(Failed)
     assert (failed.status, failed.code) == (409, "prefill_refused")
-    assert "dtype: bfloat16 here, float32 there" in failed.reason
+    assert failed.reason.startswith(f"the prefill server {address(prefill)} and this decode server do not go together")
+    assert "dtype: bfloat16 on prefill, float32 on decode" in failed.reason
+    assert "connected" not in failed.reason, "it was"
     assert not prefill.network.events()
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pegboard.plugins.disagg.frames import FrameReader, FrameTooLong, framed
-from pegboard.plugins.disagg.handshake import Answering, Connecting, Self
+from pegboard.plugins.disagg.handshake import MAX_REASON, Answering, Connecting, Self, differing, refusal
 from pegboard.plugins.disagg.link import Link, LinkLimits
 from pegboard.plugins.disagg.messages import (
     MAX_FRAME,
@@ -161,6 +161,31 @@ def test_what_differs_is_named(facts: Facts, fields: tuple[str, ...]) -> None:
         assert all(field in link.reason for field in fields)
 
 
+def test_a_refusal_can_be_read_on_both_sides() -> None:
+    """It has each value with its server, in the same order wherever it was found, and says what to set."""
+    prefill = Facts(b"a", {"numerics 0": "cpu_native", "dtype": "bfloat16"}, "E", (3,) * 60, (128,) * 60)
+    decode = Facts(b"b", {"numerics 0": "", "dtype": "bfloat16", "kept as": "fp8"}, "E", (3,) * 60, (64,) * 59 + (32,))
+    told = (
+        "KV differs (head_bytes: 128 in 60 regions on prefill, 64 in 59 regions, 32 in 1 region on decode; "
+        "kept as: - on prefill, fp8 on decode; numerics 0: cpu_native on prefill, - on decode). "
+        "Set alike on both servers: memory.kv_dtype, runner.use"
+    )
+    one, other = pair(own("decode", facts=decode), own("prefill", facts=prefill))
+    talk(one, other)
+    assert [one.reason, other.reason] == [told, told]
+    assert refusal(differing(decode, prefill), "decode").reason == told
+
+
+def test_a_refusal_is_no_longer_than_what_is_shown_of_it() -> None:
+    """Whatever the values: what to set alike comes at the end."""
+    here = Facts(b"a", {}, "E" * 999, tuple(range(1, 90)), tuple(range(90, 179)))
+    described = {"config": "c" * 999} | {f"numerics {place}": "n" * 999 for place in range(99)}
+    there = Facts(b"b", described, "F" * 999, tuple(range(2, 91)), (7,) * 89)
+    reason = refusal(differing(here, there), "prefill").reason
+    assert len(reason) < MAX_REASON
+    assert "and 95 more). Set alike on both servers: model.path, memory.kv_dtype, runner.use, spec" in reason
+
+
 def test_a_long_list_of_differences_is_cut() -> None:
     many = {f"field{i}": "x" * 10_000 for i in range(1000)}
     one, other = pair(own("decode", facts=msgspec.structs.replace(FACTS, described=many)))
@@ -192,7 +217,7 @@ def test_another_version() -> None:
     _, other = pair()
     hello = Hello(VERSION + 1, "decode", b"i" * 16, b"n" * 32)
     other.receive(framed(encode(hello)), 0.0)
-    assert f"version {VERSION} here, {VERSION + 1} there" in other.reason
+    assert f"version is {VERSION} on prefill, {VERSION + 1} on the other side" in other.reason
     assert b"version" in other.output()
 
 

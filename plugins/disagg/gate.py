@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_transfer import KVTransfer, Region
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.events import Network
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 128
 
@@ -142,7 +146,11 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         described = (transfer.describe(),) if prefill else ()
         own = Self(options.role, secrets.token_bytes(INSTANCE), facts, described, secret)
         links = LinkLimits(opening=options.connect_timeout, ping=options.ping)
-        return ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)
+        network = ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)
+        where = f"listens at {split_address(options.listen)[0]}, port {network.port}" if prefill else "does not listen"
+        signed = f"connections are signed with {options.secret_file}" if secret else "no secret is used"
+        logger.info("the gate disagg has the role %s, and %s; %s", options.role, where, signed)
+        return network
 
 
 def layout_of(regions: Sequence[Region]) -> Layout:
@@ -154,10 +162,12 @@ def layout_of(regions: Sequence[Region]) -> Layout:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at `host:port`. Raises OSError, with the address."""
+    """Return a socket that listens at `host:port`, the option `listen`. Raises OSError, with both."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port or 0), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(f"cannot listen at {address}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        remedy = "; stop what uses the port, or choose another one" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"option `listen`: cannot listen at {address}: {reason}{remedy}") from error

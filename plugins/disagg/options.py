@@ -27,7 +27,8 @@ class DisaggOptions(GateOptions):
     """`prefill` computes prompts and keeps their KV until it is read; `decode` reads it and writes the answers."""
 
     listen: str = "127.0.0.1:8998"
-    """Where decode servers find a prefill server, `host:port`: the router's bootstrap port. Port 0 takes a free one."""
+    """Where decode servers find a prefill server, `host:port`: the router's bootstrap port. Port 0 takes a free one.
+    Of role `prefill` only."""
 
     peers: tuple[str, ...] = LOOPBACK
     """Prefill servers that a decode server connects to, as `host` or `host:port`. The address comes from a request's
@@ -91,6 +92,12 @@ class DisaggOptions(GateOptions):
         return value
 
     @model_validator(mode="after")
+    def _of_its_role(self) -> Self:
+        if self.role == "decode" and "listen" in self.model_fields_set:
+            raise ValueError("`listen` is for `role: prefill`; decode servers do not listen, they connect to `peers`")
+        return self
+
+    @model_validator(mode="after")
     def _signed_off_loopback(self) -> Self:
         hosts = (
             [split_address(self.listen)[0]] if self.role == "prefill" else [split_address(one)[0] for one in self.peers]
@@ -108,14 +115,22 @@ class DisaggOptions(GateOptions):
         return declared & ({"holds", "follows"} if self.role == "prefill" else {"seats"})
 
     def secret(self) -> bytes:
-        """Return what both sides know, b"" where nothing is needed. Raises ValueError for a file that is too short or
-        that others may read, and OSError.
+        """Return what both sides know, b"" where nothing is needed. Raises ValueError for a file that is too short,
+        that others may read, or that this server cannot read.
         """
         if self.secret_file is None:
             return b""
-        if self.secret_file.stat().st_mode & 0o077:
+        try:
+            mode, secret = self.secret_file.stat().st_mode, self.secret_file.read_bytes().strip()
+        except FileNotFoundError as error:
+            make = f"head -c 32 /dev/urandom | base64 > {self.secret_file}; chmod 600 {self.secret_file}"
+            raise ValueError(
+                f"secret_file {self.secret_file} does not exist. Make it, and copy it to the other servers: {make}"
+            ) from error
+        except OSError as error:
+            raise ValueError(f"secret_file {self.secret_file} cannot be read: {error.strerror or error}") from error
+        if mode & 0o077:
             raise ValueError(f"secret_file {self.secret_file} may be read by others: chmod 600 {self.secret_file}")
-        secret = self.secret_file.read_bytes().strip()
         if len(secret) < MIN_SECRET:
             raise ValueError(
                 f"secret_file {self.secret_file} has {len(secret)} bytes, at least {MIN_SECRET} are needed"

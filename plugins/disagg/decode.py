@@ -77,7 +77,9 @@ class DecodeSide:
             self._network.dial(address)
         else:
             self._ask(room, link)
-        return room.verdict or Verdict.blocked(f"the prefill server {address} to answer")
+        return room.verdict or Verdict.blocked(
+            f"waiting for the prefill server {address} to say that it has this room's request"
+        )
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         self.pump()

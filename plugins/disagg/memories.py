@@ -10,8 +10,10 @@ from pegboard.plugins.disagg.answers import Answer
 from pegboard.plugins.disagg.messages import RoomKey
 from pegboard.plugins.disagg.prefill_room import Claim, Question
 
-WANT_WAITS = 60.0
-"""Seconds that a decode server's question waits for its request."""
+WANT_WAITS = 50.0
+"""Seconds that a decode server's question waits for its request. Less than the default of decode's `timeout`, also
+after a slow connection: so decode hears `no_request`, which says more than that its time is up.
+"""
 REMEMBERED = 60.0
 """Seconds for which it is known how a room has ended, at least."""
 MAX_PAST = 4096

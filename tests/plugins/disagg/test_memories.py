@@ -33,9 +33,9 @@ def test_places_are_free_again() -> None:
     questions = Questions(64)
     fill(questions, b"a")
     for number, question in enumerate(questions):
-        question.lost = 50.0 if number % 2 else None
-    assert not questions.expire(54.9, 5.0)
-    assert not questions.expire(55.0, 5.0)
+        question.lost = 40.0 if number % 2 else None
+    assert not questions.expire(44.9, 5.0)
+    assert not questions.expire(45.0, 5.0)
     assert len(questions) == 16
     late = questions.expire(WANT_WAITS, 5.0)
     assert (len(late), len(questions)) == (16, 0)

@@ -132,6 +132,19 @@ def test_what_decode_has_cached_does_not_travel(world: World) -> None:
         both.check_books()
 
 
+def test_a_speculator_on_decode_alone(world: World) -> None:
+    """One that keeps nothing in the pool: what prefill has need not be alike, and answers are the same."""
+    config = PLAIN.config(world, 16, 4096)
+    speculation = {"use": "ngram", "min_match": 1, "max_nodes": 8, "adaptive": False}
+    with pair(config, {**config, "speculation": speculation}, transfer="inproc") as both:
+        answers, _ = both.ask([case.request for case in world.cases])
+        assert_answered(answers)
+        check(world.cases, answers)
+        assert any(one.drafted_tokens for one in answers)
+        both.settle()
+        both.check_books()
+
+
 def moved(both: Pair) -> float:
     return float(both.decode.stats()["gate_stats"]["disagg"]["bytes_read_total"])
 

@@ -242,6 +242,14 @@ def test_whose_head_computed_kv(tmp_path: Path) -> None:
     assert len({plain, *others}) == 4
 
 
+def test_a_server_that_is_brought_kv_does_not_start(model: Path, tmp_path: Path) -> None:
+    """What a head keeps of a prompt would not come with the prompt's KV."""
+    speculation = {"use": "eagle", "draft": str(Head().write(tmp_path))}
+    config = {"model": {"path": str(model), "dtype": "float32"}, "speculation": speculation, "log_level": "error"}
+    with pytest.raises(ConfigError, match="'disagg' brings KV without what the speculator keeps of it"):
+        Engine.from_config({**config, "gates": [{"use": "disagg", "role": "decode"}]})
+
+
 def test_configs_are_read_as_json(tmp_path: Path) -> None:
     """A head's config.json that is none."""
     (Head().write(tmp_path) / "config.json").write_text(json.dumps([1]))

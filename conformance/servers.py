@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ START_S = 120.0
 """How long a server may take to answer, by default: a slow machine that loads a tiny model, with room to spare."""
 
 STOP_S = 60.0
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,20 @@ def _stop(served: Served) -> None:
         served.process.kill()
         served.process.wait()
         raise RuntimeError(f"the server did not end within {STOP_S:g} s of a SIGTERM:\n{served.log()}") from None
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing has. They lie below those that the kernel gives to connections, which come and go: such
+    a port may be taken before a server listens at it, or while one starts again.
+    """
+    try:
+        first = int(PORT_RANGE.read_text().split()[0])
+    except OSError:
+        first = 32768
+    draw, found = random.SystemRandom(), set[int]()
+    while len(found) < count:
+        port = draw.randrange(10_000, max(first, 20_000))
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            found.add(port)
+    return list(found)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from pegboard.conformance.servers import free_ports
 
 POLL_S = 0.1
 STOP_S = 20.0
@@ -130,11 +131,9 @@ def stop(one: Running, seconds: float = STOP_S) -> None:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that is free, and stays so."""
+    (port,) = free_ports(1)
+    return port
 
 
 def wait_healthy(one: Running, seconds: float) -> None:

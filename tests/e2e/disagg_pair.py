@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pegboard.conformance.servers import free_ports
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 
@@ -79,8 +79,7 @@ def pair(
     prefill: Mapping[str, Any], decode: Mapping[str, Any], *, transfer: str = "tcp", **options: Any
 ) -> Iterator[Pair]:
     """Both engines, with configs of their own; `options` are those of both gates."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     shared = {"kv_transfer": {"use": transfer}}
     gate = {"use": "disagg", **options}
     here = {**prefill, **shared, "gates": [{**gate, "role": "prefill", "listen": f"127.0.0.1:{port}"}]}

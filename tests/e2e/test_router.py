@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.conformance.servers import Served
+from pegboard.conformance.servers import Served, free_ports
 from tests.e2e.clients import KEY, MODEL, tiny_model, tiny_server
 from tests.e2e.third_party_clients.install import python_of
 
@@ -48,14 +47,6 @@ class Routed:
         answer = self.client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 @contextlib.contextmanager

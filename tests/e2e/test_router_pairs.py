@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from pegboard.conformance.servers import Served
+from pegboard.conformance.servers import Served, free_ports
 from tests.e2e.clients import ADMIN_KEY, KEY, tiny_model, tiny_server
-from tests.e2e.test_router import PYTHON, Routed, free_ports, routing
+from tests.e2e.test_router import PYTHON, Routed, routing
 
 pytestmark = [
     pytest.mark.clients,

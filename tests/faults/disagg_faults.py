@@ -114,7 +114,7 @@ class Storm:
             row.empty = await self.world.empties(since=time.monotonic())
             await self.world.mend()
         except* Wrong as wrong:
-            row.wrong = str(wrong.exceptions[0])
+            row.wrong = f"{wrong.exceptions[0]}\n{await self.world.told()}"
         row.seconds, row.within = self.slowest, WAITED
         row.cell = f"storm: {', '.join(f'{count} {what}' for what, count in self.found.most_common())}"
         return row

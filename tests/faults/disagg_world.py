@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import httpx
 import numpy as np
 import psutil
 
-from pegboard.conformance.servers import Served, serving
+from pegboard.conformance.servers import Served, free_ports, serving
 from tests.faults.slow_link import SlowLink
 from tests.faults.test_served_faults import schedulers_of
 from tests.faults.tiers_kill import kill
@@ -79,7 +78,7 @@ class Server:
             "model": {"path": str(model), "dtype": "float32", "context_length": 4096},
             "memory": {"max_total_tokens": POOL},
             "attention": {"use": "torch"},
-            "scheduler": {"max_running_requests": 32, "chunked_prefill_size": 64},
+            "scheduler": {"max_running_requests": 32, "chunked_prefill_size": 64, "watchdog_timeout": 30},
             "gates": [gate],
             "kv_transfer": transfer or {"use": "tcp", "listen_port": data},
         }
@@ -345,16 +344,20 @@ class World:
             raise Wrong(f"afterwards a pair answers {', '.join(map(str, said))}")
         await self.empties(time.monotonic())
 
+    async def told(self) -> str:
+        """Return what both servers say of themselves now, and the ends of their logs."""
+        found = []
+        for server in (self.prefill, self.decode):
+            try:
+                answer = await self.client.get(f"{server.address}/server_info", timeout=5.0)
+                said = str(answer.json().get("scheduler", answer.text))
+            except (httpx.HTTPError, ValueError) as error:
+                said = repr(error)
+            found.append(f"{server.address}: {said}\n{server.served.log()[-3000:]}")
+        return "\n".join(found)
+
     async def serves(self, server: Server) -> bool:
         try:
             return (await self.client.get(f"{server.address}/health_generate")).status_code == 200
         except httpx.HTTPError as error:
             raise server.lost(error) from error
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

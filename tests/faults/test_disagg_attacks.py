@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import free_ports
 from pegboard.core.toolkit.transfer.requests import REQUEST
 from pegboard.plugins.disagg.frames import framed
 from pegboard.plugins.disagg.messages import (
@@ -34,7 +35,7 @@ from pegboard.plugins.disagg.messages import (
 )
 from pegboard.plugins.transfer_tcp.frames import MAGIC, unpack_description
 from tests.faults.disagg_strangers import MANNERS, Manner, Recorder, Signed, closed, false_prefill, sends
-from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server, free_ports
+from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server
 from tests.faults.memory import peak
 from tests.faults.test_served_faults import wait_for
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from pegboard.conformance.kv_storage import KVStorageContract
+from pegboard.conformance.servers import free_ports
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
 from pegboard.plugins.storage_mooncake.options import MooncakeOptions
 from pegboard.plugins.storage_mooncake.storage import MooncakeStorage
@@ -123,10 +124,7 @@ def master() -> Iterator[str]:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:
         pytest.skip(f"Mooncake is not installed: {error}")
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            ports.append(taken.getsockname()[1])
+    ports = free_ports(2)
     program = Path(str(module.__file__)).parent / "mooncake_master"
     words = [str(program), "--rpc_port", str(ports[0]), "--metrics_port", str(ports[1])]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

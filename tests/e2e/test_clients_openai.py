@@ -489,7 +489,7 @@ def test_closing_a_stream_aborts(server: Served, both: Both) -> None:
     both.wait(stream.close())
     after = idle(server)
     assert after["aborted"] == before["aborted"] + 1
-    assert after["generated_tokens"] - before["generated_tokens"] < CONTEXT - 100, "it ran on"
+    assert after["generated_tokens"] - before["generated_tokens"] < CONTEXT // 2, "it ran on"
     assert_balanced(server)
 
 

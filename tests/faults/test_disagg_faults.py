@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from tests.faults import disagg_faults
 from tests.faults.disagg_cells import Cell, of_clients, of_decode, of_loss, of_prefill, of_refusals
 from tests.faults.disagg_faults import run
 
@@ -26,12 +25,6 @@ FEW = (
     "client leaves prefill, waiting",
     "client leaves both, computing",
 )
-
-
-@pytest.fixture(autouse=True)
-def _other_tests_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that starts again imports torch, on the cores that the other workers have."""
-    monkeypatch.setattr(disagg_faults, "SLACK", 15.0)
 
 
 def played(tmp_path: Path, cells: Sequence[Cell], *, storm: int = 0, seed: int = 0, **decode: Any) -> None:

@@ -51,7 +51,7 @@ def test_scores_stay(dim: int, changed: bool) -> None:
     q, k = torch.randn(5, 4, dim), torch.randn(7, 2, dim)
     found = transformed(q, k, layer, pool)
     assert torch.equal(found[0], q) is torch.equal(found[1], k) is not changed
-    torch.testing.assert_close(scores(*found), scores(q, k), rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(scores(*found), scores(q, k), rtol=1e-5, atol=1e-5)
 
 
 def test_which_pools() -> None:

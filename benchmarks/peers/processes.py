@@ -131,7 +131,7 @@ def stop(one: Running, seconds: float = STOP_S) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free, and stays so."""
+    """Return a port that nothing has; see `free_ports`."""
     (port,) = free_ports(1)
     return port
 

@@ -130,8 +130,9 @@ class KVTransfer(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def connect(self, peer: str, host: str, description: bytes) -> None:
         """Get to know a peer at this address, with what it has said of itself. Connecting may go on behind the call;
-        where it comes to nothing, reads fail. Raises TransferError for a description that is not one: it came over the
-        network, and may be anything. A peer of this name is forgotten first, as by `disconnect`.
+        where it comes to nothing, reads fail. Raises TransferError for a description that is not one (it came over the
+        network, and may be anything), and where the system has no descriptor or thread left. A peer of this name is
+        forgotten first, as by `disconnect`.
         """
 
     @abc.abstractmethod

@@ -28,7 +28,8 @@ class DisaggOptions(GateOptions):
 
     listen: str = "127.0.0.1:8998"
     """Where decode servers find a prefill server, `host:port`: the router's bootstrap port. Port 0 takes a free one.
-    Of role `prefill` only."""
+    Of role `prefill` only.
+    """
 
     peers: tuple[str, ...] = LOOPBACK
     """Prefill servers that a decode server connects to, as `host` or `host:port`. The address comes from a request's

@@ -48,7 +48,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor, no_media
+from pegboard.core.pipeline.executor import InlineExecutor, LaunchExecutor, ThreadExecutor, no_media
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
@@ -179,6 +179,8 @@ def _device(name: str) -> torch.device:
         raise ConfigError(
             f"model.device: {name!r}, but torch {torch.__version__} finds no GPU here; use 'cpu' or 'auto'"
         )
+    if device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the current device, whatever its arguments' device is
     return device
 
 
@@ -231,7 +233,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
-    executor = _executor(settings.loop, worker)
+    executor = _executor(settings.loop, worker, chosen.model.device)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
     stages = Stages(
@@ -333,11 +335,15 @@ def _worker(
     return worker
 
 
-def _executor(loop: str, worker: Worker) -> Executor:
+def _executor(loop: str, worker: Worker, device: torch.device) -> Executor:
+    """Return what runs batches. A GPU computes beside the host by itself, so that launches need no thread; on a CPU the
+    overlap loop needs one.
+    """
     encode = no_media if worker.media is None else worker.media.encode
-    if loop == "overlap":
-        return ThreadExecutor(worker.launch, worker.again, worker.healthy, encode, worker.draft)
-    return InlineExecutor(worker.run, worker.again, worker.healthy, encode, worker.draft)
+    parts = worker.again, worker.healthy, encode, worker.draft
+    if loop != "overlap":
+        return InlineExecutor(worker.run, *parts)
+    return LaunchExecutor(worker.launch, *parts) if device.type == "cuda" else ThreadExecutor(worker.launch, *parts)
 
 
 def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:
@@ -390,6 +396,9 @@ def _pooler(chosen: Chosen) -> Pooler | None:
 
 def _scheduler_settings(chosen: Chosen) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
+    if settings.loop == "auto":
+        loop = "overlap" if chosen.model.device.type == "cuda" else "normal"
+        settings = settings.model_copy(update={"loop": loop})
     prefers_mixed = "prefers_mixed" in chosen.runner.provides
     if settings.mixed_chunk is not None or settings.split_prefill_layers or not prefers_mixed:
         return settings

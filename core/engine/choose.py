@@ -259,7 +259,9 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
     graphs = len(chosen.attention.ctx.graph_sizes)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    return room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
+    room = room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
+    torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the trial's steps left
+    return room
 
 
 def _set_scales(pool: KVPool, family: ModelFamily) -> None:

@@ -212,7 +212,9 @@ def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decodi
     from pegboard.plugins.attn_triton.tile_kernels import singles_kernel
 
     extending = split.extending
-    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, split.singles))
+    # An even stride aligns all three to 16 bytes: for arrays that are not Triton would compile the kernels again.
+    even = split.singles + split.singles % 2
+    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, even))[:, : split.singles]
     launch(
         singles_kernel,
         (batch.batch_size,),

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
@@ -24,8 +26,6 @@ from pegboard.core.toolkit.graphs import capture_of
 from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection

@@ -1,6 +1,6 @@
 """Which entries of `plugins/attn_triton/blocks.py` are best on this card: Llama 3 8B's heads in bfloat16.
 
-    python -m benchmarks.gpu.tune_attn [decode] [mixed] [prefill] [--dry-run]
+    python -m benchmarks.gpu.tune_attn [decode] [parts] [mixed] [prefill] [--dry-run]
 
 Every variant is checked against torch's attention in float32 for some rows, then timed by replaying a CUDA graph of ten
 calls over random KV. `--dry-run` with TRITON_INTERPRET=1 rehearses on a CPU, in float16 and tiny sizes.
@@ -75,13 +75,15 @@ def decode(bench: Bench) -> None:
         paged = Paged(bench, [length] * count)
         all_shapes = (count, length) in ((8, 2048), (64, 1024))
         variants = SHAPES[:2] if bench.dry else SHAPES if all_shapes else FEW
-        sweep(
-            f"decode {count} x {length}",
-            bench,
-            paged,
-            variants,
-            gigabytes(paged),
-        )
+        sweep(f"decode {count} x {length}", bench, paged, [Options(), *variants], gigabytes(paged))
+
+
+def parts(bench: Bench) -> None:
+    """GB/s of KV of decodes that are cut into different numbers of parts."""
+    for count, length in bench.either(((1, 1024), (8, 1024), (8, 8192), (32, 1024), (64, 1024)), ((2, 300),)):
+        paged = Paged(bench, [length] * count)
+        cuts = [Options(kv_parts=number) for number in (1, 2, 4, 8, 16, 32)]
+        sweep(f"decode {count} x {length}", bench, paged, [Options(), *cuts], gigabytes(paged))
 
 
 def mixed(bench: Bench) -> None:
@@ -99,7 +101,7 @@ def prefill(bench: Bench) -> None:
         sweep(f"prefill {length}, TFLOP/s", bench, paged, tiles, teraflops(paged))
 
 
-WHAT: dict[str, Callable[[Bench], None]] = {"decode": decode, "mixed": mixed, "prefill": prefill}
+WHAT: dict[str, Callable[[Bench], None]] = {"decode": decode, "parts": parts, "mixed": mixed, "prefill": prefill}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

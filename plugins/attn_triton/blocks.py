@@ -107,7 +107,7 @@ suffice for whole heads: so scores are added up over chunks of 32 dimensions, on
 
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 5), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE_8},
-    (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 128, 8, 5), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
+    (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 5), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_HOPPER, 32): _EXTEND_FLOAT32,
     (_AMPERE, 8): {64: Blocks(128, 32, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE_8},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},

@@ -13,7 +13,7 @@ import torch
 
 from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton.blocks import Blocks, Device, Kind, decode_blocks, extend_blocks
-from pegboard.plugins.attn_triton.launch import LEAST_PART, most_parts, prefix_parts
+from pegboard.plugins.attn_triton.launch import LEAST_PART, cut, prefix_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,8 +139,9 @@ class DecodePlans:
         least = max(self._options.kv_split or LEAST_PART, blocks.keys)
         programs = count * kind.num_kv_heads * -(-kind.group // blocks.rows)
         longest = min(self._ctx.max_context_len, kind.window or self._ctx.max_context_len)
-        parts = self._options.kv_parts or most_parts(programs, self._multiprocessors, longest, least)
-        return blocks, parts, least
+        if self._options.kv_parts:
+            return blocks, self._options.kv_parts, least
+        return blocks, *cut(programs, self._multiprocessors, longest, least)
 
     def _floats(self, kind: Kind, count: int) -> int:
         _, parts, _ = self._sizes(kind, count)

@@ -192,8 +192,8 @@ def decode_kernel(
         if whole_request:
             if HAS_SINKS:
                 total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634 - top)
-            place = out + token * out_token + head[:, None] * out_head + dv[None, :]
-            tl.store(place, (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty), mask=mask)
+            answer = out + token * out_token + head[:, None] * out_head + dv[None, :]
+            tl.store(answer, (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty), mask=mask)
         else:
             part = request.to(tl.int64)
             tl.store(tops + part * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)

@@ -237,9 +237,8 @@ class Model:
         for layer in range(len(self.spec.layers)):
             for buffer in (self.pool.keys(layer), self.pool.values(layer)):
                 generator = torch.Generator(self.bench.device).manual_seed(layer)
-                for part in buffer.view(-1, *buffer.shape[-2:]).split(2**16):  # 8-bit types have no `normal_`
-                    drawn = torch.randn(part.shape, device=part.device, generator=generator)
-                    part.copy_(drawn)
+                for part in torch.split(buffer, 2**16):  # 8-bit types have no `normal_`
+                    part.copy_(torch.randn(part.shape, device=part.device, generator=generator))
 
     @property
     def weight_bytes(self) -> int:

@@ -125,7 +125,8 @@ def make(shape: str, directory: Path) -> int:
     (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory, config["vocab_size"])
     torch.manual_seed(0)
-    parts, files, total = list(shards(config)), {}, 0
+    parts, total = list(shards(config)), 0
+    files: dict[str, str] = {}
     pending: list[Future[None]] = []
     with ThreadPoolExecutor(4) as pool:
         for number, shapes in enumerate(parts):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.bench import Bench, Model

@@ -28,7 +28,7 @@ import pegboard
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.sampling import SamplingParams
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

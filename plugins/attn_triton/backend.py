@@ -207,11 +207,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         sinks: torch.Tensor | None,
     ) -> None:
         group = layer.num_heads // layer.num_kv_heads
-        # Placeholders where there is nothing to put together: the kernel is then compiled without them.
-        results, tops = out[:, None], out
-        if decode.results is not None and decode.tops is not None:
-            shared = decode.prefix.parts if decode.prefix is not None else 0
-            results, tops = decode.results[:, shared:], decode.tops[:, shared:]
+        results, tops = decode.own_parts(out)
         launch(
             self._kernels.decode_kernel,
             (decoding.count, layer.num_kv_heads * -(-group // decode.blocks.rows), decode.parts),
@@ -226,8 +222,8 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             decoding.rows,
             decoding.tokens,
             decoding.seq_lens,
-            *_strides((q, 2), (out, 2), (results, 3), (tops, 2), (stored.keys, 2), (stored.values, 2)),
-            *_strides((stored.table, 1)),
+            *_strides((q, 2), (out, 2), (results, 3), (tops, 2)),
+            *_strides((stored.keys, 2), (stored.values, 2), (stored.table, 1)),
             layer.window or 0,
             0 if decode.prefix is None else decoding.prefix,
             *stored.factors,

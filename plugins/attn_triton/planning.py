@@ -67,6 +67,15 @@ class DecodeLaunch:
     tops: torch.Tensor | None = None
     prefix: PrefixLaunch | None = None
 
+    def own_parts(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return results and tops of what is not shared; where there is one part, `out` in their places, with which the
+        kernel is compiled without them.
+        """
+        if self.results is None or self.tops is None:
+            return out[:, None], out
+        shared = 0 if self.prefix is None else self.prefix.parts
+        return self.results[:, shared:], self.tops[:, shared:]
+
 
 @dataclass(frozen=True, slots=True)
 class ExtendLaunch:

@@ -110,13 +110,15 @@ class DecodeGraphs:
 
         for _ in range(_WARM):
             ctx.attention.prepare(static.batch)
-            found = capture.warm(run)
-            if self._logits is None:
-                self._logits = torch.empty_like(found)
-            del found
+            logits = self._room_for(capture.warm(run))
         ctx.attention.prepare(static.batch)
-        logits = self._logits[:size]
-        return _Graph(static, capture.capture(lambda: logits.copy_(run()))[0], logits)
+        return _Graph(static, *capture.capture(lambda: logits.copy_(run())))
+
+    def _room_for(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return where as many logits are kept."""
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits[: len(logits)]
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None

@@ -130,3 +130,23 @@ def test_a_shared_prefix_is_read_once() -> None:
             assert names == (kernels[-2:] if layer.window else kernels)
             if len(names) == 3:
                 assert found[0].grid[:2] == (1, layer.num_kv_heads), "all queries are rows of one tile"
+
+
+@pytest.mark.parametrize("singles", [1, 2, 3])
+def test_lists_of_single_tokens_are_aligned(singles: int) -> None:
+    """Triton compiles a kernel again for arrays that do not begin at a multiple of 16 bytes."""
+    rig = AttentionRig([LAYERS[0]], [*((9, 1) for _ in range(singles)), (0, 12)])
+    every = launches(rig, TritonAttention(PARTS, rig.context_for()))
+    (found,) = (one for one in every if getattr(one.kernel, "__name__", "") == "singles_kernel")
+    lists = [arg for arg in found.arguments[:3] if isinstance(arg, torch.Tensor)]
+    assert [len(one) for one in lists] == [singles] * 3
+    assert {one.storage_offset() * one.itemsize % 16 for one in lists} == {0}
+
+
+@pytest.mark.parametrize(("kept", "padded"), [(None, 16), (torch.float8_e4m3fn, 32), (torch.float8_e5m2, 32)], ids=str)
+def test_eight_bit_values_are_padded_to_32_dimensions(kept: torch.dtype | None, padded: int) -> None:
+    """With 16, Triton 3.6 multiplies wrongly on an H100: docs/gpu-results.md."""
+    rig = AttentionRig([make_layer(6, 2, 24, 16)], MIXED, kv_dtype=kept)
+    found = launches(rig, TritonAttention(PARTS, rig.context_for()))
+    sizes = {one.constants["BLOCK_DV"] for one in found if "KV" in one.constants}
+    assert sizes == {padded}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.toolkit.grammars.json_schema import MAX_DEPTH, target_of
 
 NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 """Keywords of numbers."""
+
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
 def types_of(schema: JsonObject) -> set[str]:
@@ -29,6 +32,39 @@ def type_of(value: JsonValue) -> set[str]:
     if isinstance(value, str):
         return {"string"}
     return {"array"} if isinstance(value, list) else {"object"}
+
+
+class PossibleTypes:
+    """The types that values of a schema may have, references and combinations followed."""
+
+    def __init__(self, root: JsonObject) -> None:
+        """`root` is what references start from."""
+        self._root = root
+        self._known: dict[str, frozenset[str]] = {}
+
+    def of(self, schema: JsonValue, depth: int = 0) -> frozenset[str]:
+        """Return the types; all of them where the schema does not say. An integer is a number, too."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return frozenset() if schema is False else TYPES
+        found = TYPES
+        if types := types_of(schema):
+            found &= types | ({"integer"} if "number" in types else set())
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            found &= {kind for value in _fixed(schema) for kind in type_of(value)}
+        if isinstance(ref := schema.get("$ref"), str):
+            found &= self._target(ref, depth)
+        for word in ("anyOf", "oneOf", "allOf"):
+            options = schema.get(word)
+            if isinstance(options, list) and options:
+                inner = [self.of(option, depth + 1) for option in options]
+                found &= frozenset.intersection(*inner) if word == "allOf" else frozenset.union(*inner)
+        return found
+
+    def _target(self, ref: str, depth: int) -> frozenset[str]:
+        if ref not in self._known:
+            self._known[ref] = TYPES  # for a reference that leads to itself
+            self._known[ref] = self.of(target_of(self._root, ref), depth + 1)
+        return self._known[ref]
 
 
 def disjoint(schemas: JsonValue) -> bool:

@@ -119,8 +119,8 @@ def test_they_agree_with_a_validator(backend: GrammarBackend) -> None:
                 good = not list(jsonschema.Draft202012Validator({least: low, most: high}).iter_errors(value))
                 assert bool(re.fullmatch(pattern, str(value))) == good, (kind, low, high, value)
             if kind == "number":
-                for value, good in ((f"{low}.5", low >= 0), (f"{high}.5", high < 0), (f"{high}.0", "ex" not in most)):
-                    assert bool(re.fullmatch(pattern, value)) == good, (low, high, value)
+                for text, good in ((f"{low}.5", low >= 0), (f"{high}.5", high < 0), (f"{high}.0", "ex" not in most)):
+                    assert bool(re.fullmatch(pattern, text)) == good, (low, high, text)
 
 
 @pytest.mark.parametrize(

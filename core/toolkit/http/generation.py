@@ -30,6 +30,9 @@ _LARGEST_SEED = 2**63 - 1
 MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
+LEAST_TOP_P = 1e-9
+"""What a `top_p` of 0 stands for, which OpenAI's range includes: the likeliest token alone."""
+
 UNNAMED = ("", "unknown")
 """What bodies have for `model` that name none, and mean what is served. SGLang's router writes the second where its own
 client left the field out.
@@ -78,7 +81,8 @@ class SamplingFields(RequestModel):
         """
         fields = {
             **{name: getattr(self, name) for name in _SHARED},
-            "stop": _texts(self.stop),
+            "top_p": self.top_p or LEAST_TOP_P,
+            "stop": tuple(filter(None, _texts(self.stop))),
             "stop_regex": _texts(self.stop_regex),
             "stop_token_ids": tuple(self.stop_token_ids),
             "logit_bias": _bias(self.logit_bias, prefix),

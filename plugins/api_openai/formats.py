@@ -30,9 +30,10 @@ def asked_format(form: Mapping[str, Any], where: str, *, flat: bool = False) -> 
         return AskedGrammar(where, kind, {name: value for name, value in form.items() if name != "type"})
     if kind == "json_schema" and not flat and (form.get("json_schema") is not None or form.get("schema") is None):
         _refuse_others(form, where, ("json_schema",))
-        form, where = form.get("json_schema"), f"{where}.json_schema"
-        if not isinstance(form, dict):
+        inner, where = form.get("json_schema"), f"{where}.json_schema"
+        if not isinstance(inner, dict):
             raise InvalidRequest(f"{where} must be an object with name and schema", param=where)
+        form = inner
     _refuse_others(form, where, ("schema",) if kind != "text" else ())
     for name, (type_, what) in _REMARKS.items():
         if form.get(name) is not None and not isinstance(form[name], type_):

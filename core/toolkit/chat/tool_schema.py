@@ -156,19 +156,21 @@ def _parameters(path: str, schema: object) -> JsonObject:
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def _without_nulls(schema: JsonValue) -> JsonValue:
+def _without_nulls(schema: JsonObject) -> dict[str, JsonValue]:
     """Return a schema that was checked, without keywords that are null."""
-    if not isinstance(schema, dict):
-        return schema
     made: dict[str, JsonValue] = {}
     for key, value in schema.items():
         if key in _SCHEMA_MAPS and isinstance(value, dict):
-            made[key] = {name: _without_nulls(inner) for name, inner in value.items()}
+            made[key] = {name: _cleaned(inner) for name, inner in value.items()}
         elif key in (*_SCHEMA_LISTS, "items") and isinstance(value, list):
-            made[key] = [_without_nulls(inner) for inner in value]
+            made[key] = [_cleaned(inner) for inner in value]
         elif value is not None or key not in _KEYWORDS:
-            made[key] = _without_nulls(value) if key in _SCHEMAS else value
+            made[key] = _cleaned(value) if key in _SCHEMAS else value
     return made
+
+
+def _cleaned(schema: JsonValue) -> JsonValue:
+    return _without_nulls(schema) if isinstance(schema, dict) else schema
 
 
 def check_schema(schema: object, path: str) -> bool:

@@ -30,13 +30,8 @@ _LARGEST_SEED = 2**63 - 1
 MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
-LEAST_TOP_P = 1e-9
-"""What a `top_p` of 0 stands for, which OpenAI's range includes: the likeliest token alone."""
-
 UNNAMED = ("", "unknown")
-"""What bodies have for `model` that name none, and mean what is served. SGLang's router writes the second where its own
-client left the field out.
-"""
+"""What bodies have for `model` that name none. SGLang's router writes the second where its client left the field out."""
 
 
 class SamplingFields(RequestModel):
@@ -81,7 +76,8 @@ class SamplingFields(RequestModel):
         """
         fields = {
             **{name: getattr(self, name) for name in _SHARED},
-            "top_p": self.top_p or LEAST_TOP_P,
+            # OpenAI's range includes 0, which leaves the likeliest token.
+            "top_p": self.top_p or 1e-9,
             "stop": tuple(filter(None, _texts(self.stop))),
             "stop_regex": _texts(self.stop_regex),
             "stop_token_ids": tuple(self.stop_token_ids),

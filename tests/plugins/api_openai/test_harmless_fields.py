@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.conformance.fake_client import FakeTokenizer, prompt_text
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.toolkit.http import refusals
-from pegboard.core.toolkit.http.generation import LEAST_TOP_P
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES
@@ -19,12 +18,16 @@ from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES
 RESPONSES = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"team": {"enum": ["Red", "Blue"]}}, "required": ["team"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NEEDED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES},
+    COMPLETIONS: {"prompt": "a"},
+    RESPONSES: {"input": "a"},
+}
 FLAT_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
 def sampling(path: str, body: dict[str, Any], **more: Any) -> Any:
-    needed = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "a"}, RESPONSES: {"input": "a"}}[path]
-    return asking.post(path, {**needed, **body}, **more)[1].requests[0].sampling
+    return asking.post(path, {**NEEDED[path], **body}, **more)[1].requests[0].sampling
 
 
 def formatted(path: str, form: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +55,7 @@ def test_a_schema_beside_json_object_is_followed(path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_unknown_keys_of_a_format_are_refused_by_name(path: str) -> None:
     place = "text.format" if path == RESPONSES else "response_format"
-    needed = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "a"}, RESPONSES: {"input": "a"}}[path]
-    cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"type": "text", "schema": SCHEMA}, "schema"),
         ({"type": "json_object", "grammar": "root ::= x"}, "grammar"),
         ({"type": "json_object", "schema": "no json"}, "schema"),
@@ -64,7 +66,7 @@ def test_unknown_keys_of_a_format_are_refused_by_name(path: str) -> None:
         cases.append(({"type": "json_schema", "json_schema": {"schema": SCHEMA, "regex": "a"}}, "json_schema.regex"))
         cases.append(({"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": {"a": 1}}, "schema"))
     for form, name in cases:
-        assert asking.refused(path, {**needed, **formatted(path, form)})["param"] == f"{place}.{name}"
+        assert asking.refused(path, {**NEEDED[path], **formatted(path, form)})["param"] == f"{place}.{name}"
     harmless = {"type": "json_object", "name": "x", "strict": True, "description": "x", "grammar": None, "pattern": ""}
     assert sampling(path, formatted(path, harmless)).grammar == Grammar("json_object")
 
@@ -74,7 +76,7 @@ def test_unknown_keys_of_a_format_are_refused_by_name(path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_values_that_ask_for_nothing(path: str) -> None:
-    assert sampling(path, {"top_p": 0}).top_p == LEAST_TOP_P
+    assert sampling(path, {"top_p": 0}).top_p == 1e-9
     for stop, wanted in (("", ()), ([""], ()), (["", "x"], ("x",)), ([], ())):
         assert sampling(path, {"stop": stop}).stop == wanted
 
@@ -85,10 +87,9 @@ def test_values_that_ask_for_nothing(path: str) -> None:
 def test_switches_that_a_template_does_not_read_pass() -> None:
     plain = asking.post(CHAT, {"messages": MESSAGES})[1].requests[0].prompt
     for kwargs in ({"enable_thinking": False}, {"thinking": True, "reasoning_effort": "low"}):
-        body = {"messages": MESSAGES, "chat_template_kwargs": kwargs}
-        assert asking.post(CHAT, body)[1].requests[0].prompt == plain
-        body = {"input": "Hi", "chat_template_kwargs": kwargs}
-        assert asking.post(RESPONSES, body)[1].requests[0].prompt == plain
+        for path in (CHAT, RESPONSES):
+            body = {"messages": MESSAGES, "input": "Hi", "chat_template_kwargs": kwargs}
+            assert asking.post(path, body)[1].requests[0].prompt == plain
     body = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False, "enable_thinkin": True}}
     assert "'enable_thinkin'" in asking.refused(CHAT, body)["message"]
 
@@ -97,8 +98,7 @@ def prompt(messages: list[dict[str, Any]], template: str = "{{ messages | tojson
     tokenizer = FakeTokenizer(template=template)
     done, client = asking.ask("POST", CHAT, {"messages": messages}, tokenizer=tokenizer)
     assert done.status == 200, done.body
-    found = client.requests[0].prompt
-    return json.loads(found if isinstance(found, str) else found.text)  # type: ignore[union-attr]
+    return json.loads(prompt_text(client.requests[0].prompt))
 
 
 def test_messages_in_other_words() -> None:
@@ -144,7 +144,7 @@ def test_keywords_that_are_null_are_not_there() -> None:
         "POST", CHAT, {"messages": MESSAGES, "tools": [tool]}, tokenizer=tokenizer, context=fake_parsers()
     )
     assert done.status == 200, done.body
-    (seen,) = json.loads(client.requests[0].prompt)  # type: ignore[arg-type]
+    (seen,) = json.loads(prompt_text(client.requests[0].prompt))
     kept = {"type": "string", "default": None, "x-own": None}
     assert seen["function"]["parameters"] == {"type": "object", "properties": {"a": kept, "b": {"const": None}}}
     bad = {

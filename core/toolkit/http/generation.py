@@ -31,7 +31,7 @@ MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
 UNNAMED = ("", "unknown")
-"""What bodies have for `model` that name none. SGLang's router writes the second where its client left the field out."""
+"""What bodies have for `model` that name none. SGLang's router writes the second where its client left it out."""
 
 
 class SamplingFields(RequestModel):

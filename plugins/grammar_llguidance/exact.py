@@ -87,6 +87,8 @@ class ExactRules:
         self._rules: dict[str, list[str]] = {}
         self._names: dict[int, tuple[str, JsonObject]] = {}
         """The rule of each schema, by the schema's identity. The schema is kept, or another could get the same."""
+        self._read_by_library: dict[str, str] = {}
+        """The rule of each schema that is left to the library, by its text."""
         self._pending: list[tuple[str, JsonObject]] = []
         self.start = self._rule_of(schema)
         while self._pending:
@@ -118,7 +120,10 @@ class ExactRules:
         return self._names[id(schema)][0]
 
     def _plain(self, schema: JsonObject) -> str:
-        return "%json " + json.dumps({**self._reach.closed(schema), "x-guidance": self._options})
+        text = "%json " + json.dumps({**self._reach.closed(schema), "x-guidance": self._options})
+        if text not in self._read_by_library:
+            self._read_by_library[text] = self._rule(text)
+        return self._read_by_library[text]
 
     def _alternatives(self, schema: JsonObject) -> Iterator[str]:
         if unsaid := sorted(schema.keys() & _NOT_SAID):
@@ -152,10 +157,10 @@ class ExactRules:
         ]
         if plain := [value for value in fitting if not _holds_big(value)]:
             yield self._plain({"enum": plain})
+        if large := [value for value in fitting if isinstance(value, int) and _beyond(value)]:
+            yield self._terminal(f"/{'|'.join(map(str, dict.fromkeys(large)))}/")
         for value in fitting:
-            if isinstance(value, int) and _beyond(value):
-                yield f'"{value}"'
-            elif _holds_big(value):
+            if isinstance(value, (list, dict)) and _holds_big(value):
                 yield self._rule_of(_schema_of(value))
 
     def _typed(self, schema: JsonObject) -> Iterator[str]:

@@ -10,6 +10,9 @@ from pegboard.core.interfaces.json_value import JsonValue
 
 Number = int | float
 
+MAX_DIGITS = 64
+"""Most digits of a bound: the parser of expressions allows so many groups within each other, and some more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -138,6 +141,8 @@ def _number(schema: Mapping[str, JsonValue], word: str) -> Number | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
         raise ValueError(f"{word} must be a finite number")
+    if abs(value) >= 10**MAX_DIGITS:
+        raise ValueError(f"{word} has more than {MAX_DIGITS} digits")
     return value
 
 

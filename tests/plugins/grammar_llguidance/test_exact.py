@@ -108,7 +108,7 @@ def test_rules_mean_what_the_library_does(backend: GrammarBackend, name: str) ->
 
 
 def test_they_agree_with_a_validator(backend: GrammarBackend) -> None:
-    ends = [-N, -(N - 2), -5, 0, 5, N - 2, N, N + 2, 10**19, 2**64 - 1]
+    ends = [-N, -(N - 2), -5, 0, 5, N - 2, N, N + 2, 10**19, 2**64 - 1, 10**64 - 2]
     words = list(itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")))
     for kind, low, high in random.Random(5).sample(
         [(kind, low, high) for kind in ("integer", "number") for low in ends for high in ends if low < high], 15
@@ -137,6 +137,7 @@ def test_they_agree_with_a_validator(backend: GrammarBackend) -> None:
         ({"properties": {"a": {"const": N}, "b": {"$ref": "#/$defs/missing"}}}, "missing"),
         ({"type": "number", "minimum": 0.5, "maximum": N}, "fraction"),
         ({"type": "integer", "minimum": N, "maximum": True}, "maximum"),
+        ({"type": "integer", "minimum": 10**64}, "minimum has more than 64 digits"),
     ],
 )
 def test_what_they_cannot_say_is_refused_by_name(backend: GrammarBackend, schema: Any, word: str) -> None:

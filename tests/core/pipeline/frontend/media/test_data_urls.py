@@ -51,10 +51,8 @@ def test_plain(head: str, data: bytes) -> None:
 
 def test_long_ones() -> None:
     data = bytes(range(256)) * 2048
-    for blanks in ("", "\n"):
-        url = "data:;base64," + blanks.join(
-            base64.b64encode(data[i : i + 57]).decode() for i in range(0, len(data), 57)
-        )
+    for blanks, encode in (("", base64.b64encode), ("\n", base64.b64encode), ("", base64.urlsafe_b64encode)):
+        url = "data:;base64," + blanks.join(encode(data[i : i + 57]).decode() for i in range(0, len(data), 57))
         assert len(url) > 2 * PIECE
         assert decoded(url) == data
 

@@ -252,6 +252,18 @@ class TestPlugins:
         )
         assert "has the kind <class 'bytes'>" in run("plugins", "show", "near").stdout
 
+    def test_a_plugin_of_hooks_alone_is_listed_and_shown(self, site: Any) -> None:
+        hooks = "summary='counts steps', hooks=('acme.hooks:Steps', 'acme.hooks:Times')"
+        site.install("acme-steps", "1.2", steps=site.plugin("steps").replace("providers=()", hooks))
+        [row] = [line for line in run("plugins", "list").stdout.splitlines() if "acme-steps" in line]
+        assert " ".join(row.split()) == "(hooks) acme.hooks:Steps, acme.hooks:Times steps acme-steps 1.2 counts steps"
+        shown = run("plugins", "show", "steps").stdout
+        assert shown.startswith("steps: counts steps\n")
+        assert re.search(r"hooks +acme\.hooks:Steps, acme\.hooks:Times\n", shown)
+        [plain] = run_json("plugins", "show", "steps")
+        assert plain["hooks"] == ["acme.hooks:Steps", "acme.hooks:Times"]
+        assert "hooks       pegboard.plugins.metrics_prometheus" in run("plugins", "show", "metrics_prometheus").stdout
+
     def test_an_unknown_name_has_a_suggestion(self) -> None:
         with pytest.raises(PluginError, match="no plugin or provider 'radxi' is installed; did you mean 'radix'"):
             run("plugins", "show", "radxi")

@@ -42,7 +42,7 @@ def test_a_directory_is_a_model_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_two_models_are_refused() -> None:
-    with pytest.raises(ConfigError, match="model.path: 'a/b' and 'c/d' are two models, and a server has one"):
+    with pytest.raises(ConfigError, match=r"model\.path: 'a/b' and 'c/d' are two models, and a server has one"):
         compose(["a/b", "c/d"], env={})
 
 

@@ -124,6 +124,7 @@ typecheck: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pegboard.core.config.docs docs/config.md
+	$(BIN)/python -m docs._build.models docs/models.md
 
 # In an environment of its own, which the tests do not need.
 site: $(STAMP)

@@ -87,9 +87,9 @@ class HFSource(DirectorySource[HFOptions]):
         reference = self.ctx.reference
         why = "offline mode is on" if offline else "the model hub cannot be reached"
         return (
-            f"model.path: {reference!r} is not a directory here and not in the hub's local cache, and {why}. Give the "
-            f"path of a local directory, fetch the model where there is a network (hf download {reference}) and copy "
-            f"the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
+            f"model.path: {reference!r} is not a directory here{_similar(Path(reference))} and not in the hub's local "
+            f"cache, and {why}. Give the path of a local directory, fetch the model where there is a network (hf "
+            f"download {reference}) and copy the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
         )
 
 

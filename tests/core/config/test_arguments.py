@@ -29,7 +29,8 @@ def test_what_is_no_config_file_is_the_model(name: str) -> None:
 
 def test_it_wins_over_files_and_environment_and_not_over_overrides(file: Path) -> None:
     env = {"PEGBOARD__MODEL__PATH": "of/environment"}
-    for arguments in ([file, "org/it"], ["org/it", file]):
+    orders: list[list[str | Path]] = [[file, "org/it"], ["org/it", file]]
+    for arguments in orders:
         resolved = compose(arguments, env=env)
         assert path_of(resolved) == ("org/it", "argument")
         assert resolved.engine.model.dtype == "float32"

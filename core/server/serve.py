@@ -233,6 +233,7 @@ class _Server:
             outcome = await asyncio.gather(serving, watching, return_exceptions=True)
         for error in outcome:
             if isinstance(error, Exception):
+                logger.error("stopping: %s", error, extra={"event": "stopping", "reason": "error"})
                 raise error
 
     async def _drain(self, client: AsyncEngineClient) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,19 @@ def test_drain_is_bounded(model: Path, tmp_path: Path) -> None:
         logged = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
         told = [(one["event"], one["reason"], one.get("signal")) for one in logged if "event" in one]
         assert told == [("stopping", "signal", "SIGTERM"), ("stopped", "signal", None)]
+
+
+@pytest.mark.full
+def test_a_server_that_gives_up_says_so_in_its_log(model: Path, tmp_path: Path) -> None:
+    with running(model, tmp_path, more={"log_format": "json"}) as server:
+        server.started()
+        while server.process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError, KeyError, ProcessLookupError):
+                os.kill(server.counters()["pid"], signal.SIGKILL)
+            time.sleep(0.05)
+        told = [json.loads(line) for line in server.log.splitlines() if '"event":"stopping"' in line]
+        assert [(one["reason"], one["level"]) for one in told] == [("error", "error")]
+        assert "restarts have not helped" in told[0]["message"]
 
 
 def test_scheduler_does_not_outlive_the_api_process(own_server: Server) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,6 @@ STALE = 3600.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a block's place must not hang
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-TRIES = 3
-"""A folder may be removed, because it is empty, just before a file is made in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +108,31 @@ class Folders:
         finally:
             os.close(file)
 
-    def write(self, place: Place, parts: Sequence[memoryview]) -> None:
-        """Let a file with these bytes appear all at once, instead of one that may be there."""
-        for left in reversed(range(TRIES)):
+    def write(self, place: Place, parts: Sequence[memoryview], late: Callable[[], bool]) -> bool:
+        """Let a file with these bytes appear all at once, instead of what may be there. Return False if it is `late`
+        before that. Raises FileNotFoundError where the root is gone, and NotADirectoryError or IsADirectoryError where
+        something stands in its way that cannot be removed.
+        """
+        cleared = False
+        while True:
             try:
                 with self.entered(place.folders, create=True) as folder:
                     self._write(place.name, folder, parts)
-                return
+                return True
             except FileNotFoundError:
-                if not left:
-                    raise
+                # Another server has removed a folder, which was empty, just before a file was made in it, or the
+                # temporary file, which it took for a leftover. Each new try follows on something that another has done.
                 self.reopen()
+            except (NotADirectoryError, IsADirectoryError):
+                if cleared:
+                    raise
+                cleared = True
+                self._clear(place)
+            except OSError:
+                self._remove_empty(place.folders)
+                raise
+            if late():
+                return False
 
     def _write(self, name: str, folder: int, parts: Sequence[memoryview]) -> None:
         temporary = f".new-{os.urandom(8).hex()}"
@@ -142,17 +153,23 @@ class Folders:
             os.fsync(folder)
 
     def remove(self, place: Place) -> bool:
-        """Remove a file, and the folders that are empty then. Return False where there was none."""
+        """Remove a file, or what stands in its way, and the folders that are empty then. Return False where there was
+        nothing.
+        """
         try:
             with self.entered(place.folders) as folder:
-                os.unlink(place.name, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
+                _unlink(place.name, folder)
+        except FileNotFoundError:
             return False
+        except NotADirectoryError:
+            self._clear(place)
         self._remove_empty(place.folders)
         return True
 
     def remove_all(self, identity: str) -> list[OSError]:
-        """Remove the files of an identity, temporary ones too. Return what went wrong."""
+        """Remove the blocks of an identity, and what crashes have left. Return what went wrong. Temporary files that
+        are being written stay: their blocks are written after this.
+        """
         errors: list[OSError] = []
         for first in self._names((identity,), HEX):
             for second in self._names((identity, first), HEX):
@@ -160,7 +177,8 @@ class Folders:
                 with contextlib.suppress(OSError), self.entered(folders) as folder:
                     for name in self._names(folders, OURS):
                         try:
-                            os.unlink(name, dir_fd=folder)
+                            if NAME.fullmatch(name) or self._left(os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                                _unlink(name, folder)
                         except FileNotFoundError:
                             pass
                         except OSError as error:
@@ -203,9 +221,27 @@ class Folders:
                         continue
                     if NAME.fullmatch(name):
                         found.append(Found(Place(folders[0], name), about.st_size, about.st_mtime))
-                    elif time.time() - about.st_mtime > STALE:
+                    elif self._left(about):
                         os.unlink(name, dir_fd=folder)
         return found
+
+    def _left(self, temporary: os.stat_result) -> bool:
+        """Return whether a temporary file is what a crash has left. The file system's own clock says so, which may be
+        another machine's.
+        """
+        os.utime(self._root)
+        return os.fstat(self._root).st_mtime - temporary.st_mtime > STALE
+
+    def _clear(self, place: Place) -> None:
+        """Remove what stands where a block's folders belong and is not one, and a folder in the file's place. What
+        belongs there stays, also if another server has just put it there.
+        """
+        with contextlib.suppress(OSError):
+            for depth, name in enumerate(place.folders):
+                with self.entered(place.folders[:depth]) as above, contextlib.suppress(IsADirectoryError):
+                    os.unlink(name, dir_fd=above)
+            with self.entered(place.folders) as folder:
+                _move_away(place.name, folder)
 
 
 def write_all(file: int, parts: Sequence[memoryview]) -> None:
@@ -232,6 +268,25 @@ def _skip(parts: list[memoryview], done: int) -> None:
         done -= len(parts.pop(0))
     if parts:
         parts[0] = parts[0][done:]
+
+
+def _unlink(name: str, folder: int) -> None:
+    """Remove a file, or a folder that stands in its place."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        _move_away(name, folder)
+
+
+def _move_away(name: str, folder: int) -> None:
+    """Remove a folder. If there is something in it, it gets another name, and nothing is lost. A file stays."""
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        # With the slash the call refuses what is not a folder.
+        os.rename(f"{name}/", f".bad-{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _enter(name: str, folder: int, create: bool) -> int:

@@ -23,8 +23,8 @@ from pegboard.plugins.storage_files.room import AT_ONCE, Room
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-UNREADABLE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EIO)
-"""A link, a folder, a socket, a bad sector: whatever it is, it is not a block."""
+UNREADABLE = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EIO)
+"""A link, a folder, a file in a folder's place, a socket, a bad sector: whatever it is, it is not a block."""
 CLOSE_SECONDS = 5.0
 """How long `close` waits for a search of the folder."""
 TOUCHED = 3600.0
@@ -150,7 +150,7 @@ class FilesStorage(KVStorage[FilesOptions]):
                 if whole and time.time() - about.st_mtime > TOUCHED:
                     with contextlib.suppress(OSError):
                         os.utime(file)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             self._index.drop(place)
             return False
         except OSError as error:
@@ -169,7 +169,9 @@ class FilesStorage(KVStorage[FilesOptions]):
         return whole
 
     def _write(self, key: bytes, block: memoryview, deadline: float) -> bool:
-        """Write a block; return False where there is no room for it."""
+        """Write a block; return False where there is no room or time for it, or something stands in its place that
+        cannot be removed.
+        """
         place = self._place(key)
         if self._there(place):
             self._index.use(place, self._size)
@@ -179,17 +181,27 @@ class FilesStorage(KVStorage[FilesOptions]):
             return False
         parts = [memoryview(self._frames.header(key, block)), block]
         try:
-            self._folders.write(place, parts)
+            written = self._put(place, parts, deadline)
         except OSError as error:
             if error.errno not in FULL:
                 raise
             self._room.make_more(self._size, deadline)
-            self._folders.write(place, parts)
+            written = self._put(place, parts, deadline)
+        if not written:
+            self._dropped += 1
+            return False
         self._index.use(place, self._size)
         self._written += on_disk(self._size)
         if self._written > self._room.limit * AT_ONCE:
             self._due.set()
         return True
+
+    def _put(self, place: Place, parts: Sequence[memoryview], deadline: float) -> bool:
+        try:
+            return self._folders.write(place, parts, lambda: self._late(deadline))
+        except (NotADirectoryError, IsADirectoryError) as error:
+            logger.warning("the block %s in %s cannot be written: %s", place.name, self._dir, error.strerror)
+            return False
 
     def _scan(self) -> None:
         """Run in a thread: learn what there is, at the start, and again where other servers may have changed it."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,13 @@ class TestLinks:
         folder.symlink_to(elsewhere)
         before = sorted(elsewhere.rglob("*"))
         assert not disk.read(1)
-        disk.path(1).unlink()
-        before.remove(elsewhere / disk.path(1).relative_to(folder))
-        with pytest.raises(StorageError):
-            disk.put(1)
+        assert not folder.is_symlink()
+        assert disk.put(1) == 1
+        assert disk.read(1)
         disk.storage.clear()
         assert sorted(elsewhere.rglob("*")) == before
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(elsewhere)
         again = Disk(disk.folder)
         assert again.stat("blocks") == 0
         again.close()
@@ -128,14 +129,57 @@ class TestOddFiles:
         assert not disk.read(1)
         assert not disk.path(1).exists()
 
-    def test_a_folder_is_a_miss(self, disk: Disk) -> None:
+    @pytest.mark.parametrize("full", [False, True])
+    @pytest.mark.parametrize("call", ["read", "put", "delete", "clear", "evict"])
+    def test_a_folder_in_a_blocks_place(self, disk: Disk, call: str, full: bool) -> None:
+        """It goes, whatever meets it; what is in it is kept under another name."""
         disk.put(1)
         disk.path(1).unlink()
         disk.path(1).mkdir()
+        if full:
+            (disk.path(1) / "note").write_text("mine")
+        assert not disk.which([1])
+        if call == "read":
+            assert not disk.read(1)
+        elif call == "put":
+            assert disk.put(1) == 1
+        elif call == "delete":
+            disk.storage.delete([key(1)])
+        elif call == "clear":
+            disk.storage.clear()
+        else:
+            disk.storage._room.make_more(BLOCK, FAR)
+            assert disk.stat("stuck") == 0
+        assert not disk.path(1).is_dir()
+        assert disk.put(1, 2) == 2
+        assert disk.read(1)
+        kept = list(disk.folder.glob("*/*/*/.bad-*/note"))
+        assert [path.read_text() for path in kept] == ["mine"] * full
+
+    @pytest.mark.parametrize("depth", [0, 1, 2])
+    @pytest.mark.parametrize("kind", [Path.touch, os.mkfifo])
+    def test_a_file_in_a_folders_place(self, disk: Disk, depth: int, kind: Callable[[Path], None]) -> None:
+        disk.put(1)
+        folder = list(disk.path(1).parents)[depth]
+        for call in (disk.read, disk.put):
+            shutil.rmtree(folder)
+            kind(folder)
+            assert not disk.which([1])
+            assert call(1) == (call == disk.put)
+            assert disk.put(1) == 1
+            assert disk.read(1)
+
+    def test_what_cannot_be_removed_costs_its_key(
+        self, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As a place where something is mounted."""
+        disk.path(1).mkdir(parents=True)
+        monkeypatch.setattr(os, "rmdir", refusing(errno.EBUSY))
+        assert disk.put(2, 1, 3) == 1
+        assert disk.put(3) == 1
         assert not disk.read(1)
-        with pytest.raises(StorageError, match="cannot write to"):
-            disk.put(1)
-        assert disk.put(2) == 1
+        assert disk.stat("dropped") == 1
+        assert f"the block {key(1).hex()} in {disk.folder} cannot be written: Is a directory" in caplog.text
 
     def test_a_bad_sector_is_a_miss(self, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
         disk.put(1)
@@ -163,7 +207,7 @@ class TestOddFiles:
 
 
 def refusing(number: int) -> object:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     return refuse
@@ -186,6 +230,28 @@ class TestTime:
             os.utime(path, (time.time() - ago,) * 2)
         Disk(disk.folder).close()
         assert disk.files() == sorted([new, disk.path(1)])
+
+    @pytest.mark.parametrize("hours", [-3, 3])
+    def test_they_go_by_the_file_systems_clock(self, disk: Disk, monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
+        """This machine's may be another one, or be set while a file is being written."""
+        disk.put(1)
+        old, new = (disk.path(1).parent / f".new-{letter * 16}" for letter in "ab")
+        for path, ago in ((old, 3700), (new, 3000)):
+            path.write_bytes(b"half")
+            os.utime(path, (time.time() - ago,) * 2)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + hours * 3600)
+        Disk(disk.folder).close()
+        assert disk.files() == sorted([new, disk.path(1)])
+
+    def test_what_another_server_is_writing_survives_clear(self, disk: Disk) -> None:
+        disk.put(1)
+        old, new = (disk.path(1).parent / f".new-{letter * 16}" for letter in "ab")
+        for path in (old, new):
+            path.write_bytes(b"half")
+        os.utime(old, (time.time() - 3700,) * 2)
+        disk.storage.clear()
+        assert disk.files() == [new]
 
 
 class TestFolder:

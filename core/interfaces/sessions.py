@@ -68,12 +68,16 @@ class SessionStore(abc.ABC, Generic[OptionsT]):
         return None
 
     @abc.abstractmethod
-    def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
+    def open(
+        self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None, principal: str = ""
+    ) -> str:
         """Begin a session; its id, a new one where none is given.
 
         `capacity` is the most tokens that it keeps, `timeout` the seconds without a turn after which it is closed; 0
-        and None are the server's own limits, which are never exceeded. Raises InvalidRequest: 400 for what is wrong,
-        409 where there is such a session, 429 where there are too many.
+        and None are the server's own limits, which are never exceeded. `principal` says who asks: the name of the API
+        key, "" without one. Where there are too many sessions, the one that was idle for longest, of the key that has
+        most, is closed for a key that has fewer. Raises InvalidRequest: 400 for what is wrong, 409 where there is such
+        a session, 429 where there are too many and none gives way.
         """
 
     @abc.abstractmethod
@@ -110,7 +114,9 @@ class NoSessions(SessionStore[NoOptions]):
     def __init__(self) -> None:
         super().__init__(NoOptions(), SessionStoreContext())
 
-    def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
+    def open(
+        self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None, principal: str = ""
+    ) -> str:
         raise self._error("session_id")
 
     def close(self, session_id: str) -> None:

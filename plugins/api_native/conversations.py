@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.toolkit.http.answers import json_response
 from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.core.toolkit.http.levels import principal_of
 from pegboard.plugins.api_native.bodies import Done, answers, takes
 
 
@@ -44,7 +45,8 @@ class Conversations:
 
     async def open(self, request: Request) -> Response:
         body = await parse_body(request, OpenSessionBody)
-        name = self._sessions.open(body.session_id, capacity=body.capacity_of_str_len, timeout=body.timeout)
+        capacity, principal = body.capacity_of_str_len, principal_of(request)
+        name = self._sessions.open(body.session_id, capacity=capacity, timeout=body.timeout, principal=principal)
         return json_response(name)
 
     async def close(self, request: Request) -> Response:

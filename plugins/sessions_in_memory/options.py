@@ -11,7 +11,8 @@ class SessionStoreOptions(Options):
     """Options of `in_memory`: bounds on all sessions, and on each."""
 
     max_sessions: int = Field(default=1024, gt=0)
-    """Most sessions that are open at once; one more is refused with 429."""
+    """Most sessions that are open at once; for one more the key that has most sessions loses the one that was idle for
+    longest, if the key that asks has fewer; otherwise it is refused with 429."""
 
     max_session_tokens: int = Field(default=262_144, gt=0)
     """Most tokens that one session keeps, of all its branches together; they take 4 bytes each."""

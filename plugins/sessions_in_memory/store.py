@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -98,8 +99,9 @@ def _follows(turn: _Turn | None, other: _Turn | None) -> bool:
 class _Session:
     """One session: its finished turns by id, and those that are running."""
 
-    def __init__(self, session_id: str, capacity: int, timeout: float, now: float) -> None:
+    def __init__(self, session_id: str, capacity: int, timeout: float, now: float, principal: str) -> None:
         self.id = session_id
+        self.principal = principal
         self.capacity = capacity
         self.timeout = timeout
         self.used_at = now
@@ -228,7 +230,9 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
         self._clock = ctx.clock
         self._sessions: dict[str, _Session] = {}
 
-    def open(self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None) -> str:
+    def open(
+        self, session_id: str = "", *, capacity: int = 0, timeout: float | None = None, principal: str = ""
+    ) -> str:
         if len(session_id) > MAX_ID_LENGTH:
             raise InvalidRequest(
                 f"session_id may have at most {MAX_ID_LENGTH} characters, got {len(session_id)}", param="session_id"
@@ -243,7 +247,7 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
                 f"the session {session_id!r} is open already", param="session_id", code="session_exists", status=409
             )
         settings = self._settings
-        if len(self._sessions) >= settings.max_sessions:
+        if len(self._sessions) >= settings.max_sessions and not self._make_room(principal):
             raise InvalidRequest(
                 f"{settings.max_sessions} sessions are open, as many as this server keeps; close one",
                 code="too_many_sessions",
@@ -252,7 +256,7 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
         name = session_id or uuid.uuid4().hex
         limit = min(capacity, settings.max_session_tokens) if capacity else settings.max_session_tokens
         seconds = settings.idle_timeout if timeout is None else min(timeout, settings.idle_timeout)
-        self._sessions[name] = _Session(name, limit, seconds, self._clock())
+        self._sessions[name] = _Session(name, limit, seconds, self._clock(), principal)
         return name
 
     def close(self, session_id: str) -> None:
@@ -311,13 +315,29 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
         session = self._sessions.get(session_id)
         if session is None:
             raise InvalidRequest(
-                f"there is no session {session_id[:MAX_ID_LENGTH]!r}: it was not opened, or is closed, or was idle for "
-                "too long",
+                f"there is no session {session_id[:MAX_ID_LENGTH]!r}: it was not opened, or is closed, was idle for too "
+                "long, or gave way to another key's",
                 param=param,
                 code="session_not_found",
                 status=404,
             )
         return session
+
+    def _make_room(self, principal: str) -> bool:
+        """Close a session of a key that has more of them than `principal` would have with one more. Return whether
+        there was one.
+        """
+        held = Counter(session.principal for session in self._sessions.values())
+        more = [
+            session
+            for session in self._sessions.values()
+            if not session.busy and held[session.principal] > held[principal] + 1
+        ]
+        if not more:
+            return False
+        oldest = max(more, key=lambda session: (held[session.principal], -session.used_at))
+        del self._sessions[oldest.id]
+        return True
 
     def _expire(self) -> None:
         now = self._clock()

@@ -406,6 +406,46 @@ def test_their_number_is_bounded() -> None:
     store.open("c")
 
 
+def test_the_key_that_has_most_gives_way() -> None:
+    """It may have all, and loses what was idle for longest to keys that have fewer, until they have as many."""
+    clock = Clock()
+    store = InMemorySessions(SessionStoreOptions(max_sessions=5), SessionStoreContext(clock))
+
+    def held() -> str:
+        return "".join(store._sessions)
+
+    def refused(principal: str) -> bool:
+        with pytest.raises(InvalidRequest) as caught:
+            store.open("x", principal=principal)
+        return caught.value.code == "too_many_sessions"
+
+    for name in "abcde":
+        clock.now += 1.0
+        store.open(name, principal="alice")
+    assert refused("alice")
+    store.open("1", principal="bob")
+    store.open("2", principal="bob")
+    assert held() == "cde12"
+    assert refused("bob"), "keys would take turns in taking it from each other"
+    assert refused("alice")
+    store.open("!", principal="carol")
+    assert held() == "de12!"
+    assert refused("carol")
+
+
+def test_a_session_at_work_does_not_give_way() -> None:
+    async def scene(talk: Talk) -> None:
+        running = await talk.begin("a")
+        talk.clock.now += 1.0
+        talk.store.open("idle")
+        talk.store.open("b", principal="bob")
+        assert [*talk.store._sessions] == ["s", "b"]
+        await running.collect()
+        assert await talk.ask("b") == "aabcb"
+
+    played(scene, max_sessions=2)
+
+
 def test_their_tokens_are_bounded() -> None:
     async def scene(talk: Talk) -> None:
         await talk.ask("12345", own_rid="a")

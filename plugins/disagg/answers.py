@@ -25,5 +25,6 @@ NO_KV = Answer(502, "prefill_failed", "the prefill server has no KV of this room
 DROPPED = Answer(502, "room_dropped", "the decode server did not want the room any more")
 TOO_MANY = Answer(503, "too_many_rooms", "too many rooms are wanted whose requests have not come")
 NO_REQUEST = Answer(504, "no_request", "the prefill server was not sent this room's request")
+GAVE_WAY = Answer(504, "lease_ended", "no decode server had asked for it, and it gave way to another key's request")
 LEASE_ENDED = Answer(504, "lease_ended", "it was not taken in time")
 LOST = Answer(502, "decode_lost", "the decode server was not heard of, and the KV was let go")

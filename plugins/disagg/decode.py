@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pegboard.core.interfaces.admission_gate import OPEN, Arrived, GateState, Verdict
 from pegboard.core.interfaces.kv_transfer import TransferError
+from pegboard.plugins.disagg.answers import TOO_MANY
 from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.events import Address, Failed, Lost, Network, Opened, Said, by_state
 from pegboard.plugins.disagg.messages import Drop, Fail, FromPrefill, Gone, Kept, Ready, RoomKey, Taken, Want, key_of
@@ -49,6 +50,8 @@ class DecodeSide:
         self._by_key: dict[tuple[Address, RoomKey], DecodeRoom] = {}
         self._links: dict[int, _Open] = {}
         self._attempts = itertools.count(1)
+        self._held: Counter[str] = Counter()
+        """Rooms of each key that have not failed."""
         self.counts: Counter[str] = Counter()
 
     # ---- the gate -------------------------------------------------------------------------------------------------
@@ -68,9 +71,12 @@ class DecodeSide:
         if (address, asked.key) in self._by_key:
             text = f"the room {asked.key} is in use by another request"
             return Verdict.failed(text, status=409, code="room_in_use", param="bootstrap_room")
-        if len(self._rooms) >= self._options.max_rooms:
+        if len(self._rooms) >= self._options.max_rooms and not self._make_way(req.principal):
             return Verdict.failed("too many requests wait for their KV", status=503, code="too_many_rooms")
-        room = DecodeRoom(asked.key, req.rid, address, req.input_len, prompt_digest(req), next(self._attempts))
+        attempt = next(self._attempts)
+        room = DecodeRoom(asked.key, req.rid, address, req.input_len, prompt_digest(req), attempt)
+        room.principal = req.principal
+        self._held[req.principal] += 1
         self._rooms[req.rid] = self._by_key[address, asked.key] = room
         link = next((link for link, one in self._links.items() if one.address == address), None)
         if link is None:
@@ -214,6 +220,8 @@ class DecodeSide:
             self.counts["messages_ignored"] += 1
         elif isinstance(message, Ready):
             self._announced(room, message)
+        elif isinstance(message, Fail) and message.code == TOO_MANY.code and self._make_way(room.principal, room):
+            self._want(room)
         elif isinstance(message, Fail):
             self._lose(room, message.message, message.status, message.code)
         elif message.epoch != room.epoch:
@@ -296,6 +304,7 @@ class DecodeSide:
         self.counts["rooms_failed"] += 1
         self._drop(room, reason)
         self._reader.abandon(room)
+        self._holds_less(room)
         status = status if 400 <= status <= 599 else 502
         if status >= 500 and self._options.on_loss == "compute":
             room.failure = OPEN
@@ -314,8 +323,39 @@ class DecodeSide:
         if room.link is not None and room.failure is None:
             self._network.send(room.link, Drop(*room.key, room.attempt, reason[:500]))
 
+    def _make_way(self, principal: str, asking: DecodeRoom | None = None) -> bool:
+        """End a room for one of another key: the youngest one, of which nothing has come, of the key that has most
+        rooms. Return whether one has that has more than this one then has. With `asking`, a room of the same prefill
+        server.
+        """
+        least = self._held[principal] + (asking is None)
+        if max(self._held.values(), default=0) <= least:
+            return False
+        found = [
+            (self._held[room.principal], room.attempt, room)
+            for room in self._rooms.values()
+            if self._held[room.principal] > least
+            and (asking is None or room.address == asking.address)
+            and room.failure is None
+            and room.seat is None
+            and not room.source.shape[0]
+        ]
+        if not found:
+            return False
+        self.counts["rooms_given_way"] += 1
+        text = "too many requests wait for their KV, most of them with this API key: this one gave way to another's"
+        self._lose(max(found)[-1], text, TOO_MANY.status, TOO_MANY.code)
+        return True
+
+    def _holds_less(self, room: DecodeRoom) -> None:
+        self._held[room.principal] -= 1
+        if not self._held[room.principal]:
+            del self._held[room.principal]
+
     def _forget(self, room: DecodeRoom) -> None:
         self._rooms.pop(room.rid, None)
+        if room.failure is None:
+            self._holds_less(room)
         if self._by_key.get((room.address, room.key)) is room:
             del self._by_key[room.address, room.key]
 

@@ -40,6 +40,7 @@ class DecodeRoom:
     digest: bytes
     attempt: int
     instance: bytes = b""
+    principal: str = ""
     link: int | None = None
     epoch: int = NO_EPOCH
     lease: int = 0

@@ -51,7 +51,7 @@ class DisaggOptions(GateOptions):
 
     max_held_share: float = Field(default=0.5, gt=0, le=1)
     """Share of prefill's KV pool that prompts may take which are computed for decode servers or wait to be read. Others
-    wait at the gate."""
+    wait at the gate, API keys in turns."""
 
     allow_plain: bool = True
     """Whether requests without a room are served as on any other server; false refuses them with status 400."""
@@ -68,7 +68,8 @@ class DisaggOptions(GateOptions):
 
     max_rooms: int = Field(default=4096, ge=1)
     """Requests that decode servers may ask for before they have come to prefill, of which each may have as many as it
-    leaves to others; and requests that may wait on a decode server."""
+    leaves to others; and requests that may wait on a decode server. Where they are taken, the API key
+    that has most gives way to others."""
 
     max_connections: int = Field(default=64, ge=1)
     """Connections that a server takes or opens."""

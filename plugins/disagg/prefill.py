@@ -13,6 +13,7 @@ from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.plugins.disagg import answers
 from pegboard.plugins.disagg.answers import Answer
 from pegboard.plugins.disagg.events import Lost, Network, Opened, Said, by_state
+from pegboard.plugins.disagg.held import Held
 from pegboard.plugins.disagg.memories import Past, Questions
 from pegboard.plugins.disagg.messages import (
     MAX_RUNS,
@@ -60,7 +61,7 @@ class PrefillSide:
     ) -> None:
         self._options, self._network, self._transfer = options, network, transfer
         self._clock, self._page_size = clock, page_size
-        self._most_held = options.max_held_share * tokens
+        self._held = Held(options.max_held_share * tokens)
         self._rooms: dict[RoomKey, PrefillRoom] = {}
         self._keys: dict[str, RoomKey] = {}
         self._questions = Questions(options.max_rooms)
@@ -69,9 +70,6 @@ class PrefillSide:
         """Who is at the other end of each connection."""
         self._free: list[str] = []
         self._lease = secrets.randbits(40) << 16
-        self._waiting: list[str] = []
-        """Rids that wait for others to be taken, in their order."""
-        self._open_tokens = 0
         self._next_look = 0.0
         self.counts: Counter[str] = Counter()
 
@@ -86,26 +84,22 @@ class PrefillSide:
         if key in self._rooms:
             text = f"the room {key} is in use by another request"
             return Verdict.failed(text, status=409, code="room_in_use", param="bootstrap_room")
-        room = self._rooms[key] = PrefillRoom(key, req.rid, req.input_len, self._new_lease())
+        room = self._rooms[key] = PrefillRoom(key, req.rid, req.input_len, self._new_lease(), req.principal)
         self._keys[req.rid] = key
         self._past.forget(key)
         question = self._questions.pop(key)
         if question is not None:
             self._answer(room, question)
-        if not self._waiting and self._fits(room):
+        if not self._held.waits and self._held.fits(room):
             return self._open(room)
-        self._waiting.append(req.rid)
-        return Verdict.blocked(f"{self._open_tokens} tokens of others wait to be taken by decode servers")
+        self._held.wait(room)
+        return Verdict.blocked(f"{self._held.tokens} tokens of others wait to be taken by decode servers")
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         self.pump()
-        asked, news = {req.rid for req in blocked}, {}
-        for rid in [rid for rid in self._waiting if rid in asked]:
-            room = self._rooms[self._keys[rid]]
-            if not self._fits(room):
-                break
-            self._waiting.remove(rid)
-            news[rid] = self._open(room)
+        asked, news = {req.rid for req in blocked}, dict[str, Verdict]()
+        while (room := self._held.next(asked)) is not None and self._make_way(room):
+            news[room.rid] = self._open(room)
         return news
 
     def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
@@ -289,13 +283,19 @@ class PrefillSide:
 
     # ---- rooms ----------------------------------------------------------------------------------------------------
 
-    def _fits(self, room: PrefillRoom) -> bool:
-        """Return whether there is room for its KV. One goes whatever its length."""
-        return not self._open_tokens or self._open_tokens + room.length <= self._most_held
+    def _make_way(self, room: PrefillRoom) -> bool:
+        """Return whether there is room for its KV, or is now: KV that no decode server has asked for goes."""
+        before = self._clock() - self._options.grace
+        while not self._held.fits(room):
+            found = self._held.gives_way(self._rooms.values(), room, before)
+            if found is None:
+                return False
+            self.counts["rooms_given_way"] += 1
+            self._give_up(found, answers.GAVE_WAY)
+        return True
 
     def _open(self, room: PrefillRoom) -> Verdict:
-        self._open_tokens += room.length
-        room.open = True
+        self._held.open(room)
         return Verdict(GateState.OPEN, max_new_tokens=1)
 
     def _announce(self, room: PrefillRoom) -> None:
@@ -357,10 +357,7 @@ class PrefillSide:
         if self._rooms.get(room.key) is room:
             del self._rooms[room.key]
         self._keys.pop(room.rid, None)
-        if room.open:
-            self._open_tokens -= room.length
-        else:
-            self._waiting = [rid for rid in self._waiting if rid != room.rid]
+        self._held.forget(room)
 
     def _expire(self) -> None:
         now, options = self._clock(), self._options

@@ -41,6 +41,7 @@ class PrefillRoom:
     rid: str
     length: int
     lease: int
+    principal: str = ""
     open: bool = False
     epoch: int = 0
     slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))

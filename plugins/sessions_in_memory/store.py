@@ -315,8 +315,8 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
         session = self._sessions.get(session_id)
         if session is None:
             raise InvalidRequest(
-                f"there is no session {session_id[:MAX_ID_LENGTH]!r}: it was not opened, or is closed, was idle for too "
-                "long, or gave way to another key's",
+                f"there is no session {session_id[:MAX_ID_LENGTH]!r}: it was not opened, or is closed, or was idle for "
+                "too long, or gave way to another key's",
                 param=param,
                 code="session_not_found",
                 status=404,

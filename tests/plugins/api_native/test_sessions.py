@@ -112,7 +112,7 @@ def test_a_running_turn_keeps_others_out() -> None:
 def test_a_key_leaves_sessions_to_others() -> None:
     async def scene(server: Server) -> None:
         ctx = ApiContext(client=server.client, max_body_bytes=1000, sessions=session_store(max_sessions=3))
-        app = build_app([("native", NativeRouter(NativeOptions(), ctx))], keys=Keys(["alice", "bob"]))
+        app = build_app([("native", NativeRouter(NativeOptions(), ctx))], keys=Keys(["alice", "bob"]))  # type: ignore[call-arg]
 
         async def opened(key: str) -> int | None:
             asked = Exchange(app, "POST", "/open_session", b"{}")

@@ -9,6 +9,7 @@ from tests.plugins.disagg.servers import Broken
 from tests.plugins.disagg.world import Setup, World
 
 NUMBERS = st.integers(0, 50)
+KEYS = st.sampled_from(["a", "a", "b"])
 ROLES = st.sampled_from(["prefill", "decode"])
 WHERE = st.sampled_from(["both"] * 6 + ["prefill", "decode"])
 
@@ -23,9 +24,9 @@ class RoomMachine(RuleBasedStateMachine):
     def build(self) -> None:
         self.world = World(self.setup, self.broken)
 
-    @rule(length=st.integers(1, 30), where=WHERE, unlike=st.integers(0, 9), times=st.integers(0, 4))
-    def post(self, length: int, where: str, unlike: int, times: int) -> None:
-        self.world.post(length, where, alike=unlike > 0)
+    @rule(length=st.integers(1, 30), where=WHERE, unlike=st.integers(0, 9), times=st.integers(0, 4), principal=KEYS)
+    def post(self, length: int, where: str, unlike: int, times: int, principal: str) -> None:
+        self.world.post(length, where, alike=unlike > 0, principal=principal)
         self.work(times)
 
     @rule(length=st.integers(1, 30), room=st.integers(1, 3), times=st.integers(0, 4))

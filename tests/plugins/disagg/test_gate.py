@@ -10,9 +10,12 @@ import pytest
 from pegboard.conformance.admission_gate import gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, GateState, Verdict
 from pegboard.core.interfaces.kv_transfer import TransferState
-from pegboard.core.interfaces.req import ReqPooling
+from pegboard.core.interfaces.req import Req, ReqPooling
 from pegboard.plugins.disagg.gate import DisaggGate
+from pegboard.plugins.disagg.held import Held
+from pegboard.plugins.disagg.messages import RoomKey
 from pegboard.plugins.disagg.options import DisaggOptions
+from pegboard.plugins.disagg.prefill_room import PrefillRoom
 from tests.plugins.disagg.world import ADDRESS, Setup, World
 
 SAID = {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": 2**63 - 1}
@@ -340,6 +343,98 @@ def test_prefill_holds_no_more_than_its_share() -> None:
     assert 0 < max(held) <= 11
     assert len(ends(world, "prefill")) == 6
     world.check_settled()
+
+
+# ---- shares of keys --------------------------------------------------------------------------------------------------
+
+
+def pairs(world: World, principal: str) -> list[str]:
+    """Return how one pair of a key ends on decode, in six seconds."""
+    before = len(ends(world, "decode"))
+    world.post(8, principal=principal, room=1000 + before)
+    run(world, 60)
+    return ends(world, "decode")[before:]
+
+
+def test_rooms_that_never_come_leave_some_to_other_keys() -> None:
+    """One key asks on decode for more rooms than prefill takes from one server, and sends none of them there."""
+    world = World(Setup(max_rooms=8))
+    for _ in range(4):
+        world.post(5, "decode", principal="alice")
+    run(world)
+    assert not ends(world, "decode"), "a key that is alone has all that a server may have"
+    for _ in range(2):
+        world.post(5, "decode", principal="alice")
+    run(world)
+    assert ends(world, "decode") == ["too_many_rooms"] * 2
+    world.post(8, "decode", room=50, seed=9, principal="bob")
+    run(world)
+    assert ends(world, "decode") == ["too_many_rooms"] * 3, "the youngest of the key that has most"
+    world.post(8, "prefill", room=50, seed=9, principal="bob")
+    run(world)
+    assert world.answers["decode"]["decode-50-9"] == "length"
+    world.settle()
+    world.check_settled()
+
+
+def test_requests_that_wait_for_their_kv_leave_places_to_other_keys() -> None:
+    gate = DisaggGate(
+        DisaggOptions(role="decode", max_rooms=4),
+        AdmissionGateContext(World().clock, kv=World().decode.made.ctx.kv),
+        World().decode.end,
+    )
+
+    def enter(room: int, principal: str) -> tuple[Req, str]:
+        req = gated_request({"disagg": {**SAID, "bootstrap_room": room}}, principal=principal)
+        return req, gate.enter(req).code
+
+    alice = [enter(room, "alice") for room in range(5)]
+    assert [code for _, code in alice] == ["", "", "", "", "too_many_rooms"]
+    bob = [enter(room, "bob") for room in range(10, 13)]
+    assert [code for _, code in bob] == ["", "", "too_many_rooms"]
+    news = gate.poll([req for req, _ in (*alice, *bob)])
+    assert {rid: verdict.code for rid, verdict in news.items()} == {
+        alice[number][0].rid: "too_many_rooms" for number in (2, 3)
+    }
+
+
+def test_kv_that_no_server_asks_for_gives_way_to_other_keys() -> None:
+    """One key has prefill compute more than may be held, and no decode server wants any of it."""
+    world = World(Setup(share=0.5))
+    for _ in range(8):
+        world.post(19, "prefill", principal="alice")
+    run(world, 10)
+    assert world.prefill.made.stats()["rooms_held"] == 2
+    assert pairs(world, "bob") == ["length"]
+    for _ in range(3):
+        assert pairs(world, "bob") == ["length"], "its next requests wait no longer"
+    world.settle()
+    world.check_settled()
+
+
+def test_kv_of_one_key_waits_as_long_as_it_may() -> None:
+    world = World(Setup(share=0.5))
+    for _ in range(4):
+        world.post(19, "prefill", principal="alice")
+    run(world, 250)
+    assert world.prefill.made.stats()["rooms_held"] == 2
+    world.settle()
+    assert "rooms_given_way_total" not in world.prefill.made.stats()
+    world.check_settled()
+
+
+def test_keys_take_turns() -> None:
+    """Where decode takes what is computed, the key with fewer tokens is next, and of one key the first that came."""
+    held, rooms = Held(10), {}
+    for number, key in enumerate("aaaabab"):
+        rooms[f"{number}"] = PrefillRoom(RoomKey(number), f"{number}", 5, number, key)
+    order = []
+    for room in rooms.values():
+        held.wait(room)
+    while (first := held.next(rooms)) is not None:
+        order.append(first.rid)
+        held.open(first)
+    assert order == ["0", "4", "1", "6", "2", "3", "5"]
 
 
 def test_without_a_pool() -> None:

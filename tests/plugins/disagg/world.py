@@ -27,6 +27,7 @@ class Setup:
     memory: tuple[int, int] = (20, 24)
     on_loss: str = "fail"
     share: float = 0.5
+    max_rooms: int = 4096
     ranks: int = 1
     """Of the prefill server, each of which has as many heads."""
 
@@ -47,10 +48,12 @@ class World:
         self.prefill, self.decode = self._prefill(), self._decode()
 
     def _prefill(self) -> Prefill:
-        return Prefill(self, self.setup.pages[0], self.setup.memory[0], max_held_share=self.setup.share)
+        setup = self.setup
+        return Prefill(self, setup.pages[0], setup.memory[0], max_held_share=setup.share, max_rooms=setup.max_rooms)
 
     def _decode(self) -> Decode:
-        return Decode(self, self.setup.pages[1], self.setup.memory[1], on_loss=self.setup.on_loss)
+        setup = self.setup
+        return Decode(self, setup.pages[1], setup.memory[1], on_loss=setup.on_loss, max_rooms=setup.max_rooms)
 
     @property
     def servers(self) -> tuple[Server, Server]:
@@ -62,9 +65,16 @@ class World:
     # ---- what clients do ------------------------------------------------------------------------------------------
 
     def post(
-        self, length: int, where: str = "both", *, room: int | None = None, seed: int = 0, alike: bool = True
+        self,
+        length: int,
+        where: str = "both",
+        *,
+        room: int | None = None,
+        seed: int = 0,
+        alike: bool = True,
+        principal: str = "",
     ) -> None:
-        """Post a prompt to both servers, or to one of them only."""
+        """Post a prompt to both servers, or to one of them only, with this API key."""
         room = next(self.rooms) if room is None else room
         seed = seed or next(self.instances)
         said = {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": room}
@@ -74,7 +84,8 @@ class World:
                 other = ids if alike or server is self.prefill else ids + 1
                 rid = f"{server.role}-{room}-{seed}"
                 self.asked[rid] = self.clock()
-                server.arrive(Req(rid, other, SamplingParams(max_new_tokens=4), params={"disagg": said}, arrived=0.0))
+                sampling, params = SamplingParams(max_new_tokens=4), {"disagg": said}
+                server.arrive(Req(rid, other, sampling, params=params, arrived=0.0, principal=principal))
 
     def abort(self, role: str, number: int) -> None:
         server = self.server(role)

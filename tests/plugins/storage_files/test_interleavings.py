@@ -130,7 +130,7 @@ LONG = {
     "the first two write": Case((), (put(0), put(1)), (ONE,)),
     "the first two write beside each other": Case((), (put(0), put(1, BESIDE)), (ONE, BESIDE)),
     "two clear more": Case((ONE, BESIDE), (clear(0), clear(1)), (), (ONE, BESIDE)),
-    "write and two delete": Case((ONE, TWO), (put(0), delete(1), delete(2, TWO)), (), (TWO,)),
+    "three delete": Case(KEYS, (delete(0), delete(1, TWO), delete(2, BESIDE)), (), KEYS),
 }
 
 

@@ -17,11 +17,20 @@ class Exchange:
     """A request under way. `status`, `headers` and `body` fill as the application answers."""
 
     def __init__(
-        self, app: Application, method: str, path: str, body: bytes = b"", *, announce_length: bool = True
+        self,
+        app: Application,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        announce_length: bool = True,
+        key: str = "",
     ) -> None:
         path, _, query = path.partition("?")
         self.path = path
         headers = [(b"content-type", b"application/json"), (b"host", b"test")]
+        if key:
+            headers.append((b"authorization", f"Bearer {key}".encode()))
         if announce_length:
             headers.append((b"content-length", str(len(body)).encode()))
         self._scope = {

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.server.http.app import build_app
+from pegboard.core.server.http.keys import Keys
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 
@@ -54,14 +55,20 @@ class Server:
     app: Any
 
     @classmethod
-    def of(cls, client: CheckedClient | None = None, options: NativeOptions | None = None, **context: Any) -> Server:
+    def of(
+        cls,
+        client: CheckedClient | None = None,
+        options: NativeOptions | None = None,
+        keys: Keys | None = None,
+        **context: Any,
+    ) -> Server:
         client = client or CheckedClient()
         sessions = session_store(max_sessions=3, max_session_tokens=200)
         ctx = ApiContext(
             client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, "providers": CHOSEN, **context}
         )
         router = NativeRouter(options or NativeOptions(), ctx)  # type: ignore[call-arg]
-        return cls(client, build_app([("native", router)], max_body_bytes=2 * 10**6))
+        return cls(client, build_app([("native", router)], max_body_bytes=2 * 10**6, keys=keys))
 
     def begin(self, path: str, body: bytes) -> Exchange:
         return Exchange(self.app, "POST", path, body)

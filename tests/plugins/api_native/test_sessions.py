@@ -9,14 +9,9 @@ from pathlib import Path
 
 from pegboard.conformance.asgi import PATIENCE, Exchange
 from pegboard.conformance.fake_client import SCRIPT
-from pegboard.conformance.fakes import session_store
-from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.sessions import NoSessions, SessionParams
-from pegboard.core.server.http.app import build_app
 from pegboard.core.server.http.keys import Keys
-from pegboard.plugins.api_native.options import NativeOptions
-from pegboard.plugins.api_native.router import NativeRouter
 from tests.plugins.api_native.asking import Server, played
 
 ANSWER = "".join(SCRIPT)
@@ -110,19 +105,13 @@ def test_a_running_turn_keeps_others_out() -> None:
 
 
 def test_a_key_leaves_sessions_to_others() -> None:
-    async def scene(server: Server) -> None:
-        ctx = ApiContext(client=server.client, max_body_bytes=1000, sessions=session_store(max_sessions=3))
-        app = build_app([("native", NativeRouter(NativeOptions(), ctx))], keys=Keys(["alice", "bob"]))  # type: ignore[call-arg]
+    async def scene() -> None:
+        app = Server.of(keys=Keys(["alice", "bob"])).app
+        asked = ["alice"] * 4 + ["bob"] * 2
+        told = [(await Exchange(app, "POST", "/open_session", b"{}", key=key).end()).status for key in asked]
+        assert told == [200, 200, 200, 429, 200, 429]
 
-        async def opened(key: str) -> int | None:
-            asked = Exchange(app, "POST", "/open_session", b"{}")
-            asked._scope["headers"].append((b"authorization", f"Bearer {key}".encode()))  # type: ignore[attr-defined]
-            return (await asked.end()).status
-
-        assert [await opened("alice") for _ in range(4)] == [200, 200, 200, 429]
-        assert [await opened("bob") for _ in range(2)] == [200, 429]
-
-    played(scene)
+    asyncio.run(scene())
 
 
 def test_limits() -> None:

@@ -128,8 +128,7 @@ def test_a_key_has_its_own_responses() -> None:
         app = build_app([("openai", OpenAIRouter(options, ctx))], keys=KEYS)
 
         async def ask(key: str, method: str, path: str = "", **body: Any) -> tuple[int, Any]:
-            done = Exchange(app, method, PATH + path, json.dumps(body).encode() if body else b"")
-            done._scope["headers"].append((b"authorization", f"Bearer {key}".encode()))  # type: ignore[attr-defined]
+            done = Exchange(app, method, PATH + path, json.dumps(body).encode() if body else b"", key=key)
             await done.end()
             return done.status or 0, done.json()
 

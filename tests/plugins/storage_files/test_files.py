@@ -22,7 +22,7 @@ from pegboard.core.toolkit.cache.block_frames import BlockFrames
 from pegboard.plugins.storage_files import storage as storage_module
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.storage import FilesStorage
-from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, Disk, block, key
+from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, ON_DISK, Disk, block, key
 
 
 @pytest.fixture
@@ -134,6 +134,7 @@ class TestOddFiles:
     def test_a_folder_in_a_blocks_place(self, disk: Disk, call: str, full: bool) -> None:
         """It goes, whatever meets it; what is in it is kept under another name."""
         disk.put(1)
+        small = Disk(disk.folder, max_bytes=ON_DISK)
         disk.path(1).unlink()
         disk.path(1).mkdir()
         if full:
@@ -148,8 +149,9 @@ class TestOddFiles:
         elif call == "clear":
             disk.storage.clear()
         else:
-            disk.storage._room.make_more(BLOCK, FAR)
-            assert disk.stat("stuck") == 0
+            assert small.put(2) == 1
+            assert (small.stat("evicted"), small.stat("stuck")) == (1, 0)
+        small.close()
         assert not disk.path(1).is_dir()
         assert disk.put(1, 2) == 2
         assert disk.read(1)

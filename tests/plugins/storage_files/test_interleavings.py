@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,12 @@ from typing import NamedTuple
 import pytest
 
 from pegboard.core.interfaces.kv_storage import KVStorageContext
-from pegboard.plugins.storage_files.folders import Place
+from pegboard.plugins.storage_files.folders import Folders, Place
+from pegboard.plugins.storage_files.index import Index
+from pegboard.plugins.storage_files.options import FilesOptions
+from pegboard.plugins.storage_files.room import Room
 from pegboard.plugins.storage_files.storage import FilesStorage
-from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, Disk
+from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, ON_DISK, Disk
 from tests.plugins.storage_files.steps import Running, every_order, stopping
 
 ONE, TWO = (b"\xab\xcd" + bytes([number]) * 30 for number in (1, 2))
@@ -29,6 +33,9 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self._disk = Disk(folder)
         self.storage = self._disk.storage
+        self._folders, self._index = Folders(folder), Index()
+        self._room = Room(FilesOptions(max_bytes=1 << 30), self._folders, self._index, time.monotonic)
+        self._room.scanned.set()
 
     def put(self, key: bytes) -> bool:
         return self.storage.set([key], [memoryview(content(key))], FAR) == 1
@@ -43,14 +50,20 @@ class Server:
         self.storage.delete([key])
 
     def evict(self) -> None:
-        """Remove the block that was used least recently, as when the file system is full."""
-        self.storage._room.make_more(BLOCK, FAR)
+        """Remove a block, as when the file system is full."""
+        self._room.make_more(BLOCK, FAR)
 
     def search(self) -> int:
         """Look for files, as is done from time to time, and for what crashes have left."""
-        return len(list(self.storage._folders.walk(lambda: False)))
+        return len(list(self._folders.walk(lambda: False)))
+
+    def know(self, key: bytes) -> None:
+        """Take note of the one block to evict."""
+        self._index.drop_all(IDENTITY)
+        self._index.use(Place(IDENTITY, key.hex()), ON_DISK)
 
     def close(self) -> None:
+        self._folders.close()
         self._disk.close()
 
 
@@ -157,6 +170,7 @@ def start_with(servers: list[Server], keys: tuple[bytes, ...]) -> None:
             server.delete(key)
     for key in keys:
         assert servers[2].put(key)
+        servers[2].know(key)
 
 
 @pytest.mark.parametrize(("every", "first"), [(every, first) for every in range(1, 7) for first in range(every)])

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from pegboard.core.config.media_section import MediaSection
+from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, UseSection
 
 MAX_KEY_LENGTH = 512
@@ -334,6 +335,9 @@ class EngineConfig(Section):
     """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()
     """What turns logits into tokens."""
+    sampling_defaults: SamplingDefaults = "model"
+    """What holds for sampling parameters that a request leaves open. `model`: what the model's generation_config.json
+    says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
     grammar: GrammarSection = GrammarSection()
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()

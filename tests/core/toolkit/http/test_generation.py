@@ -19,8 +19,8 @@ from pegboard.core.toolkit.http.generation import (
     SamplingFields,
     check_model,
     for_answer,
-    processors_of,
 )
+from pegboard.core.toolkit.http.processors import processors_of
 
 TEXT = "".join(SCRIPT)
 
@@ -112,7 +112,7 @@ def test_a_text_is_a_list_of_one() -> None:
     assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop == ("a",)
     assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop_regex == ("b+",)
     assert sampling(b'{"stop": ["a", "c"], "stop_regex": ["b", "d"]}').stop_regex == ("b", "d")
-    assert sampling(b"{}") == SamplingParams(max_new_tokens=5)
+    assert sampling(b"{}").filled({}) == SamplingParams(max_new_tokens=5)
 
 
 def test_answers_share_all_but_their_seeds() -> None:

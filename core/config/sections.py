@@ -18,7 +18,7 @@ from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, U
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
-ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
 """A name or an address, without a port."""

@@ -42,6 +42,8 @@ class ModelSection(UseSection):
     """Most tokens of prompt and output together; unset: what the model was made for."""
     cache_dir: str | None = None
     """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    chat_template: str | None = None
+    """File with a chat template (Jinja) to use in place of the model's own."""
     hidden_states: bool = False
     """Let requests ask for hidden states: they are large, and say much about a model."""
     served_name: NameList = ()

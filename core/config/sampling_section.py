@@ -12,7 +12,7 @@ from pegboard.core.registry.names import or_hint
 
 
 def _checked(value: object) -> object:
-    """Return `value`. Raises ValueError for what is no setting, and for a parameter that is wrong."""
+    """Return `value`. Raises ValueError for what is not a setting, and for a parameter that is wrong."""
     if value in ("model", "none"):
         return value
     if not isinstance(value, dict):

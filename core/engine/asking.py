@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.conversion import token_ids
@@ -11,7 +10,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
 Prompt = str | list[int] | MediaPrompt
-OneSampling = SamplingParams | Mapping[str, Any] | None
+OneSampling = SamplingParams | Mapping[str, object] | None
 Sampling = OneSampling | Sequence[OneSampling]
 
 

@@ -28,6 +28,7 @@ from pegboard.core.interfaces.client import (
     EmbedRequest,
     GenerateRequest,
     Logprob,
+    MediaPrompt,
     ModelInfo,
     OutputChunk,
     failure,
@@ -174,7 +175,9 @@ class Engine:
         return None if self._media is None else self._media.processor
 
     @overload
-    def generate(self, prompts: str, sampling: OneSampling = None, **options: Any) -> GenerateOutput: ...
+    def generate(
+        self, prompts: str | list[int] | MediaPrompt, sampling: OneSampling = None, **options: Any
+    ) -> GenerateOutput: ...
 
     @overload
     def generate(
@@ -182,7 +185,7 @@ class Engine:
     ) -> list[GenerateOutput]: ...
 
     def generate(
-        self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
+        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None, **options: Any
     ) -> GenerateOutput | list[GenerateOutput]:
         """Return answers to all prompts (texts, lists of token ids, or either with media), batched together; one answer
         for a single prompt. Token ids may be rows of numpy or torch.

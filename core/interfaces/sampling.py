@@ -119,7 +119,7 @@ class SamplingParams(msgspec.Struct, metaclass=Converting, frozen=True, kw_only=
     unset: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, Any] | None = None) -> SamplingParams:
+    def of(cls, values: Mapping[str, object] | None = None) -> SamplingParams:
         """Return parameters of a mapping, by name; those that it lacks are left to the model's defaults. Raises
         InvalidRequest for an unknown name, and for a value of the wrong type.
         """
@@ -127,7 +127,8 @@ class SamplingParams(msgspec.Struct, metaclass=Converting, frozen=True, kw_only=
         if unknown := [name for name in values if name not in cls.__struct_fields__]:
             known = ", ".join(cls.__struct_fields__)
             raise InvalidRequest(f"there is no sampling parameter {unknown[0]!r}; there are: {known}", param=unknown[0])
-        return cls(**{"unset": [name for name in SAMPLING_DEFAULTS if name not in values], **values})
+        make: Callable[..., SamplingParams] = cls
+        return make(**{"unset": [name for name in SAMPLING_DEFAULTS if name not in values], **values})
 
     def filled(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Return the parameters with the model's defaults in what is unset."""

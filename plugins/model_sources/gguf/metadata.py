@@ -73,7 +73,7 @@ class GGUFFile:
         """
         parts = [cls(part) for part in part_files(path)]
         for index, part in enumerate(parts):
-            check_part(part, index, len(parts))
+            check_part(part.path, part.get("split.no"), part.get("split.count"), index, len(parts))
         first = parts[0]
         for part in parts[1:]:
             if twice := sorted(first.tensors.keys() & part.tensors.keys()):

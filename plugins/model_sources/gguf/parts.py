@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import ModelError
-
-if TYPE_CHECKING:
-    from pegboard.plugins.model_sources.gguf.metadata import GGUFFile
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _SHOWN = 3
@@ -36,17 +32,18 @@ def part_files(file: Path) -> list[Path]:
     return [file.parent / name for name in names]
 
 
-def check_part(file: GGUFFile, index: int, count: int) -> None:
-    """Raise ModelError unless the metadata of `file` say that it is this part of so many, counted from 0."""
-    said, of = file.get("split.no"), file.get("split.count")
-    if count == 1 and of not in (None, 0, 1):
+def check_part(path: Path, said: object, of: object, index: int, count: int) -> None:
+    """Raise ModelError unless a file is the part `index` (from 0) of `count`, where its metadata say that it is part
+    `said` (split.no) of `of` (split.count); None where they do not say.
+    """
+    if count == 1 and isinstance(of, int) and of > 1:
         raise ModelError(
-            f"{file.path} is part {_ordinal(said)} of a model in {of} files (split.count), and its name does not say "
-            f"so: name all parts like {file.path.stem}-00001-of-{of:05d}.gguf, or join them (llama-gguf-split --merge)"
+            f"{path} is part {_ordinal(said)} of a model in {of} files (split.count), and its name does not say "
+            f"so: name all parts like {path.stem}-00001-of-{of:05d}.gguf, or join them (llama-gguf-split --merge)"
         )
     if count > 1 and (said, of) != (index, count):
         raise ModelError(
-            f"{file.path} should be part {index + 1} of {count}, and says that it is part {_ordinal(said)} of {of} "
+            f"{path} should be part {index + 1} of {count}, and says that it is part {_ordinal(said)} of {of} "
             "(split.no, split.count); fetch all parts of one model"
         )
 

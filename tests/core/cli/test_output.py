@@ -12,12 +12,15 @@ from pegboard.core.cli.output import write, write_json
 
 
 def printed(encoding: str, monkeypatch: pytest.MonkeyPatch, value: object) -> str:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
-    (write if isinstance(value, str) else write_json)(value)  # type: ignore[arg-type]
+    if isinstance(value, str):
+        write(value)
+    else:
+        write_json(value)
     stream.flush()
-    found: str = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
-    return found
+    return raw.getvalue().decode(encoding)
 
 
 @pytest.mark.parametrize(

@@ -119,13 +119,16 @@ class TestEngine:
         ids, params = [3, 4, 5], {"temperature": 0, "max_new_tokens": 4}
         [expected] = engine.generate([ids], params)
         rows = np.array([ids, ids])
-        for one in (ids, tuple(ids), np.array(ids)):
+        singles: list[Any] = [ids, tuple(ids), np.array(ids)]
+        for one in singles:
             assert engine.generate(one, params).token_ids == expected.token_ids
             streamed = [token for chunk in engine.stream(one, params) for token in chunk.token_ids]
             assert streamed == expected.token_ids
-        for several in (rows, list(rows), [tuple(ids)] * 2, iter([ids, ids])):
+        lists: list[Any] = [rows, list(rows), [tuple(ids)] * 2, iter([ids, ids])]
+        for several in lists:
             assert [one.token_ids for one in engine.generate(several, params)] == [expected.token_ids] * 2
-        assert engine.generate([], params) == []
+        nothing: list[str] = []
+        assert engine.generate(nothing, params) == []
 
     @pytest.mark.parametrize(
         ("prompt", "words"),

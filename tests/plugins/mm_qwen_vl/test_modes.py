@@ -62,7 +62,7 @@ def test_modes_mean_what_they_say(mode: str) -> None:
     assert np.abs(found - meaning(values.astype(float))).max() <= (0 if bands == 1 else 1.5)
 
 
-def png(depth: int, colour: int, samples: Array, through: tuple[int, ...] = ()) -> bytes:
+def png(depth: int, colour: int, samples: NDArray[np.int64], through: tuple[int, ...] = ()) -> bytes:
     """A PNG of one row. `colour` is 0 for grey, 2 for RGB, 4 and 6 with alpha; `through` is the transparent one."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:

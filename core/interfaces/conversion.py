@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import get_args, get_origin, get_type_hints
 
 import msgspec
@@ -33,7 +33,7 @@ class Converting(msgspec.StructMeta):
         found = {}
         for name, value in values.items():
             kind = kinds.get(name)
-            if kind is None:
+            if kind is None or type(value) is kind.exact:
                 found[name] = value
             elif value is not None or kind.takes_none:
                 found[name] = value if value is None else kind.convert(name, value)
@@ -41,14 +41,15 @@ class Converting(msgspec.StructMeta):
 
 
 class _Kind:
-    """How values of one field are converted."""
+    """How values of one field are converted. One of the type `exact` is right as it is."""
 
-    __slots__ = ("convert", "takes_none")
+    __slots__ = ("convert", "exact", "takes_none")
 
     def __init__(self, annotation: object) -> None:
         options = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
         self.takes_none = type(None) in options
         plain = [one for one in options if one is not type(None)]
+        self.exact = plain[0] if len(plain) == 1 and plain[0] in _CALLED else None
         self.convert = _converter(plain[0]) if len(plain) == 1 else functools.partial(_prompt, tuple(plain))
 
 
@@ -131,13 +132,14 @@ _CALLED = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 def _tuple(kind: type, name: str, value: object) -> tuple[object, ...]:
     """Return several values; one alone is a tuple of one. A tuple that is right stays the same object."""
+    if type(value) is tuple and set(map(type, value)) <= {kind}:
+        return value
     rows = _listed(value)
     if isinstance(rows, str) or not isinstance(rows, list | tuple | set | frozenset):
         rows = (rows,) if _fits(kind, rows) else None
     if rows is None:
         raise _wrong(name, f"a list of {_CALLED[kind]}s", value)
-    found = tuple(_SCALARS[kind](f"{name}[{place}]", one) for place, one in enumerate(rows))
-    return value if isinstance(value, tuple) and _same(found, value) else found
+    return tuple(_SCALARS[kind](f"{name}[{place}]", one) for place, one in enumerate(rows))
 
 
 def _fits(kind: type, value: object) -> bool:
@@ -148,20 +150,20 @@ def _fits(kind: type, value: object) -> bool:
     return True
 
 
-def _same(found: Iterable[object], given: Iterable[object]) -> bool:
-    return all(one is other for one, other in zip(found, given, strict=True))
-
-
 def _dict(key: type, kind: object, name: str, value: object) -> dict[object, object]:
     """Return a mapping, with integers for keys that are texts of digits. One that is right stays the same object."""
+    if (
+        type(value) is dict
+        and set(map(type, value)) <= {key}
+        and (kind not in _CALLED or set(map(type, value.values())) <= {kind})
+    ):
+        return value
     if not isinstance(value, Mapping):
         raise _wrong(name, "a mapping", value)
     convert = _SCALARS.get(kind, _SCALARS[object])
     found = {_key(key, name, one): convert(f"{name}[{one!r}]", each) for one, each in value.items()}
     if len(found) < len(value):
         raise InvalidRequest(f"{name} has a key twice, as a number and as a text", param=name)
-    if isinstance(value, dict) and _same(found, value) and _same(found.values(), value.values()):
-        return value
     return found
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pegboard.core.engine.own_template import with_own_template
 from pegboard.core.interfaces.contracts import MODEL_SOURCE
-from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.interfaces.model_source import ModelSourceContext
 
 if TYPE_CHECKING:
@@ -32,31 +32,5 @@ def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedMod
     context = ModelSourceContext(
         reference=model.path, cache_dir=cache_path(model.cache_dir) if model.cache_dir else default_cache_dir()
     )
-    choice = selection.choose(MODEL_SOURCE, context)
-    source = choice.build(context)
-    directory, tokenizer = source.prepare(), source.tokenizer()
-    if model.chat_template is not None:
-        tokenizer = _with_template(tokenizer, model.chat_template, choice.name)
-    return PreparedModel(directory, tokenizer)
-
-
-def _with_template(tokenizer: Tokenizer, path: str, source: str) -> Tokenizer:
-    """Return the tokenizer with the chat template of a file. Raises ConfigError, with what is wrong with that."""
-    replace = getattr(tokenizer, "with_chat_template", None)
-    problem = ""
-    try:
-        text = Path(path).expanduser().read_text("utf-8-sig")
-        if replace is None:
-            problem = f"the tokenizer of the model source {source!r} has no with_chat_template, and takes no other one"
-        elif not text.strip():
-            problem = f"{path} is empty"
-        else:
-            changed: Tokenizer = replace(text)
-            return changed
-    except UnicodeDecodeError as error:
-        problem = f"{path} is not UTF-8: {error}"
-    except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror}; name a file with a Jinja template"
-    except InvalidRequest as error:
-        problem = f"{path}: {error.message}"
-    raise ConfigError(Problem("model.chat_template", problem))
+    source = selection.choose(MODEL_SOURCE, context).build(context)
+    return PreparedModel(source.prepare(), with_own_template(source.tokenizer(), model.chat_template))

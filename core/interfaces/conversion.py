@@ -138,7 +138,8 @@ def _tuple(kind: type, name: str, value: object) -> tuple[object, ...]:
     if isinstance(rows, str) or not isinstance(rows, list | tuple | set | frozenset):
         rows = (rows,) if _fits(kind, rows) else None
     if rows is None:
-        raise _wrong(name, f"a list of {_CALLED[kind]}s", value)
+        called = _CALLED[kind]
+        raise _wrong(name, f"{'an' if kind is int else 'a'} {called} or a list of {called}s", value)
     return tuple(_SCALARS[kind](f"{name}[{place}]", one) for place, one in enumerate(rows))
 
 

@@ -147,6 +147,53 @@ SCHEMAS = (
     Case(schema({}), ["1", '"a"', '{"a": [null]}'], ["a", "{", "[1,]"]),
 )
 
+_BIG = 2**60 + 1
+"""An integer that is not a double: the nearest double is one less."""
+
+_IDS = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/id"}, {"type": "null"}]}}},
+    "required": ["ids"],
+    "additionalProperties": False,
+    "$defs": {"id": {"type": "integer", "enum": [_BIG, 7]}},
+}
+
+LARGE = (
+    Case(schema({"const": _BIG}), [str(_BIG)], [str(_BIG - 1), f"-{_BIG}"]),
+    Case(schema({"enum": [-_BIG, "a", 2**80 + 1]}), [str(-_BIG), str(2**80 + 1), '"a"'], [str(1 - _BIG), str(2**80)]),
+    Case(
+        schema({"type": "integer", "minimum": _BIG, "exclusiveMaximum": _BIG + 10}),
+        [str(_BIG), str(_BIG + 9)],
+        [str(_BIG - 1), str(_BIG + 10), "5"],
+    ),
+    Case(
+        schema({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}),
+        [str(-(2**63)), str(2**63 - 1), "0", "-7"],
+        [str(-(2**63) - 1), str(2**63), "0.5"],
+    ),
+    Case(schema({"type": "integer", "maximum": 2**64 - 1}), [str(2**64 - 1), "-1"], [str(2**64)]),
+    Case(
+        schema({"type": "number", "maximum": _BIG}),
+        [str(_BIG), "-0.5", str(_BIG - 1) + ".5"],
+        [str(_BIG + 1), f"{_BIG}.5"],
+    ),
+    Case(schema({"type": "integer", "multipleOf": 10**17}), ["0", str(3 * 10**17)], ["1", str(10**17 + 1)]),
+    Case(
+        schema(_IDS),
+        [f'{{"ids": [7, {_BIG}, null]}}', '{"ids": []}'],
+        [f'{{"ids": [{_BIG - 1}]}}', '{"ids": [8]}', "{}"],
+    ),
+    Case(
+        Grammar(
+            "structural_tag",
+            json.dumps({"structures": [{"begin": "<", "schema": {"const": _BIG}, "end": ">"}], "triggers": ["<"]}),
+        ),
+        [f"a <{_BIG}> b"],
+        [f"<{_BIG - 1}>"],
+    ),
+)
+"""Integers that doubles do not tell from their neighbours, where a backend may refuse a whole grammar."""
+
 OBJECTS = (
     Case(Grammar("json_object"), ["{}", '{"a": [1, {"b": "c"}], "d": null}'], ["[]", "1", "{a: 1}", '{"a"}', ""]),
 )
@@ -324,6 +371,19 @@ class GrammarContract(ContractSuite):
     @pytest.mark.parametrize("case", SCHEMAS, ids=str)
     def test_json_schema(self, backend: GrammarBackend, case: Case) -> None:
         self.check(backend, case)
+
+    @capability("json_schema")
+    @pytest.mark.parametrize("case", LARGE, ids=str)
+    def test_large_integers_are_exact_or_refused(self, backend: GrammarBackend, case: Case) -> None:
+        self.skip_without({case.grammar.kind})
+        try:
+            backend.compile(case.grammar)
+        except InvalidRequest as error:
+            named = error.param
+        else:
+            self.check(backend, case)
+            return
+        assert named == case.grammar.kind, f"{case}: the refusal names {named!r}"
 
     @capability("json_object")
     @pytest.mark.parametrize("case", OBJECTS, ids=str)

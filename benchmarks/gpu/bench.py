@@ -133,6 +133,23 @@ class Bench:
         self.synchronize()
         return float(start.elapsed_time(stop)) / 1e3 / times
 
+    def in_graph(self, run: Callable[[], object], calls: int = 10) -> float:
+        """Return the seconds that the device takes for a call, the median of graphs of `calls` of them: what the host
+        takes to launch them is not in it.
+        """
+        if self.dry:
+            return self.median(run, 1)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                run()
+        return self.on_device(graph.replay, 7) / calls
+
     def bandwidth(self) -> float:
         """Return the bytes that are read and written per second when large memory is copied."""
         size: int = self.either(2**30, 2**20)
@@ -181,7 +198,8 @@ class Model:
         self.rows.host[1:] = PAGE + np.arange(most * width).reshape(most, width)
         kept = bench.dtype if kv_dtype is None else kv_dtype
         self.pool = MHAPool(NoOptions(), KVPoolContext(most * width // PAGE, PAGE, layers, kept, device))
-        queue, sizes = queue_of(device), (1, 8, most) if graphs else ()
+        self._draw_kv()
+        queue, sizes = queue_of(device), tuple(sorted({min(size, most) for size in (1, 8, 64, most)})) if graphs else ()
         about = AttentionContext(
             layers, PAGE, bench.dtype, device, most, width, kv_dtype=kv_dtype, graph_sizes=sizes, bring=queue.bring
         )
@@ -206,9 +224,21 @@ class Model:
         self._length = context
 
     def _draw_weights(self) -> None:
+        """Draw matrices from N(0, 0.02), and leave norms at 1, so that activations are of ordinary size."""
         with torch.no_grad():
             for weight in self.network.parameters():
-                torch.nn.init.normal_(weight, std=0.02)
+                if weight.dim() == 1:
+                    weight.fill_(1.0)
+                else:
+                    weight.normal_(0.0, 0.02)
+
+    def _draw_kv(self) -> None:
+        """Fill the pool with random numbers: a device reads zeros faster."""
+        for layer in range(len(self.spec.layers)):
+            for buffer in (self.pool.keys(layer), self.pool.values(layer)):
+                generator = torch.Generator(self.bench.device).manual_seed(layer)
+                for part in torch.split(buffer, 2**16):  # 8-bit types have no `normal_`
+                    part.copy_(torch.randn(part.shape, device=part.device, generator=generator))
 
     @property
     def weight_bytes(self) -> int:

@@ -46,19 +46,22 @@ def environment(bench: Bench) -> Rows:
 
 
 def correctness(bench: Bench) -> Rows:
-    """Whether replays give the tokens of eager steps, in batches of several sizes."""
+    """Whether replays give the tokens of eager steps, in batches of several sizes.
+
+    The eager batch has as many requests as the graph: matrix products of other sizes are other kernels, which round
+    otherwise, and logits of random weights lie so close together that tokens then differ.
+    """
     rows: Rows = []
     config = {"num_hidden_layers": 4, "vocab_size": 4096} if not bench.dry else {}
+    most = bench.either(64, 8)
     for count in bench.either((1, 3, 8, 30, 64), (1, 3, 8)):
+        size = next(size for size in (1, 8, 64) if size >= count)
         tokens = []
-        for graphs in (False, True):
+        for graphs, launched in ((False, size), (True, count)):
             torch.manual_seed(0)
-            model = Model(bench, max(count, 8), bench.either(300, 60), graphs=graphs, config=config)
-            for layer in range(len(model.spec.layers)):
-                for buffer in (model.pool.keys(layer), model.pool.values(layer)):
-                    buffer.normal_(generator=torch.Generator(bench.device).manual_seed(layer))
-            tokens.append([model.launch(count).result().tokens.tolist() for _ in range(8)])
-        same = sum(one == other for one, other in zip(*tokens, strict=True))
+            model = Model(bench, most, bench.either(300, 60), graphs=graphs, config=config)
+            tokens.append([model.launch(launched).result().tokens[:count].tolist() for _ in range(8)])
+        same = sum(eager == replayed for eager, replayed in zip(*tokens, strict=True))
         rows.append({"requests": count, "steps": 8, "steps_alike": same})
     return rows
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,7 +36,7 @@ class OpenGroup(TyperGroup):
     inside: ClassVar[str] = ""
     """What the entry points' names begin with, such as ``"plugins."``."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         """Return all names: the group's own commands in their order, then those of entry points by name."""
         own = [name for name in self.commands if name not in self._points]
         return own + sorted(self._points.keys() - set(own))
@@ -51,6 +51,16 @@ class OpenGroup(TyperGroup):
                 self.get_command(ctx, name)
         return super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: Any) -> object:
+        """Run the command. One that takes a config says of an unknown flag what there is instead."""
+        words = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(error, UnknownOption):
+                explain(error, words)
+            raise
+
     @functools.cached_property
     def _points(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, list[EntryPoint]] = {}
@@ -59,6 +69,33 @@ class OpenGroup(TyperGroup):
             if point.name.startswith(self.inside) and "." not in name and name not in self.commands:
                 found.setdefault(name, []).append(point)
         return found
+
+
+@runtime_checkable
+class UnknownOption(Protocol):
+    """Click's NoSuchOption, which typer has under one name or another."""
+
+    option_name: str
+    possibilities: Sequence[str] | None
+    message: str
+    ctx: typer.Context | None
+
+
+def explain(error: UnknownOption, words: Sequence[str]) -> None:
+    """Add to the error of a command that takes a config (`--set`) what to write instead of a flag among `words`."""
+    parameters = [] if error.ctx is None else error.ctx.command.params
+    if not any("--set" in parameter.opts for parameter in parameters):
+        return
+    from pegboard.core.config.suggest import known_option
+
+    # Of -tp the error names -t.
+    flags = [word.partition("=")[0] for word in words if word.startswith(error.option_name)]
+    hint = next(filter(None, (known_option(flag, close=not error.possibilities) for flag in flags)), "")
+    if hint:
+        error.possibilities = None
+    elif not error.possibilities:
+        hint = "every key of the config can be set with --set KEY=VALUE"
+    error.message = "; ".join(filter(None, [error.message, hint]))
 
 
 class PluginsGroup(OpenGroup):

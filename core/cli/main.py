@@ -10,7 +10,7 @@ import typer
 from pegboard.core import __version__
 from pegboard.core.cli import config, plugins
 from pegboard.core.cli.commands import OpenGroup
-from pegboard.core.cli.config import Files, Overrides
+from pegboard.core.cli.config import ApiKey, Files, Host, Overrides, Port, ServedName, composed
 from pegboard.core.cli.output import write
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
 
@@ -33,7 +33,7 @@ def main() -> None:
         if isinstance(error, ConfigError) and any(
             one.path == "model.path" and not one.origin for one in error.problems
         ):
-            sys.stderr.write("hint: name a config file, or a model with --set model.path=...\n")
+            sys.stderr.write("hint: name a model, such as Qwen/Qwen3-0.6B or a directory, or a config file\n")
         sys.exit(2)
 
 
@@ -52,12 +52,20 @@ def _root(
     pass
 
 
-@app.command()
-def serve(files: Files = None, overrides: Overrides = None) -> None:
+@app.command(
+    epilog="Examples: pegboard serve Qwen/Qwen3-0.6B --port 8000, pegboard serve server.yaml --set log_level=debug. "
+    "Every key of the config can be set with --set: pegboard config show MODEL lists them."
+)
+def serve(
+    files: Files = None,
+    overrides: Overrides = None,
+    host: Host = None,
+    port: Port = None,
+    api_key: ApiKey = None,
+    served_name: ServedName = None,
+) -> None:
     """Start the server."""
-    from pegboard.core.config.compose import compose
-
-    resolved = compose(files or (), overrides=overrides or ())
+    resolved = composed(files, overrides, host, port, api_key, served_name)
     from pegboard.core.server.serve import serve as start
 
     start(resolved)

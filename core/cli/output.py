@@ -9,8 +9,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.toolkit.system.progress import shown_by
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 def write(text: str = "") -> None:
@@ -46,8 +51,22 @@ def spinner(text: str) -> Iterator[None]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text):
+    with Console(stderr=True).status(text) as status, shown_by(lambda what: _InSpinner(status, text, what)):
         yield
+
+
+class _InSpinner:
+    """Progress within a spinner, in its text."""
+
+    def __init__(self, status: Status, text: str, what: str) -> None:
+        self._status, self._text, self._what = status, text, what
+
+    def show(self, share: float | None, seconds: float) -> None:
+        done = f"{seconds:.0f} s" if share is None else f"{share:.0%}"
+        self._status.update(f"{self._text} {self._what}: {done}")
+
+    def close(self) -> None:
+        self._status.update(self._text)
 
 
 @contextlib.contextmanager

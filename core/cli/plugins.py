@@ -45,6 +45,11 @@ def list_(as_json: Json = False) -> None:
             (one.provider.contract, one.name, one.plugin.name, str(one.origin), one.problem or one.provider.summary)
             for one in records
         ]
+        rows += [
+            ("(hooks)", ", ".join(one.plugin.hooks), one.plugin.name, str(one.origin), one.plugin.summary)
+            for one in registry.plugins
+            if not one.plugin.providers
+        ]
         write_table(("contract", "provider", "plugin", "from", ""), rows)
         for text in (*(str(one) for one in registry.broken), *registry.conflicts):
             write(f"! {text}")
@@ -60,8 +65,13 @@ def show(
     from pegboard.core.config.describe import body_keys, option_keys
     from pegboard.core.registry.registry import Registry
 
+    registry = Registry.discover()
+    plugin = registry.plugin(name)
+    if plugin is not None and as_json and not plugin.plugin.providers:
+        write_json([_plain_plugin(plugin)])
+        return
     found = []
-    for record in find_records(Registry.discover(), name):
+    for record in find_records(registry, name) if plugin is None or plugin.plugin.providers else ():
         keys = option_keys(record) if not record.problem else ()
         options = [{"path": k.path, "type": k.type, "default": k.default, "meaning": k.meaning} for k in keys]
         body = [{"name": k.path, "type": k.type, "meaning": k.meaning} for k in body_keys(record)]
@@ -82,6 +92,9 @@ def show(
         for field in body:
             write(f"  {field['name']} (in request bodies): {field['type']}. {field['meaning']}".rstrip())
         write()
+    if plugin is not None and (plugin.plugin.hooks or not found):
+        write(f"{plugin.plugin.name}: {plugin.plugin.summary}")
+        write(f"  {'from':11} {plugin.origin}\n  {'hooks':11} {', '.join(plugin.plugin.hooks) or 'none'}\n")
 
 
 @app.command()

@@ -6,20 +6,23 @@
     ResolvedConfig.from_json(resolved.to_json()) # in another process, with the same plugins or not at all
 
 Order, later ones win: the default preset, the preset that `preset` names, files in their order, the environment
-(``PEGBOARD__SERVER__PORT``), options. Everything that is wrong is raised at once, as one ConfigError.
+(``PEGBOARD__SERVER__PORT``), a model named beside the files, options. Everything that is wrong is raised at once, as
+one ConfigError.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from pegboard.core.config.arguments import read_arguments
 from pegboard.core.config.body_fields import declaring, shared_fields
 from pegboard.core.config.merge import Merged, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
@@ -32,18 +35,21 @@ from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, core_keys, section_at
 from pegboard.core.config.sources import (
     DEFAULT_PRESET,
+    Layer,
     from_mapping,
     read_environment,
-    read_file,
     read_overrides,
     read_preset,
 )
+from pegboard.core.config.suggest import unread_variables
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.options import Options
 from pegboard.core.registry.blame import place_of
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
 from pegboard.core.registry.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class ResolvedConfig:
 
     `candidates` has, per contract, the providers that may be chosen, best first: one where the config names it, and
     for a list all of it, in its order. `reasons` says why others went. `origins` cites what set each value of `values`,
-    the merged plain tree; what stands in neither is a default.
+    the merged plain tree; what stands in neither is a default. `warnings` are about what was not read at all.
     """
 
     engine: EngineConfig
@@ -62,6 +68,7 @@ class ResolvedConfig:
     candidates: Mapping[str, tuple[ProviderRecord, ...]]
     named: frozenset[str]
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def lock(self) -> PluginLock:
@@ -75,6 +82,11 @@ class ResolvedConfig:
     def provides(self, record: ProviderRecord) -> frozenset[str]:
         """Return the capabilities that a provider has with its options."""
         return _provides(self.values, record)
+
+    def warn(self) -> None:
+        """Log the warnings, once logging is set up."""
+        for warning in self.warnings:
+            logger.warning("%s", warning)
 
     def to_json(self, *, keys: bool = True) -> str:
         """Return what another process needs to compose the same; see `from_json`. Without `keys`, those of the server
@@ -104,6 +116,7 @@ def compose(
     files: Iterable[str | Path] = (),
     *,
     overrides: Iterable[str] = (),
+    options: Iterable[Layer] = (),
     data: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     registry: Registry | None = None,
@@ -111,20 +124,22 @@ def compose(
     """Merge, resolve and check. Raises ConfigError with every problem. Names that two plugins claim stop
     only a config that uses them.
 
-    `data` is one more layer after the files, for programs. `env` None is this process's environment. A `registry` given
-    here is used as it is, except that `plugins.disable` leaves out plugins of it.
+    A name among `files` that does not end as a config file's does is the model's (`model.path`). `data` is one more
+    layer after the files, for programs; `options` are further ones before the `overrides`. `env` None is this process's
+    environment. A `registry` given here is used as it is, except that `plugins.disable` leaves out plugins of it.
     """
-    layers = [read_file(path) for path in files]
+    layers, model = read_arguments(files)
     if data is not None:
         layers.append(from_mapping(data, "program"))
-    layers += [read_environment(os.environ if env is None else env), read_overrides(overrides)]
+    environment = os.environ if env is None else env
+    layers += [read_environment(environment), *model, *options, read_overrides(overrides)]
     preset = next((layer.data["preset"] for layer in reversed(layers) if "preset" in layer.data), None)
     if isinstance(preset, str):
         layers.insert(0, read_preset(preset))
     merged = Merged([read_preset(DEFAULT_PRESET), *layers])
     disabled = _disabled(merged.data)
     found = Registry.discover(disabled) if registry is None else registry.without(disabled)
-    return _compose(merged, found)
+    return replace(_compose(merged, found), warnings=unread_variables(environment))
 
 
 def _disabled(values: Mapping[str, object]) -> list[str]:

@@ -29,7 +29,8 @@ A config is one YAML, TOML or JSON file, or several that are merged in order. La
 2. the preset that the key `preset` names;
 3. files, in the order given to `pegboard serve FILE...`;
 4. the environment: `PEGBOARD__SERVER__PORT=31000` sets `server.port`;
-5. options: `--set server.port=31000`.
+5. a model: `pegboard serve MODEL` sets `model.path`, and so does any argument that is not a config file;
+6. options: `--port 31000` and the like, and after them `--set server.port=31000`.
 
 Values of the environment and of `--set` are read as YAML. Only `true` and `false` are booleans in it, as in YAML 1.2;
 `on`, `off`, `yes` and `no` are strings, which options that are booleans take, too. Numbers are those of YAML 1.2, so

@@ -10,9 +10,9 @@ from pydantic_core import ErrorDetails
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.redact import HIDDEN, is_secret
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
+from pegboard.core.config.suggest import known_key
 from pegboard.core.interfaces.contracts import Contract
 from pegboard.core.interfaces.errors import PegboardError, Problem
-from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
 
@@ -60,7 +60,11 @@ def shown(value: object) -> str:
 
 
 def _use_hint(path: str, value: object) -> str:
-    return f", such as {{use: {value}}}" if path in USE_SECTIONS and isinstance(value, str) else ""
+    """Return the section that a text in its place may mean: its required key, or else the provider's name."""
+    section = section_at(path)
+    required = [key for key, field in section.model_fields.items() if field.is_required()] if section else []
+    keys = required or (["use"] if path in USE_SECTIONS else [])
+    return f", such as {{{keys[0]}: {value}}}" if keys and isinstance(value, str) else ""
 
 
 def _missing(path: str) -> str:
@@ -74,13 +78,13 @@ def _missing(path: str) -> str:
 def _unknown_key(
     location: tuple[int | str, ...], path: str, model: type[BaseModel], merged: Merged, registry: Registry
 ) -> str:
-    """Return the nearest keys of the section, and the providers whose option this would be."""
+    """Return what was probably meant, here or in another section, and the providers whose option this would be."""
     *parents, key = location
     section = _model_at(model, parents)
     keys = sorted(section.model_fields) if section else []
     base = dotted(tuple(parents))
     contract = USE_SECTIONS.get(base) or LIST_SECTIONS.get(base.partition("[")[0])
-    hint = did_you_mean(str(key), keys)
+    hint = known_key(str(key), merged.get(path), keys)
     parts = ["there is no such key", hint or f"keys here: {', '.join(keys)}"]
     if contract:
         parts.append(_option_of(str(key), contract, str(merged.get(f"{base}.use", "auto")), registry))

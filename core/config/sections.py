@@ -197,9 +197,9 @@ class MemorySection(Section):
 class SchedulerSection(Section):
     """What runs when."""
 
-    loop: Literal["normal", "overlap"] = "normal"
+    loop: Literal["auto", "normal", "overlap"] = "auto"
     """`overlap`: plan and launch the next step while the device computes the one before; `normal`: one after the other.
-    The tokens are the same."""
+    `auto`: `overlap` on a GPU, `normal` on a CPU. The tokens are the same."""
     policy: UseSection = UseSection()
     """Order of the waiting queue, and which requests are retracted first."""
     max_running_requests: PositiveInt = 256

@@ -18,6 +18,8 @@ from pegboard.core.registry.names import did_you_mean
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"
+FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+"""How the names of config files end."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
+from pegboard.core.engine.device import device_of, executor_of, loop_of
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
@@ -37,7 +38,7 @@ from pegboard.core.interfaces.contracts import (
     Ctx,
     T,
 )
-from pegboard.core.interfaces.errors import ConfigError, ModelError
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
@@ -48,7 +49,6 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor, no_media
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.registry.hooks import Hooks
 
 logger = logging.getLogger(__name__)
@@ -161,7 +160,7 @@ def _choices(selection: Selection) -> list[str]:
 
 def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
     hf_config = read_model_config(directory)
-    device = _device(config.model.device)
+    device = device_of(config.model.device)
     return ModelContext(
         directory=directory,
         hf_config=hf_config,
@@ -169,17 +168,6 @@ def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
         device=device,
         context_length=config.model.context_length,
     )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"model.device: {name!r}, but torch {torch.__version__} finds no GPU here; use 'cpu' or 'auto'"
-        )
-    return device
 
 
 def _checked(spec: ModelSpec, family: str) -> ModelSpec:
@@ -231,7 +219,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
-    executor = _executor(settings.loop, worker)
+    executor = executor_of(settings.loop, worker, chosen.model.device)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
     stages = Stages(
@@ -333,13 +321,6 @@ def _worker(
     return worker
 
 
-def _executor(loop: str, worker: Worker) -> Executor:
-    encode = no_media if worker.media is None else worker.media.encode
-    if loop == "overlap":
-        return ThreadExecutor(worker.launch, worker.again, worker.healthy, encode, worker.draft)
-    return InlineExecutor(worker.run, worker.again, worker.healthy, encode, worker.draft)
-
-
 def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:
     grammar = chosen.resolved.engine.grammar
     limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
@@ -390,6 +371,7 @@ def _pooler(chosen: Chosen) -> Pooler | None:
 
 def _scheduler_settings(chosen: Chosen) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
+    settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device)})
     prefers_mixed = "prefers_mixed" in chosen.runner.provides
     if settings.mixed_chunk is not None or settings.split_prefill_layers or not prefers_mixed:
         return settings

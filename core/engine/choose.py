@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
@@ -26,8 +28,6 @@ from pegboard.core.toolkit.graphs import capture_of
 from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection
@@ -264,7 +264,9 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
     graphs = len(chosen.attention.ctx.graph_sizes)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    return room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
+    room = room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
+    torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the trial's steps left
+    return room
 
 
 def _set_scales(pool: KVPool, family: ModelFamily) -> None:

@@ -113,6 +113,7 @@ class Engine:
         # Only now: torch comes with it, and OpenMP settles how threads wait when it is loaded.
         from pegboard.core.engine.build import build_scheduler
 
+        resolved.warn()
         # It offers no API, and plugins that act for one need not.
         self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
         self._built: BuiltScheduler | None = build_scheduler(self.resolved)

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pegboard.core.engine.own_template import with_own_template
+from pegboard.core.config.sources import FILE_SUFFIXES
+from pegboard.core.engine.own_template import read_template, with_own_template
 from pegboard.core.interfaces.contracts import MODEL_SOURCE
-from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.select import Selection
+    from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
@@ -26,11 +29,34 @@ class PreparedModel:
 
 def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedModel:
     """Ask the sources in rank order; convert or fetch where that has not happened. Raises ModelError or ConfigError."""
+    source = _source(resolved, selection)
+    return PreparedModel(source.prepare(), with_own_template(source.tokenizer(), resolved.engine.model.chat_template))
+
+
+def check_model(resolved: ResolvedConfig, selection: Selection) -> bool:
+    """Raise what `prepare_model` would, as far as that is known without fetching or converting. False where nothing
+    is.
+    """
+    if (template := resolved.engine.model.chat_template) is not None:
+        read_template(template)
+    return _source(resolved, selection).check()
+
+
+def _source(resolved: ResolvedConfig, selection: Selection) -> ModelSource[Options]:
     from pegboard.core.toolkit.system.cache_dir import cache_path, default_cache_dir
 
     model = resolved.engine.model
     context = ModelSourceContext(
         reference=model.path, cache_dir=cache_path(model.cache_dir) if model.cache_dir else default_cache_dir()
     )
-    source = selection.choose(MODEL_SOURCE, context).build(context)
-    return PreparedModel(source.prepare(), with_own_template(source.tokenizer(), model.chat_template))
+    try:
+        choice = selection.choose(MODEL_SOURCE, context)
+    except ConfigError as error:
+        # A source takes a path or does not: it is the path that is wrong.
+        file = Path(model.path).expanduser().is_file()
+        hint = f"; a config file would end in {', '.join(FILE_SUFFIXES)}" if file else ""
+        message = error.problems[0].message
+        if MODEL_SOURCE.name not in resolved.named:
+            message = f"no model source takes {model.path!r}: {message.partition(': ')[2]}"
+        raise ConfigError(Problem("model.path", f"{message}{hint}", resolved.origins.get("model.path", ""))) from error
+    return choice.build(context)

@@ -34,6 +34,10 @@ PER_GRAPH = 2 * 2**20
 """Bytes that a captured graph takes for itself, beside what all of them share."""
 
 
+SHORT = (2, 5, 9, 17, 33)
+"""Tokens of short prompts: for 1 to 8 query heads of a KV head they need tiles of 16, 32, 64 and 128 rows."""
+
+
 class MemoryMeter(Protocol):
     """Bytes of a device."""
 
@@ -160,12 +164,16 @@ class Trial:
         self._versions = itertools.count(1)
 
     def prefills(self) -> None:
-        """Run a chunk of one prompt, and one of many."""
+        """Run a chunk of one prompt, and one of many; then short ones beside a request of one token: kernels for small
+        tiles are compiled now, and not while the first users wait.
+        """
         self._run(np.array([self._chunk]))
         many = min(self._running, self._chunk)
         lengths = np.full(many, self._chunk // many)
         lengths[: self._chunk % many] += 1
         self._run(lengths)
+        for length in SHORT:
+            self._run(np.array([1, min(length, self._width)])[-self._running :])
 
     def decode(self) -> None:
         """Run a decode of as many requests as may run, in the middle of their contexts."""

@@ -35,6 +35,14 @@ class ModelSource(abc.ABC, Generic[OptionsT]):
         """
         return None
 
+    def check(self) -> bool:
+        """Look at what there is of the model on this machine; fetch and convert nothing. Return False where that says
+        nothing, as of a model that is still to be fetched.
+
+        Raises ModelError as `prepare` would.
+        """
+        return False
+
     @abc.abstractmethod
     def prepare(self) -> Path:
         """Return the directory; fetched or converted first where needed, once and atomically, safe with concurrent

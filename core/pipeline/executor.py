@@ -1,4 +1,4 @@
-"""Executors: how a launched batch reaches the worker. In the loop's own thread, or in one beside it."""
+"""Executors: how a launched batch reaches the worker: in the loop's own thread, or in one beside it."""
 
 from __future__ import annotations
 
@@ -117,6 +117,27 @@ class InlineExecutor:
 
     def close(self) -> None:
         pass
+
+
+class LaunchExecutor(InlineExecutor):
+    """Launches a batch when it is submitted, in the loop's own thread; an asynchronous device computes it meanwhile."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        again: Run,
+        healthy: Callable[[], bool] | None = None,
+        encode: Encode = no_media,
+        draft: Draft = no_drafts,
+    ) -> None:
+        super().__init__(again, again, healthy, encode, draft)
+        self._launch = launch
+
+    def submit(self, work: ModelWorkerBatch) -> Pending:
+        try:
+            return self._launch(work)
+        except Exception as error:
+            return Done(None, error)
 
 
 class _Later(Protocol[R_co]):

@@ -66,9 +66,10 @@ class Lifecycle:
 
     def finished(self, finished: Sequence[Req]) -> None:
         """Let go of requests that results have ended."""
+        # First, since only the running batch knows when each had its last token.
+        self._planner.running.remove(finished)
         if self._requests_finished:
             self._requests_finished(finished)
-        self._planner.running.remove(finished)
         self._touch_flight()
         for req in finished:
             if self._is_held(req):

@@ -62,5 +62,5 @@ class OverlapLoop:
 
 
 def make_loop(name: str, scheduler: Driven) -> Loop:
-    """Return the loop that the config names."""
+    """Return the loop that the config names; auto stands for normal where no device has said otherwise."""
     return OverlapLoop(scheduler) if name == "overlap" else NormalLoop(scheduler)

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the names closest to `name`, best first; empty where none is close."""
+def nearest(name: str, known: Iterable[str], limit: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Return the names closest to `name`, best first; empty where none has a likeness of `cutoff`, from 0 to 1."""
     folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=limit, cutoff=0.6)
+    found = difflib.get_close_matches(name.casefold(), folded, n=limit, cutoff=cutoff)
     return [folded[one] for one in found]
 
 

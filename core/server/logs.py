@@ -58,7 +58,7 @@ def configure_logging(
     if log_format == "json":
         handler.setFormatter(JsonFormatter(process))
     else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -37,6 +37,7 @@ from pegboard.core.pipeline.frontend.media.store import remove_directory
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
+from pegboard.core.toolkit.system.progress import Bar, LogLines, shown_by
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -151,7 +152,9 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         configure_logging("scheduler", resolved.engine.log_level, resolved.engine.log_format)
         yield_when_waiting()
         builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
-        built = builder(resolved)
+        bars = resolved.engine.log_format == "text" and sys.stderr.isatty()
+        with shown_by(Bar if bars else LogLines):
+            built = builder(resolved)
         if built.media is not None:
             built.media.read_from(Path(orders.media))
         bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)

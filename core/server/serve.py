@@ -77,6 +77,7 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     for conflict in resolved.registry.conflicts:
         logger.warning("%s", conflict)
+    resolved.warn()
     bound_kept_memory()
     _allow_connections(engine.server.max_connections)
     keys = Keys.of(engine.server)
@@ -161,7 +162,7 @@ class _Server:
         self._hurry = asyncio.Event()
 
     async def run(self, signals: StopSignals) -> None:
-        signals.tell(asyncio.get_running_loop(), self._signalled)
+        signals.tell(asyncio.get_running_loop(), lambda: self._signalled(signals.last))
         self._hooks.call.configure(config=self._resolved.engine)
         try:
             most = self._resolved.engine.server.max_connections
@@ -174,9 +175,13 @@ class _Server:
             if self._media is not None:
                 self._media.close()
             self._hooks.call.shutdown()
+            if self._stop.is_set():
+                logger.info("stopped", extra={"event": "stopped", "reason": "signal"})
 
-    def _signalled(self) -> None:
+    def _signalled(self, name: str) -> None:
+        how = "stopping at once" if self._stop.is_set() else "stopping"
         (self._hurry if self._stop.is_set() else self._stop).set()
+        logger.info("%s: signal %s", how, name, extra={"event": "stopping", "reason": "signal", "signal": name})
 
     async def _start_engine(self) -> AsyncEngineClient | None:
         """Return the client of a scheduler that is ready; None where the server was told to stop meanwhile."""
@@ -228,6 +233,7 @@ class _Server:
             outcome = await asyncio.gather(serving, watching, return_exceptions=True)
         for error in outcome:
             if isinstance(error, Exception):
+                logger.error("stopping: %s", error, extra={"event": "stopping", "reason": "error"})
                 raise error
 
     async def _drain(self, client: AsyncEngineClient) -> None:

@@ -29,6 +29,8 @@ class StopSignals:
         self._before: dict[int, Any] = {}
         self._tell: Callable[[], None] | None = None
         self._untold = 0
+        self.last = ""
+        """Name of the last signal, such as SIGTERM."""
 
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,6 +56,7 @@ class StopSignals:
             tell()
 
     def _heard(self, number: int, frame: object) -> None:
+        self.last = signal.Signals(number).name
         if self._tell is None:
             self._untold += 1
         else:

@@ -19,6 +19,8 @@ Kinds = Mapping[str, tuple[MediaKind, str]]
 """By a part's type, what it is and the key that has its address."""
 
 CHAT_PARTS: Kinds = {"image_url": ("image", "image_url"), "video_url": ("video", "video_url")}
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Parts that are text, whichever API they are of."""
 RESPONSE_PARTS: Kinds = {
     "input_image": ("image", "image_url"),
     "input_video": ("video", "video_url"),
@@ -38,7 +40,7 @@ class Contents:
         self._processor = processor
         self._common = common or MediaSettings()
 
-    def of(self, content: object, where: str, kinds: Sequence[str] = ("text",), *, place: str = "") -> Content:
+    def of(self, content: object, where: str, kinds: Sequence[str] = TEXT_PARTS, *, place: str = "") -> Content:
         """Return a text, parts of these `kinds` joined by a line break; or a list where there are media. These stand at
         `place`, if it is not their own path. Raises InvalidRequest, with the path, for anything else.
         """
@@ -62,7 +64,7 @@ class Contents:
             for i, (one, kind) in enumerate(zip(content, named, strict=True))
         ]
 
-    def text(self, content: object, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    def text(self, content: object, where: str, kinds: Sequence[str] = TEXT_PARTS) -> str:
         """Return a content that has no place for media."""
         found = self.of(content, where, kinds)
         if not isinstance(found, str):
@@ -92,7 +94,7 @@ class Contents:
         return item
 
 
-def text_of(content: object, where: str, kinds: Sequence[str] = ("text",)) -> str:
+def text_of(content: object, where: str, kinds: Sequence[str] = TEXT_PARTS) -> str:
     """Return a string, or parts of these kinds."""
     if isinstance(content, str):
         return content

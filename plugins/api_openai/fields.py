@@ -16,6 +16,7 @@ from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, 
 from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
+from pegboard.plugins.api_openai.formats import asked_format
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
@@ -31,8 +32,6 @@ GRAMMARS: dict[str, str] = {
     "structural_tag": "response_format",
 }
 """What grammars are called in a body."""
-
-_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 class StreamOptions(RequestModel):
@@ -56,7 +55,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
     min_tokens: int = 0
     rid: str = ""
     response_format: dict[str, Any] = {}
-    """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`."""
+    """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`; `json_object` may have a `schema`."""
     regex: str | None = None
     ebnf: str | None = None
     prompt_logprobs: int | None = None
@@ -110,14 +109,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
 
     def grammar(self) -> Grammar | None:
         """Return what the answer must look like. Raises InvalidRequest for two grammars, or for a malformed format."""
-        form = self.response_format
-        kind = form.get("type", "text")
-        if kind not in _FORMATS:
-            raise InvalidRequest(
-                f"response_format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
-                param="response_format.type",
-            )
-        found = self._grammars(kind)
+        found = self._grammars()
         if len(found) > 1:
             fields = " and ".join(dict.fromkeys(one.name for one in found))
             raise InvalidRequest(f"one grammar per request: {fields} exclude each other", param=found[1].name)
@@ -126,28 +118,21 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         asked: dict[str, Any] = {found[0].kind: found[0].value}
         return grammar_of(**asked, names=self.grammar_names)
 
-    def _grammars(self, kind: str) -> list[AskedGrammar]:
-        """Return all that are asked for; `kind` is the type of `response_format`."""
-        form, found = self.response_format, [*self.constraints]
+    def _grammars(self) -> list[AskedGrammar]:
+        """Return all that are asked for."""
+        found = [*self.constraints]
         if self.ebnf is not None:
             found.insert(0, AskedGrammar("ebnf", "ebnf", self.ebnf))
         if self.regex is not None:
             found.insert(0, AskedGrammar("regex", "regex", self.regex))
-        if kind == "json_schema":
-            schema = json_schema_of(form.get("json_schema"), "response_format.json_schema")
-            found.insert(0, AskedGrammar(GRAMMARS["json_schema"], "json_schema", schema))
-        if kind == "json_object":
-            found.insert(0, AskedGrammar(GRAMMARS["json_object"], "json_object", True))
-        if kind == "structural_tag":
-            tag = {name: value for name, value in form.items() if name != "type"}
-            found.insert(0, AskedGrammar(GRAMMARS["structural_tag"], "structural_tag", tag))
+        if (form := asked_format(self.response_format, "response_format")) is not None:
+            found.insert(0, form)
         return found
 
     @property
     def grammar_names(self) -> dict[str, str]:
         """What grammars, and parameters of processors, are called in this body."""
-        asked = self._grammars(self.response_format.get("type", "text"))
-        return {**GRAMMARS, **self.processor_names, **{one.kind: one.name for one in asked}}
+        return {**GRAMMARS, **self.processor_names, **{one.kind: one.name for one in self._grammars()}}
 
     def engine_requests(
         self,
@@ -204,21 +189,3 @@ def check_top(name: str, value: int) -> None:
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be from {low} to {high}, got {value}", param=name)
-
-
-def json_schema_of(form: Any, where: str) -> Any:
-    """Return the schema of ``{"name": ..., "description": ..., "schema": {...}, "strict": true}``. It is always
-    followed to the letter, strict or not.
-    """
-    if not isinstance(form, dict):
-        raise InvalidRequest(f"{where} must be an object with name and schema", param=where)
-    for name, kind, what in (
-        ("name", str, "a string"),
-        ("description", str, "a string"),
-        ("strict", bool, "a boolean"),
-    ):
-        if form.get(name) is not None and not isinstance(form[name], kind):
-            raise InvalidRequest(f"{where}.{name} must be {what}", param=f"{where}.{name}")
-    if form.get("schema") is None:
-        raise InvalidRequest(f"{where}.schema is missing", param=f"{where}.schema")
-    return form["schema"]

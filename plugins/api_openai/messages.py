@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents, string_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_FUNCTION_ROLE = re.compile(r"role['\"\]]*\s*==\s*['\"]function['\"]")
+"""How templates that have such a role ask for it; many more speak of functions."""
 
 
 def template_messages(
@@ -32,11 +35,18 @@ def _message(
         raise InvalidRequest(f"{where} must be an object", param=where)
     found = {name: value for name, value in message.items() if value is not None}
     role = string_of(found, "role", where)
+    if role == "function" and not any(_FUNCTION_ROLE.search(one) for one in sources):
+        # What tools were before they were tools.
+        called = [identity for identity, name in names.items() if name == found.get("name")]
+        role = "tool"
+        found |= {"role": role, "tool_call_id": called[-1] if called else "call_0"}
+    if role == "assistant" and "tool_calls" not in found and isinstance(found.get("function_call"), Mapping):
+        found["tool_calls"] = [{"id": f"call_{len(names)}", "type": "function", "function": found.pop("function_call")}]
     if role not in ROLES and not any(f"'{role}'" in one or f'"{role}"' in one for one in sources):
         raise InvalidRequest(
             f"{where}.role must be one of {', '.join(sorted(ROLES))}, got {role[:64]!r}", param=f"{where}.role"
         )
-    if role != "assistant" and "content" not in found:
+    if role not in ("assistant", "tool") and "content" not in found:
         raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
     if "name" in found:
         string_of(found, "name", where)
@@ -70,9 +80,9 @@ def _calls(calls: object, where: str) -> dict[str, str]:
         if not isinstance(function, Mapping):
             raise InvalidRequest(f"{path}.function must be an object", param=f"{path}.function")
         name = string_of(function, "name", f"{path}.function")
-        if not isinstance(function.get("arguments", ""), str):
+        if not isinstance(function.get("arguments") or "", (str, Mapping)):
             raise InvalidRequest(
-                f"{path}.function.arguments must be a string, JSON text", param=f"{path}.function.arguments"
+                f"{path}.function.arguments must be JSON text, or an object", param=f"{path}.function.arguments"
             )
         if call.get("id") is not None:
             names[string_of(call, "id", path)] = name

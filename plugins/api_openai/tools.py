@@ -27,7 +27,7 @@ def chat_tools(tools: object = None, tool_choice: object = None, parallel_tool_c
     """
     functions = checked_functions(tools, _wrapped)
     functions, tool_choice = _allowed(tool_choice, functions, "function")
-    return Tools(functions, *_chat_choice(tool_choice, functions), parallel_tool_calls is not False)
+    return Tools(functions, *_choice(tool_choice, functions, "function"), parallel_tool_calls is not False)
 
 
 def response_tools(tools: object = None, tool_choice: object = None, parallel_tool_calls: bool | None = None) -> Tools:
@@ -36,7 +36,7 @@ def response_tools(tools: object = None, tool_choice: object = None, parallel_to
     """
     functions = checked_functions(tools, _flat)
     functions, tool_choice = _allowed(tool_choice, functions, "")
-    return Tools(functions, *_response_choice(tool_choice, functions), parallel_tool_calls is not False)
+    return Tools(functions, *_choice(tool_choice, functions, ""), parallel_tool_calls is not False)
 
 
 def _wrapped(where: str, tool: Mapping[str, object]) -> FunctionSource:
@@ -62,24 +62,19 @@ def _unsupported(where: str, kind: object) -> InvalidRequest:
     return wrong(f"{where}.type", f"{str(kind)[:64]!r} is not supported, function is")
 
 
-def _chat_choice(value: object, functions: Functions) -> tuple[Choice, str]:
-    """Return the choice, and the function that it names or ""."""
+def _choice(value: object, functions: Functions, wrapper: str) -> tuple[Choice, str]:
+    """Return the choice, and the function that it names or "". The name stands below `function`, or beside the type;
+    `wrapper` is as of `_allowed`, and says which of them is missing where both are.
+    """
     if isinstance(value, Mapping) and value.get("type") == "function":
         function = value.get("function")
+        if function is None and (not wrapper or "name" in value):
+            return named_choice(value.get("name"), "tool_choice.name", functions)
         if not isinstance(function, Mapping):
             raise wrong("tool_choice.function", "must be an object")
         return named_choice(function.get("name"), "tool_choice.function.name", functions)
-    return _plain_choice(value, functions)
-
-
-def _response_choice(value: object, functions: Functions) -> tuple[Choice, str]:
-    """As `_chat_choice`, where a named choice has the name beside its type."""
-    if isinstance(value, Mapping) and value.get("type") == "function":
-        return named_choice(value.get("name"), "tool_choice.name", functions)
-    return _plain_choice(value, functions)
-
-
-def _plain_choice(value: object, functions: Functions) -> tuple[Choice, str]:
+    if value == "any":
+        value = "required"  # Mistral's word
     for choice in _CHOICES:
         if value == choice or (value is None and choice == "auto"):
             check_choice(choice, "tool_choice", functions)

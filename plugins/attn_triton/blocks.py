@@ -107,7 +107,7 @@ suffice for whole heads: so scores are added up over chunks of 32 dimensions, on
 
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {
     (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE_8},
-    (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
+    (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 5), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_HOPPER, 32): _EXTEND_FLOAT32,
     (_AMPERE, 8): {64: Blocks(128, 32, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE_8},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
@@ -123,7 +123,11 @@ _EXTEND: dict[tuple[int, int], _BY_DIM] = {
 }
 """Tiles of queries. They keep rows x v dim of float32 in registers, and q and `stages` blocks of k and v in shared
 memory. For 128-dim heads in 16 bits, 128 x 64 takes 213 registers of each of 256 threads, which fills a multiprocessor
-of an H200, and runs on wgmma. None of them spills, see docs/gpu-kernels.md.
+of an H100, and runs on wgmma. None of them spills, see docs/gpu-kernels.md.
+
+K and V are reached through the row table, and Triton's pipeliner divides `stages - 1` by the levels of indirection:
+with 3 stages it waits for each load that it has just issued, with 5 it loads a block ahead. No other block of the
+multiprocessor hides that here: 8,192 tokens take 16% less time with 5 on an H100 (docs/gpu-results.md).
 """
 
 _FEW = {2: 32 * 128, 4: 16 * 128}
@@ -140,7 +144,11 @@ _DECODE: dict[tuple[int, int], _BY_DIM] = {
     (_SMALL, 16): {64: Blocks(64, 128, 8, 2), 128: Blocks(32, 64, 4, 2), 256: Blocks(16, 32, 4, 3), 512: _WIDE_DECODE},
     (_SMALL, 32): _DECODE_FLOAT32,
 }
-"""Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage."""
+"""Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage.
+
+With 3 stages a block waits for each load that it has just issued (see above), and other blocks hide that: on an H100,
+four blocks with 3 stages read 64 x 1,024 tokens 12% faster than three blocks with 5 (docs/gpu-results.md).
+"""
 
 
 def _entry(table: dict[tuple[int, int], _BY_DIM], dim: int, device: Device) -> Blocks:
@@ -154,14 +162,15 @@ def extend_blocks(kind: Kind, device: Device, rows: int, options: TritonAttentio
     block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
     # Keys that are widened take registers: all warps share that work.
     few = 0 if device.kv_itemsize == 1 else _FEW[device.itemsize]
-    warps = 4 if block_rows * kind.dim <= few else entry.warps
+    warps = options.warps or (4 if block_rows * kind.dim <= few else entry.warps)
     rows = max(block_rows, power_of_two(kind.group))
     keys = max(entry.keys * entry.rows // max(rows, entry.rows), 16)  # fewer where a group is larger than a tile
-    return Blocks(rows, options.block_keys or keys, warps, entry.stages, entry.chunk)
+    return Blocks(rows, options.block_keys or keys, warps, options.stages or entry.stages, entry.chunk)
 
 
 def decode_blocks(kind: Kind, device: Device, options: TritonAttentionOptions) -> Blocks:
     """Return blocks of a decode, whose rows are the query heads of a KV head."""
     entry = _entry(_DECODE, kind.dim, device)
     rows = min(power_of_two(kind.group), entry.rows)
-    return Blocks(rows, options.block_keys or entry.keys, entry.warps, entry.stages, entry.chunk)
+    warps, stages = options.warps or entry.warps, options.stages or entry.stages
+    return Blocks(rows, options.block_keys or entry.keys, warps, stages, entry.chunk)

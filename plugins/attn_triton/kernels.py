@@ -125,9 +125,9 @@ def extend_kernel(
 
 @triton.jit(do_not_specialize=["start"])
 def decode_kernel(
-    q, out, tops, keys, values, sinks, row_table, rows, tokens, seq_lens,
-    q_token, q_head, out_token, out_split, out_head, tops_token, tops_split, key_slot, key_head, value_slot, value_head,
-    table_stride, window, start, scale, cap, v_scale,
+    q, out, parts, tops, keys, values, sinks, row_table, rows, tokens, seq_lens,
+    q_token, q_head, out_token, out_head, parts_token, parts_split, parts_head, tops_token, tops_split,
+    key_slot, key_head, value_slot, value_head, table_stride, window, start, scale, cap, v_scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
@@ -136,9 +136,10 @@ def decode_kernel(
     """One new token per request over one part of its KV from `start` on. Grid (requests, kv heads * head blocks,
     parts).
 
-    With SPLIT, `out` is float32 [requests, parts, heads, v dim] and `tops` [requests, parts, heads] get the base-2
-    log-sum-exp, for `reduce_kernel`; without, `out` is the output and there is one part. A request is cut by its own
-    length, which is read here, as all that differs from step to step; programs behind its last part leave at once.
+    A request is cut by its own length, which is read here, as all that differs from step to step; programs after its
+    last part leave at once. Where it has one part, that goes to `out`. With SPLIT it may have several: they go to
+    `parts`, float32 [requests, parts, heads, v dim], with their base-2 log-sum-exp in `tops` [requests, parts, heads],
+    for `reduce_kernel`. So do all parts where `start` is not 0, since those of a shared prefix stand beside them.
     """
     request = tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
@@ -149,6 +150,9 @@ def decode_kernel(
     if HAS_WINDOW:
         first = tl.maximum(seq_len - window, start)
     size = part_size(seq_len - first, tl.num_programs(2), LEAST, BLOCK_N)
+    whole_request = True
+    if SPLIT:
+        whole_request = (first + size >= seq_len) & (start == 0)
     first += split * size
     end = tl.minimum(first + size, seq_len)
     if first < end:
@@ -184,18 +188,17 @@ def decode_kernel(
             s = tl.where((n < end)[None, :], s, float("-inf"))
             top, total, acc = online_softmax(s, top, total, acc, v)
 
-        if SPLIT:
-            place = request.to(tl.int64)
-            tl.store(tops + place * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
-        else:
-            place = token
+        mask = real[:, None] & (dv < DV)[None, :]
+        if whole_request:
             if HAS_SINKS:
                 total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634 - top)
-        tl.store(
-            out + place * out_token + split * out_split + head[:, None] * out_head + dv[None, :],
-            (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty),
-            mask=real[:, None] & (dv < DV)[None, :],
-        )
+            answer = out + token * out_token + head[:, None] * out_head + dv[None, :]
+            tl.store(answer, (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty), mask=mask)
+        else:
+            part = request.to(tl.int64)
+            tl.store(tops + part * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
+            place = parts + part * parts_token + split * parts_split + head[:, None] * parts_head + dv[None, :]
+            tl.store(place, acc * (v_scale / total)[:, None], mask=mask)
 
 
 @triton.jit(do_not_specialize=["count", "prefix", "size"])
@@ -262,27 +265,30 @@ def reduce_kernel(
     """Put parts together: `shared` ones of `prefix_kernel`, of all keys before `start`, and behind them those of
     `decode_kernel`, of which there were up to `splits`. Grid (requests, heads).
 
-    Parts that were not computed hold anything, and are not read.
+    Parts that were not computed hold anything, and are not read. A request that had one part has its answer already.
     """
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     seen = tl.load(seq_lens + request).to(tl.int32) - start
     if HAS_WINDOW:
         seen = tl.minimum(seen, window)
-    split = tl.arange(0, BLOCK_S)
-    dv = tl.arange(0, BLOCK_DV)
-    there = (split - shared) * part_size(seen, splits, LEAST, BLOCK_N) < seen
-    part_tops = tl.load(tops + request * tops_token + split * tops_split + head, mask=there, other=float("-inf"))
-    top = tl.max(part_tops, 0)
-    weights = tl.exp2(part_tops - top)
-    total = tl.sum(weights, 0)
-    values = tl.load(
-        parts + request * parts_token + split[:, None] * parts_split + head * parts_head + dv[None, :],
-        mask=there[:, None] & (dv < DV)[None, :],
-        other=0.0,
-    )
-    if HAS_SINKS:
-        total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - top)
-    result = tl.sum(values * weights[:, None], 0) / total
-    token = tl.load(tokens + request).to(tl.int64)
-    tl.store(out + token * out_token + head * out_head + dv, result.to(out.dtype.element_ty), mask=dv < DV)
+    size = part_size(seen, splits, LEAST, BLOCK_N)
+    if (size < seen) | (shared > 0):
+        split = tl.arange(0, BLOCK_S)
+        dv = tl.arange(0, BLOCK_DV)
+        there = (split - shared) * size < seen
+        place = tops + request * tops_token + split * tops_split + head
+        part_tops = tl.load(place, mask=there, other=float("-inf"))
+        top = tl.max(part_tops, 0)
+        weights = tl.exp2(part_tops - top)
+        total = tl.sum(weights, 0)
+        values = tl.load(
+            parts + request * parts_token + split[:, None] * parts_split + head * parts_head + dv[None, :],
+            mask=there[:, None] & (dv < DV)[None, :],
+            other=0.0,
+        )
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - top)
+        result = tl.sum(values * weights[:, None], 0) / total
+        token = tl.load(tokens + request).to(tl.int64)
+        tl.store(out + token * out_token + head * out_head + dv, result.to(out.dtype.element_ty), mask=dv < DV)

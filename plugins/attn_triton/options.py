@@ -34,6 +34,13 @@ class TritonAttentionOptions(Options):
     block_keys: Block | None = None
     """Keys that a program reads at a time. By default 16 to 128, by head size."""
 
+    warps: Annotated[int, Field(le=16), AfterValidator(_power_of_two)] | None = None
+    """Warps of a program, of 32 threads each. By default 4 or 8, by head size and device."""
+
+    stages: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Stages of the pipeline that loads keys and values. By default 2 to 5, by head size and device; 5 are two blocks
+    of keys ahead, since K and V are reached through the row table."""
+
     kv_split: Block | None = None
     """Tokens of KV that one decode program reads at least: a request that sees fewer is computed in one go. By default
     128, or one block of keys if that is more."""

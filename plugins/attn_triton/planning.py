@@ -13,7 +13,7 @@ import torch
 
 from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton.blocks import Blocks, Device, Kind, decode_blocks, extend_blocks
-from pegboard.plugins.attn_triton.launch import LEAST_PART, most_parts, prefix_parts
+from pegboard.plugins.attn_triton.launch import LEAST_PART, cut, prefix_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,6 +66,15 @@ class DecodeLaunch:
     results: torch.Tensor | None = None
     tops: torch.Tensor | None = None
     prefix: PrefixLaunch | None = None
+
+    def own_parts(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return results and tops of what is not shared; where there is one part, `out` in their places, with which the
+        kernel is compiled without them.
+        """
+        if self.results is None or self.tops is None:
+            return out[:, None], out
+        shared = 0 if self.prefix is None else self.prefix.parts
+        return self.results[:, shared:], self.tops[:, shared:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +148,9 @@ class DecodePlans:
         least = max(self._options.kv_split or LEAST_PART, blocks.keys)
         programs = count * kind.num_kv_heads * -(-kind.group // blocks.rows)
         longest = min(self._ctx.max_context_len, kind.window or self._ctx.max_context_len)
-        parts = self._options.kv_parts or most_parts(programs, self._multiprocessors, longest, least)
-        return blocks, parts, least
+        if self._options.kv_parts:
+            return blocks, self._options.kv_parts, least
+        return blocks, *cut(programs, self._multiprocessors, longest, least)
 
     def _floats(self, kind: Kind, count: int) -> int:
         _, parts, _ = self._sizes(kind, count)
@@ -212,7 +222,9 @@ def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decodi
     from pegboard.plugins.attn_triton.tile_kernels import singles_kernel
 
     extending = split.extending
-    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, split.singles))
+    # An even stride aligns all three to 16 bytes: for arrays that are not Triton would compile the kernels again.
+    even = split.singles + split.singles % 2
+    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, even))[:, : split.singles]
     launch(
         singles_kernel,
         (batch.batch_size,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from pegboard.plugins.cpu_native.library import NativeError, build, choose
@@ -19,4 +20,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # Compiling takes long enough to be told of.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.exit(main())

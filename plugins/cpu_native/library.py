@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pegboard.core.toolkit.system.cache_dir import default_cache_dir
 from pegboard.core.toolkit.system.locks import locked
+from pegboard.core.toolkit.system.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ def _built(
                 logger.info(
                     "compiling the native runner for %s with %s (once, some seconds)", instructions, " ".join(cxx)
                 )
-                _make(target, [*cxx, *flags, str(main_source)], instructions)
+                with progress("compiling the native runner"):
+                    _make(target, [*cxx, *flags, str(main_source)], instructions)
     except OSError as error:
         return NativeError(f"{directory} cannot be written: {error}; set PEGBOARD_CACHE to a folder that can")
     except NativeError as error:

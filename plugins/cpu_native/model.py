@@ -13,6 +13,7 @@ from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.toolkit.model.decoder_names import DecoderNames
 from pegboard.core.toolkit.model.rope import RotaryEmbedding
 from pegboard.core.toolkit.model.weights import check_weights, load_weights
+from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
 
 if TYPE_CHECKING:
@@ -59,9 +60,11 @@ class NativeModel:
         targets = _targets(spec)
         load_weights(directory, names.targets(targets), ignore=names.ignores)
         self._embedding = targets["model.embed_tokens.weight"]
-        for index in range(spec.num_layers):
-            layer = _layer(targets, index, spec)
-            self._check(library.pb_set_layer(self._handle, index, ctypes.byref(layer)))
+        with progress("packing weights", spec.num_layers) as packed:
+            for index in range(spec.num_layers):
+                layer = _layer(targets, index, spec)
+                self._check(library.pb_set_layer(self._handle, index, ctypes.byref(layer)))
+                packed(1)
         head = self._embedding if spec.tied_embeddings else targets["lm_head.weight"]
         norm = targets["model.norm.weight"]
         self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))

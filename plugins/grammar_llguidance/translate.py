@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llguidance import LLMatcher, regex_to_lark
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.json_value import JsonValue
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.toolkit.grammars import gbnf
-from pegboard.core.toolkit.grammars.grammar import StructuralTag, Structure, parts_of, structural_tag_of
+from pegboard.core.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
 from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
+from pegboard.plugins.grammar_llguidance.exact import ExactRules, needs_rules, quoted
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -32,15 +33,33 @@ def translate(grammar: Grammar, *, max_whitespace: int | None, lenient: bool) ->
     if grammar.kind == "json_object":
         return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=json_options)
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(_object(schema_of(grammar.source))), overrides=json_options
-        )
+        schema = _object(schema_of(grammar.source))
+        if rules := _exact(schema, json_options, max_whitespace):
+            return LLMatcher.grammar_from_lark("\n".join([f"start: {rules.start}", *rules.lines]) + "\n")
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options)
     if grammar.kind == "regex":
         # \d, \w and \s are ASCII, as most users mean them and as other libraries have them.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
     if grammar.kind == "ebnf":
         return LLMatcher.grammar_from_lark(lark_of(gbnf.unrolled(gbnf.parse(grammar.source))))
-    return LLMatcher.grammar_from_lark(_structural(structural_tag_of(json.loads(grammar.source)), json_options))
+    tag = structural_tag_of(json.loads(grammar.source))
+    return LLMatcher.grammar_from_lark(_structural(tag, json_options, max_whitespace))
+
+
+def _exact(
+    schema: JsonObject, json_options: JsonCompileOptions, max_whitespace: int | None, prefix: str = "s"
+) -> ExactRules | None:
+    """Return rules of a schema that the library alone would not follow to the letter; None for any other."""
+    if not needs_rules(schema):
+        return None
+    most = "" if max_whitespace is None else max_whitespace
+    whitespace = "" if max_whitespace == 0 else f"{WHITESPACE}{{1,{most}}}"
+    try:
+        return ExactRules(schema, json_options, whitespace, prefix)
+    except ValueError:
+        if json_options.get("lenient"):
+            return None
+        raise
 
 
 def _union(texts: list[str]) -> str:
@@ -113,33 +132,56 @@ def _code(code: int) -> str:
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
 
 
-def _structural(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
+def _structural(tag: StructuralTag, json_options: JsonCompileOptions, max_whitespace: int | None) -> str:
     """Free text with structures in it: text runs up to a trigger, and then one of its structures follows. Or, with a
     separator, structures alone.
     """
-    if "separator" in tag:
-        return _separated(tag, json_options)
-    structures, triggers = tag["structures"], tag["triggers"]
+    rules: list[str] = []
+    bodies: list[_Body] = []
+    for index, structure in enumerate(tag["structures"]):
+        schema = _object(checked_schema(structure["schema"], "structural_tag"))
+        if exact := _exact(schema, json_options, max_whitespace, f"s{index}"):
+            rules += exact.lines
+        content = exact.start if exact else f"%json {json.dumps({**schema, 'x-guidance': json_options})}"
+        bodies.append(_Body(structure["begin"], content, structure["end"]))
+    lines = _separated(tag, bodies) if "separator" in tag else _triggered(tag, bodies)
+    return "\n".join([*lines, *rules]) + "\n"
+
+
+class _Body(NamedTuple):
+    """One structure: JSON between two texts, `content` being Lark."""
+
+    begin: str
+    content: str
+    end: str
+
+    def after(self, trigger: str = "") -> str:
+        """Return what follows a trigger that has been read."""
+        begin = self.begin[len(trigger) :]
+        return " ".join([*([quoted(begin)] if begin else []), self.content, *([quoted(self.end)] if self.end else [])])
+
+
+def _triggered(tag: StructuralTag, bodies: list[_Body]) -> list[str]:
+    triggers = tag["triggers"]
     lines: list[str] = []
     options: list[str] = []
     for index, trigger in enumerate(triggers):
-        own = [one for one in structures if _trigger_of(one["begin"], triggers) == trigger]
+        own = [body for body in bodies if _trigger_of(body.begin, triggers) == trigger]
         if own:
             options.append(f"tag{index}")
-            bodies = " | ".join(_body(one, one["begin"][len(trigger) :], json_options) for one in own)
-            lines.append(f"head{index}[lazy]: TEXT {_quoted(trigger)}")
-            lines.append(f"tag{index}: head{index} ({bodies})")
-    first = " | ".join(_body(one, one["begin"], json_options) for one in structures)
-    return "\n".join([*_start(options, first, tag), f"TEXT: {ANY_TEXT}", *lines]) + "\n"
+            lines.append(f"head{index}[lazy]: TEXT {quoted(trigger)}")
+            lines.append(f"tag{index}: head{index} ({' | '.join(body.after(trigger) for body in own)})")
+    first = " | ".join(body.after() for body in bodies)
+    return [*_start(options, first, tag), f"TEXT: {ANY_TEXT}", *lines]
 
 
-def _separated(tag: StructuralTag, json_options: JsonCompileOptions) -> str:
+def _separated(tag: StructuralTag, bodies: list[_Body]) -> list[str]:
     """Return one terminal for each text in between, so that a lexer always knows where it is."""
-    bodies = " | ".join(_body(one, one["begin"], json_options) for one in tag["structures"])
-    begin, between, end = (_quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
+    begin, between, end = (quoted(tag[key]) if tag.get(key) else "" for key in ("begin", "separator", "end"))
     trailing = f"{between}?" if between and tag.get("trailing_separator") else ""
     many = "one" if tag.get("stop_after_first") else f"one ({between} one)* {trailing}"
-    return f"start: {begin} {many if tag.get('at_least_one') else f'({many})?'} {end}\none: {bodies}\n"
+    start = f"start: {begin} {many if tag.get('at_least_one') else f'({many})?'} {end}"
+    return [start, f"one: {' | '.join(body.after() for body in bodies)}"]
 
 
 def _start(options: list[str], first: str, tag: StructuralTag) -> list[str]:
@@ -155,20 +197,8 @@ def _trigger_of(begin: str, triggers: list[str]) -> str:
     return min((one for one in triggers if begin.startswith(one)), key=len)
 
 
-def _body(one: Structure, begin: str, json_options: JsonCompileOptions) -> str:
-    schema: dict[str, object] = {**_object(checked_schema(one["schema"], "structural_tag"))}
-    if json_options:
-        schema["x-guidance"] = json_options
-    parts = [_quoted(begin) if begin else "", f"%json {json.dumps(schema)}", _quoted(one["end"]) if one["end"] else ""]
-    return " ".join(filter(None, parts))
-
-
 def _object(schema: JsonValue) -> dict[str, JsonValue]:
     return dict(schema) if isinstance(schema, dict) else {}
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def explain(error: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
 
 ANNOTATIONS = frozenset(
     {
@@ -19,7 +20,6 @@ ANNOTATIONS = frozenset(
         "example", "examples", "externalDocs", "id", "nullable", "readOnly", "title", "writeOnly", "xml",
     }
 )  # fmt: skip
-NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
 ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"})
 OBJECTS = frozenset(
@@ -38,6 +38,9 @@ KNOWN = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", "enum", "const", *COMBIN
 UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
 """Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.grammars.json_schema`."""
 
+
+MAX_MULTIPLE = 1024
+"""Largest `multipleOf` that the library does not ignore (0.2.8)."""
 
 LONGEST = 2000
 """Longest `maxLength` that becomes a pattern: larger automata take too long."""
@@ -102,7 +105,7 @@ class Reader:
             self._remark(place, f"{beside[0]!r} beside {found[0]!r} is not enforced")
         if "allOf" in made and isinstance(made["allOf"], list) and len(made["allOf"]) > 1:
             self._remark(place, "'allOf' with several schemas is not enforced")
-        if "oneOf" in made and not _disjoint(made["oneOf"]):
+        if "oneOf" in made and not disjoint(made["oneOf"]):
             self._remark(place, "'oneOf' is not enforced where two of its schemas may hold at once")
         ref = made.get("$ref")
         if isinstance(ref, str) and ref != "#" and not ref.startswith("#/"):
@@ -115,10 +118,12 @@ class Reader:
         beside = sorted(made.keys() & KNOWN - {"type", words[0]} - set(COMBINERS))
         if beside:
             self._remark(place, f"{beside[0]!r} beside {words[0]!r} is not enforced")
-        types = _types_of(made)
+        types = types_of(made)
         values = made["enum"] if words[0] == "enum" else [made["const"]]
+        if _beyond_64_bits(values):
+            self._remark(place, f"an integer of more than 64 bits in {words[0]!r} is not enforced")
         if types and isinstance(values, list):
-            fitting = [value for value in values if _type_of(value) & types]
+            fitting = [value for value in values if type_of(value) & types]
             if len(fitting) != len(values):
                 made.pop("const", None)
                 made["enum"] = fitting  # an empty one is refused by the library
@@ -126,7 +131,7 @@ class Reader:
     def _types(self, made: dict[str, JsonValue], place: str) -> None:
         if any(word in made for word in (*COMBINERS, "enum", "const")):
             return
-        types = _types_of(made)
+        types = types_of(made)
         if types:
             return
         words = made.keys() & (NUMBERS | STRINGS | ARRAYS | OBJECTS)
@@ -156,7 +161,7 @@ class Reader:
     def _lengths(made: dict[str, JsonValue]) -> None:
         """Say the lengths of a string: the library's may hold control characters, which JSON does not."""
         least, most = made.get("minLength", 0), made.get("maxLength", "")
-        if "string" not in _types_of(made) or not isinstance(least, int) or not isinstance(most, (int, str)):
+        if "string" not in types_of(made) or not isinstance(least, int) or not isinstance(most, (int, str)):
             return
         if (least or most != "") and (most == "" or least <= int(most) <= LONGEST):
             made["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{least},{most}}}$'
@@ -164,8 +169,16 @@ class Reader:
             made.pop("maxLength", None)
 
     def _numbers(self, made: dict[str, JsonValue], place: str) -> None:
-        if "multipleOf" in made and (_types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):
+        if "multipleOf" in made and (types_of(made) != {"integer"} or made.keys() & (NUMBERS - {"multipleOf"})):
             self._remark(place, "'multipleOf' is enforced for integers without a range only")
+        elif made.get("multipleOf", 1) not in range(1, MAX_MULTIPLE + 1):
+            self._remark(place, f"'multipleOf' is enforced up to {MAX_MULTIPLE} only")
+        for word in sorted(made.keys() & NUMBERS):
+            bound = made[word]
+            if _beyond_64_bits(bound):
+                self._remark(place, f"{word!r} is enforced up to 64 bits only")
+            elif "number" in types_of(made) and isinstance(bound, int) and float(bound) != bound:
+                self._remark(place, f"{word!r} beyond 2**53 is enforced for integers only")
 
     @staticmethod
     def _required(made: dict[str, JsonValue]) -> None:
@@ -174,7 +187,7 @@ class Reader:
         if not isinstance(required, list) or not isinstance(properties, dict):
             return
         missing = [name for name in required if isinstance(name, str) and name not in properties]
-        if missing and (_types_of(made) == {"object"} or properties):
+        if missing and (types_of(made) == {"object"} or properties):
             others = made.get("additionalProperties", True)
             made["properties"] = {**properties, **dict.fromkeys(missing, others if isinstance(others, dict) else True)}
             made["type"] = made.get("type", "object")
@@ -189,6 +202,18 @@ class Reader:
         for word in ("items", "additionalProperties", "propertyNames", "unevaluatedItems"):
             if isinstance(made.get(word), dict):
                 yield word, self.read(made[word], f"{place}/{word}")
+
+
+def _beyond_64_bits(value: JsonValue) -> bool:
+    """Return whether a value is an integer that a signed one of 64 bits cannot hold, or has one in it."""
+    stack = [value]
+    while stack:
+        inner = stack.pop()
+        if isinstance(inner, (list, dict)):
+            stack += inner.values() if isinstance(inner, dict) else inner
+        elif isinstance(inner, int) and not -(2**63) <= inner < 2**63:
+            return True
+    return False
 
 
 def enforceable(schema: JsonValue, *, lenient: bool = False) -> JsonValue:
@@ -266,64 +291,3 @@ def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
             continue
         yield at, char, inside
         at += size
-
-
-def _types_of(schema: JsonObject) -> set[str]:
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    return {one for one in kind if isinstance(one, str)} if isinstance(kind, list) else set()
-
-
-def _type_of(value: JsonValue) -> set[str]:
-    if value is None:
-        return {"null"}
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, (int, float)):
-        return {"number", "integer"} if float(value).is_integer() else {"number"}
-    if isinstance(value, str):
-        return {"string"}
-    return {"array"} if isinstance(value, list) else {"object"}
-
-
-def _disjoint(schemas: JsonValue) -> bool:
-    """Return whether no value satisfies two of them, as far as types and single-valued properties say."""
-    if not isinstance(schemas, list):
-        return False
-    return all(_apart(one, other) for at, one in enumerate(schemas) for other in schemas[at + 1 :])
-
-
-def _apart(one: JsonValue, other: JsonValue) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    first, second = _possible_types(one), _possible_types(other)
-    if first and second and not first & second:
-        return True
-    if first == second == {"object"}:
-        return any(
-            _values_apart(mine, other.get("properties", {}).get(name))
-            for name, mine in one.get("properties", {}).items()
-            if name in one.get("required", ()) and name in other.get("required", ())
-        )
-    return _values_apart(one, other)
-
-
-def _possible_types(schema: JsonObject) -> set[str]:
-    types = _types_of(schema)
-    if not types and isinstance(schema.get("properties"), dict):
-        types = {"object"}
-    return types | {"integer"} if "number" in types else types
-
-
-def _values_apart(one: JsonValue, other: JsonValue) -> bool:
-    mine, theirs = _fixed(one), _fixed(other)
-    return bool(mine) and bool(theirs) and not any(value in theirs for value in mine)
-
-
-def _fixed(schema: JsonValue) -> list[JsonValue]:
-    if not isinstance(schema, dict):
-        return []
-    if "const" in schema:
-        return [schema["const"]]
-    return schema["enum"] if isinstance(schema.get("enum"), list) else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, SupportsInt
 
@@ -33,8 +35,7 @@ class HostBuffer:
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.data = large_buffer(nbytes)
-        self._device = device
-        self._pinned = device.type == "cuda" and self._pin()
+        self._unpin = self._pin(device) if device.type == "cuda" else None
 
     @property
     def nbytes(self) -> int:
@@ -42,25 +43,32 @@ class HostBuffer:
 
     def provide(self, begin: int, stop: int) -> None:
         """Write to these bytes, so that the system provides them; what is pinned is there."""
-        if not self._pinned:
+        if self._unpin is None:
             self.data[begin:stop] = 0
 
     def close(self) -> None:
         """Unpin the memory; the system has it back when nothing refers to it any more."""
-        if self._pinned:
-            with torch.cuda.device(self._device):
-                _runtime().cudaHostUnregister(self.data.data_ptr())
-            self._pinned = False
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
 
-    def _pin(self) -> bool:
+    def _pin(self, device: torch.device) -> Callable[[], object] | None:
+        """Pin the memory and return what unpins it, at the latest when this buffer goes: the system may give the
+        addresses to others then, and could not pin them again. Return None where it cannot be pinned.
+        """
         # Not torch's own pinned memory: that takes the next power of two. In one piece, because a copy must not cross
         # from one registered range into another.
-        with torch.cuda.device(self._device):
-            error = int(_runtime().cudaHostRegister(self.data.data_ptr(), self.nbytes, _PORTABLE))
-        if error:
-            message = "%.2f GiB of host memory could not be pinned (CUDA error %d): copies are slower"
-            logger.warning(message, self.nbytes / 2**30, error)
-        return not error
+        address = self.data.data_ptr()
+        with torch.cuda.device(device):
+            error = int(_runtime().cudaHostRegister(address, self.nbytes, _PORTABLE))
+        if not error:
+            unpin = weakref.finalize(self, _unpin, address, device)
+            unpin.atexit = False  # the process's memory goes as a whole, and CUDA may be gone before
+            return unpin
+        message = "%.2f GiB of host memory could not be pinned (CUDA error %d): copies are slower"
+        logger.warning(message, self.nbytes / 2**30, error)
+        _forget_error(device)
+        return None
 
 
 class Part:
@@ -81,6 +89,17 @@ def records_of(pages: torch.Tensor) -> NDArray[np.void]:
     torch's index_copy_ moves it word by word.
     """
     return pages.numpy().view(f"V{pages.shape[1]}")[:, 0]
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        _runtime().cudaHostUnregister(address)
+
+
+def _forget_error(device: torch.device) -> None:
+    """Take the error that CUDA keeps for its next caller, who has nothing to do with it."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _runtime() -> _Runtime:

@@ -46,6 +46,10 @@ class DemoSource(DirectorySource[NoOptions]):
         """Return None for every reference that begins with "demo:"; an unknown name is told apart in `prepare`."""
         return None if ctx.reference.startswith(PREFIX) else f"{ctx.reference!r} does not begin with {PREFIX!r}"
 
+    def check(self) -> bool:
+        find_demo(self.ctx.reference.removeprefix(PREFIX))
+        return True
+
     def locate(self) -> Path:
         from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 
@@ -68,4 +72,4 @@ def find_demo(name: str) -> Path:
         file = Path(folder) / packaged.file
         if file.is_file():
             return file
-    raise ModelError(f"the demo model {name} is not installed; install it with: {packaged.install}")
+    raise ModelError(f"model.path: the demo model {name} is not installed; install it with: {packaged.install}")

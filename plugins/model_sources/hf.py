@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -27,13 +28,25 @@ class HFSource(DirectorySource[HFOptions]):
             return None
         if reference.lower().endswith(".gguf"):
             return "a GGUF file is not a directory"
+        if Path(reference).expanduser().is_file():
+            return f"{reference!r} is a file, and not a directory"
         if _HUB_ID.fullmatch(reference):
             return None
-        return f"there is no directory {reference!r}, and it is not a hub id (org/name)"
+        return f"there is no directory {reference!r}{_similar(Path(reference))}, and it is not a hub id (org/name)"
+
+    def check(self) -> bool:
+        local = Path(self.ctx.reference).expanduser()
+        if local.is_dir():
+            self._checked(local)
+        return local.is_dir()
 
     def locate(self) -> Path:
         local = Path(self.ctx.reference).expanduser()
-        directory = local if local.is_dir() else self._fetch()
+        return self._checked(local if local.is_dir() else self._fetch())
+
+    @staticmethod
+    def _checked(directory: Path) -> Path:
+        """Return the directory. Raises ModelError where it lacks files of a model."""
         for name in ("config.json", "tokenizer.json"):
             if not (directory / name).is_file():
                 raise ModelError(f"model.path: {directory} has no {name}, so it is not in Hugging Face's layout")
@@ -74,7 +87,17 @@ class HFSource(DirectorySource[HFOptions]):
         reference = self.ctx.reference
         why = "offline mode is on" if offline else "the model hub cannot be reached"
         return (
-            f"model.path: {reference!r} is not a directory here and not in the hub's local cache, and {why}. Give the "
-            f"path of a local directory, fetch the model where there is a network (hf download {reference}) and copy "
-            f"the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
+            f"model.path: {reference!r} is not a directory here{_similar(Path(reference))} and not in the hub's local "
+            f"cache, and {why}. Give the path of a local directory, fetch the model where there is a network (hf "
+            f"download {reference}) and copy the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
         )
+
+
+def _similar(missing: Path) -> str:
+    """Return the directories beside a missing one that have a similar name, for a message; "" where none has."""
+    try:
+        names = [path.name for path in missing.expanduser().parent.iterdir() if path.is_dir()]
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(missing.name, names)
+    return f" (did you mean {' or '.join(repr(str(missing.parent / name)) for name in found)}?)" if found else ""

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
+from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
 
@@ -49,7 +50,7 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
         )
     bridge.register()
     try:
-        with _quiet():
+        with _quiet(), progress("reading weights"):
             model, info = AutoModelForCausalLM.from_pretrained(
                 str(ctx.directory),
                 config=config_of(ctx.hf_config),

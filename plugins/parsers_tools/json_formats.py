@@ -154,17 +154,23 @@ class _LlamaStream(CallStream):
             source.stop_record()
             marker = yield from self.content(_PYTHON)
         while marker:
-            while (yield from self.attempt(self._call())):
-                source.start_record()
+            yield from self.attempt(self._calls())
             marker = yield from self.content(_PYTHON)
 
-    def _call(self) -> Reading[None]:
+    def _calls(self) -> Reading[None]:
+        yield from self.source.skip_space()
+        yield from self.read_several(lambda: self.read_call(strict=True, several=True), self._goes_on)
+
+    def _goes_on(self) -> Reading[bool]:
+        """Read as far as the next call; where there is none, all of that is content."""
         source = self.source
         yield from source.skip_space()
-        if self.sink.calls and (yield from source.peek()) == ";":
+        if (yield from source.peek()) == ";":
             source.take(1)
             yield from source.skip_space()
-        yield from self.read_call(strict=True)
+        if (yield from source.peek()) != "{":
+            raise Broken
+        return True
 
 
 # ---- Mistral --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ list ::= "[" (value (", " value)*)? "]"
 dict ::= "{" (string ": " value (", " string ": " value)*)? "}"
 string ::= "\"" ([^"\\\x00-\x1f] | escape)* "\"" | "'" ([^'\\\x00-\x1f] | escape)* "'"
 escape ::= "\\" ["'\\nrt]
-integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+integer ::= "-"? ("0" | [1-9] [0-9]{0,19})
 number ::= integer ("." [0-9]{1,15})?
 boolean ::= "True" | "False"
 """
@@ -31,7 +31,7 @@ dict ::= "{" (quoted ": " json (", " quoted ": " json)*)? "}"
 json ::= quoted | number | boolean | "null" | list | dict
 quoted ::= "\"" ([^"\\<\x00-\x1f] | "\\" ["\\nrt])* "\""
 string ::= ([^<] | "<" [^/<])*
-integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+integer ::= "-"? ("0" | [1-9] [0-9]{0,19})
 number ::= integer ("." [0-9]{1,15})?
 boolean ::= "true" | "false"
 """

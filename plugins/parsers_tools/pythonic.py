@@ -18,7 +18,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolFunction,
 )
 from pegboard.core.toolkit.parsing.call_stream import CallStream
-from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell
+from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import chosen
 from pegboard.plugins.parsers_tools.literals import python_calls
@@ -91,23 +91,15 @@ class _PythonicStream(CallStream):
         source = self.source
         yield from source.skip_space()
         yield from source.expect("[")
-        while True:
-            yield from source.skip_space()
-            yield from self._call()
-            source.start_record()
-            yield from source.skip_space()
-            char = yield from source.peek()
-            if char not in (",", "]"):
-                raise Broken
-            source.take(1)
-            if char == "]":
-                return
+        yield from source.skip_space()
+        yield from self.read_several(self._call, self.goes_on)
 
-    def _call(self) -> Reading[None]:
-        """``name(key=value, ...)``. It is told once it is more than a word in brackets."""
+    def _call(self) -> Reading[bool]:
+        """Read ``name(key=value, ...)``. It is told once it is more than a word in brackets."""
         source = self.source
         name = yield from source.read_run(_NAME, _MOST)
-        self.check(name)
+        known = self.knows(name)
+        tell = self.sink.arguments if known else ignore
         yield from source.expect("(")
         yield from source.skip_space()
         first = True
@@ -116,15 +108,15 @@ class _PythonicStream(CallStream):
             yield from source.skip_space()
             if not key or (yield from source.peek()) != "=":
                 if not first:
-                    self.sink.arguments(key)
+                    tell(key)
                 raise Broken
             source.take(1)
-            if first:
+            if first and known:
                 self.start(name)
-            self.sink.arguments(f"{'{' if first else ', '}{json.dumps(key)}: ")
+            tell(f"{'{' if first else ', '}{json.dumps(key)}: ")
             first = False
             yield from source.skip_space()
-            yield from self._value(self.sink.arguments)
+            yield from self._value(tell)
             yield from source.skip_space()
             char = yield from source.peek()
             if char == ",":
@@ -133,10 +125,13 @@ class _PythonicStream(CallStream):
             elif char != ")":
                 raise Broken
         source.take(1)
+        if not known:
+            return False
         if first:
             self.start(name)
         self.sink.arguments("{}" if first else "}")
         self.sink.end()
+        return True
 
     def _value(self, tell: Tell) -> Reading[None]:
         source = self.source

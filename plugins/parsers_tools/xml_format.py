@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
@@ -27,10 +27,11 @@ from pegboard.core.interfaces.output_parser import (
     ParserStream,
     ToolFunction,
 )
+from pegboard.core.toolkit.grammars.schema_values import PossibleTypes, type_of
 from pegboard.core.toolkit.parsing.call_stream import CallStream
 from pegboard.core.toolkit.parsing.json_stream import write
 from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
-from pegboard.plugins.parsers_tools.grammars import chosen, properties_of
+from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
 from pegboard.plugins.parsers_tools.literals import tagged_calls
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -75,7 +76,7 @@ def _written(name: str, arguments: JsonObject) -> str:
 class _XmlStream(CallStream):
     def __init__(self, tools: Sequence[ToolFunction]) -> None:
         super().__init__(tools)
-        self._schemas = {one["name"]: properties_of(one) for one in tools}
+        self._functions = {one["name"]: one for one in tools}
 
     def run(self) -> Reading[None]:
         # Models forget the outer tag.
@@ -90,7 +91,8 @@ class _XmlStream(CallStream):
 
     def _call(self, marker: str) -> Reading[None]:
         source = self.source
-        if marker == _BEGIN:
+        outer = marker == _BEGIN
+        if outer:
             yield from source.skip_space()
             if not (yield from source.read_marker(_FUNCTION)):
                 raise Broken
@@ -98,92 +100,95 @@ class _XmlStream(CallStream):
         yield from source.expect(">")
         self.start(name)
         self.sink.arguments("{")
-        schemas = self._schemas.get(name, {})
+        function = self._functions.get(name, ToolFunction(name=name))
+        schemas, types = properties_of(function), PossibleTypes(parameters_of(function))
         names: set[str] = set()
-        while True:
+        ended = False
+        while not ended:
             yield from source.skip_space()
-            if (yield from source.read_marker(_FUNCTION_END)):
+            if (yield from source.read_marker(_FUNCTION_END)) or (outer and (yield from source.starts_with(_END))):
                 break
             if not (yield from source.read_marker(_PARAMETER)):
                 raise Broken
-            yield from self._parameter(schemas, names)
+            key = yield from self._key(names)
+            ended = yield from self._value(types.of(schemas.get(key)), outer=outer)
         self.sink.arguments("}")
         self.sink.end()
 
-    def _parameter(self, schemas: JsonObject, names: set[str]) -> Reading[None]:
-        source = self.source
-        key = yield from source.read_run(_NAME, _MOST)
-        if not key or (yield from source.peek()) != ">":
+    def _key(self, names: set[str]) -> Reading[str]:
+        key = yield from self.source.read_run(_NAME, _MOST)
+        if not key or (yield from self.source.peek()) != ">":
             self.sink.arguments(_PARAMETER + key)
             raise Broken
-        source.take(1)
+        self.source.take(1)
         self.sink.arguments(f"{', ' if names else ''}{json.dumps(key)}: ")
         names.add(key)
-        if (yield from source.peek()) == "\n":
-            source.take(1)
-        if _is_text(schemas.get(key)):
-            yield from self._text()
-        else:
-            yield from self._json(schemas.get(key))
+        return key
 
-    def _text(self) -> Reading[None]:
-        """Read a string's text. The line break before the end belongs to the format, so that one is held back."""
-        held = ""
-
-        def tell(text: str) -> None:
-            nonlocal held
-            text = held + text
-            held = "\n" if text.endswith("\n") else ""
-            self.sink.arguments(json.dumps(text[: len(text) - len(held)], ensure_ascii=False)[1:-1])
-
-        self.sink.arguments('"')
-        if not (yield from self.until(tell, _PARAMETER_END)):
-            self.sink.arguments(json.dumps(held)[1:-1])
-            raise Broken
-        self.source.stop_record()
-        self.sink.arguments('"')
-
-    def _json(self, schema: JsonValue) -> Reading[None]:
+    def _value(self, types: frozenset[str], *, outer: bool) -> Reading[bool]:
+        """Read a parameter's value and its end; True where the function ends there, too. A string's text is told as it
+        comes. The line breaks around it belong to the format, so the last one is held back.
+        """
+        text = types == {"string"}
         pieces: list[str] = []
-        ended = yield from self.until(pieces.append, _PARAMETER_END)
-        text = "".join(pieces)
-        if not ended:
-            self.sink.arguments(text)
+        held, begun = "", False
+
+        def tell(piece: str) -> None:
+            nonlocal held, begun
+            piece = held + (piece if begun else piece.removeprefix("\n"))
+            begun = True
+            held = "\n" if piece.endswith("\n") else ""
+            self.sink.arguments(json.dumps(piece[: len(piece) - len(held)], ensure_ascii=False)[1:-1])
+
+        if text:
+            self.sink.arguments('"')
+        end, ended = yield from self._until_end(tell if text else pieces.append, outer=outer)
+        if text:
+            # An end that was forgotten has been read with the line break before it.
+            self.sink.arguments(json.dumps("" if end == _PARAMETER_END else held)[1:-1] + ('"' if end else ""))
+        else:
+            whole = "".join(pieces).removeprefix("\n")
+            self.sink.arguments(_as_json(whole.removesuffix("\n"), types) if end else whole)
+        if not end:
             raise Broken
-        self.source.stop_record()
-        self.sink.arguments(_as_json(text.removesuffix("\n"), schema))
+        return ended
+
+    def _until_end(self, tell: Callable[[str], None], *, outer: bool) -> Reading[tuple[str, bool]]:
+        """Read as far as what ends a value: its tag or, as models forget that one, the next parameter's or the
+        function's; those of a value with line breaks around it begin a line. Returns what it was, "" for the end of the
+        text, and whether it ends the function.
+        """
+        source = self.source
+        line = "\n" if (yield from source.peek()) == "\n" else ""
+        markers = [_PARAMETER_END, line + _PARAMETER, line + _FUNCTION_END, *([line + _END] if outer else [])]
+        while marker := (yield from self.until(tell, *markers)):
+            source.stop_record()
+            tag = marker.removeprefix(line)
+            if tag in (_PARAMETER, _END):
+                source.put_back(tag)
+            if tag != _FUNCTION_END or not outer:
+                return marker, tag in (_FUNCTION_END, _END)
+            # In a string this may be text: a call that began with a tag ends with one.
+            space = yield from source.skip_space()
+            if (yield from source.starts_with(_END)) or not (yield from source.peek()):
+                return marker, True
+            tell(marker + space)
+        return "", False
 
 
-def _is_text(schema: JsonValue) -> bool:
-    """Return whether a value is a string whatever it looks like."""
-    if not isinstance(schema, Mapping):
-        return False
-    values = schema.get("enum")
-    return schema.get("type") == "string" or (isinstance(values, list) and all(isinstance(one, str) for one in values))
-
-
-def _as_json(text: str, schema: JsonValue) -> str:
-    """JSON as it stands, Python's three words, or else a string; a string, too, where the schema wants that rather than
-    what the JSON is.
+def _as_json(text: str, types: frozenset[str]) -> str:
+    """Return JSON as it stands, Python's three words, or else a string; a string, too, where the schema wants that
+    rather than what the JSON is.
     """
     words = {"True": "true", "False": "false", "None": "null"}
+    found = words.get(text.strip(), text.strip())
     try:
-        value = json.loads(words.get(text.strip(), text), parse_constant=_refuse)
-        kinds = schema.get("type") if isinstance(schema, Mapping) else None
-        if isinstance(kinds, list) and "string" in kinds and not any(kind in kinds for kind in _kinds(value)):
-            value = text
-        return write(value)
+        value = json.loads(found, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-
-
-def _kinds(value: JsonValue) -> tuple[str, ...]:
-    if isinstance(value, bool):
-        return ("boolean",)
-    if isinstance(value, int):
-        return ("integer", "number")
-    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
-    return (names[type(value)],)
+    if "string" in types and not type_of(value) & types:
+        return json.dumps(text, ensure_ascii=False)
+    return found
 
 
 def _refuse(text: str) -> JsonValue:

@@ -63,6 +63,9 @@ class DecodeGraphs:
         self._refused: set[tuple[int, ExtraShapes]] = set()
         self._pool: KVPool | None = None
         self._table = torch.empty(0)
+        self._logits: torch.Tensor | None = None
+        """float32 [largest size, vocab], of which each graph writes the first rows: with logits of their own, all sizes
+        up to 256 would take 1.1 GiB for 128k tokens. Made beside the largest graph, which is recorded first."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -107,9 +110,15 @@ class DecodeGraphs:
 
         for _ in range(_WARM):
             ctx.attention.prepare(static.batch)
-            capture.warm(run)
+            logits = self._room_for(capture.warm(run))
         ctx.attention.prepare(static.batch)
-        return _Graph(static, *capture.capture(run))
+        return _Graph(static, *capture.capture(lambda: logits.copy_(run())))
+
+    def _room_for(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return where as many logits are kept."""
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits[: len(logits)]
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None

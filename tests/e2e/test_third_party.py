@@ -81,7 +81,7 @@ def test_its_config_is_right(installed: dict[str, str]) -> None:
     config = EXAMPLE / "config.yaml"
     assert all(name in config.read_text("utf-8") for name in PROVIDERS.values())
     done = pegboard("config", "check", str(config), env=installed)
-    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+    assert (done.returncode, done.stdout[:17]) == (0, "ok (not checked: "), done.stderr
 
 
 @pytest.mark.full

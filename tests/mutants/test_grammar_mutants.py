@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +290,13 @@ class ForgetsRequired(Rewrites):
         return source.replace('"required"', '"examples"')
 
 
+class CountsInDoubles(Rewrites):
+    kind = "json_schema"
+
+    def rewritten(self, source: str) -> str:
+        return re.sub(r"\d{17,}", lambda found: str(int(float(found.group()))), source)
+
+
 class TakesAnyJson(LLGuidanceBackend):
     def compile(self, grammar: Grammar) -> bytes:
         return super().compile(Grammar("json_schema", "{}") if grammar.kind == "json_object" else grammar)
@@ -386,6 +394,7 @@ MUTANTS = [
     mutant(IgnoresBounds, "test_json_schema"),
     mutant(ForgetsRequired, "test_json_schema"),
     mutant(ForgetsRequired, "test_a_random_answer_is_json"),
+    mutant(CountsInDoubles, "test_large_integers_are_exact_or_refused"),
     mutant(TakesAnyJson, "test_json_object"),
     mutant(SearchesInsteadOfMatching, "test_regex"),
     mutant(DropsTheLastRule, "test_ebnf"),

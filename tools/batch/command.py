@@ -32,10 +32,12 @@ SHOWN_PROBLEMS = 10
 def generate(
     *,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; with --file there is none, and config files come first.")
+        str | None,
+        typer.Argument(help="The prompt; with --file there is none, and the model or config files come first."),
     ] = None,
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Config files (YAML, TOML, JSON), merged in order.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL|FILE", help="The model, and config files (YAML, TOML, JSON), merged in order."),
     ] = None,
     overrides: Overrides = None,
     sampling: SamplingOptions,
@@ -57,13 +59,13 @@ def generate(
         return
     media.refuse_with_file()
     if prompt is not None:
-        paths.insert(0, Path(prompt))
+        paths.insert(0, prompt)
     output = lines.checked_output(as_json=as_json)
     command = _Command(_config(paths, overrides), values, template, lines, as_json=as_json)
     raise typer.Exit(command.run(lines.file, output))
 
 
-def _config(files: list[Path], overrides: list[str] | None) -> ResolvedConfig:
+def _config(files: list[str], overrides: list[str] | None) -> ResolvedConfig:
     from pegboard.core.config.compose import compose
 
     resolved = compose(files, overrides=overrides or ())

@@ -187,7 +187,7 @@ def _ms(seconds: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(seconds) * 1000, "min": min(seconds) * 1000}
 
 
-def resolve(settings: StepSettings, files: Sequence[Path], overrides: Sequence[str]) -> ResolvedConfig:
+def resolve(settings: StepSettings, files: Sequence[str | Path], overrides: Sequence[str]) -> ResolvedConfig:
     """Return the config, with room for the shape, and with the clock. What `overrides` say has the last word."""
     room = settings.room * 5 // 4 + 4096
     own = [

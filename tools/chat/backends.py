@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pegboard.tools.chat.server_client import ServerClient
 
 Message = dict[str, Any]
+TOGETHER = 0.001
+"""Seconds within which tokens come together: no model has computed them one after another in so short a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,32 @@ class Figures:
     first: float | None = None
     """Seconds to the first token."""
     seconds: float = 0.0
+    _last: float = 0.0
+    """Seconds to the last token."""
+    _came: int = 0
+    """Tokens, or pieces of text where tokens are not counted."""
+    _came_first: int = 0
+    """Those of them that came together, before the others."""
 
-    def tick(self, *, token: bool) -> None:
-        """Something has come; a token, perhaps."""
+    def tick(self, tokens: int) -> None:
+        """Something has come, so many tokens (or pieces) among it."""
         self.seconds = time.monotonic() - self.began
-        if token and self.first is None:
+        if not tokens:
+            return
+        if self.first is None:
             self.first = self.seconds
+        self._came += tokens
+        self._last = self.seconds
+        if self._last - self.first < TOGETHER:
+            self._came_first = self._came
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second from the first one on."""
-        if self.first is None or self.completion_tokens < 2 or self.seconds <= self.first:
+        """Tokens per second after those that came first. None where all came together: that says nothing of it."""
+        if self.first is None or self._came_first == self._came:
             return None
-        return (self.completion_tokens - 1) / (self.seconds - self.first)
+        share = 1 - self._came_first / self._came
+        return self.completion_tokens * share / (self._last - self.first)
 
 
 class Speaker(Protocol):
@@ -140,7 +155,7 @@ def _note(figures: Figures, chunk: OutputChunk) -> None:
     figures.prompt_tokens, figures.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
     figures.completion_tokens = chunk.completion_tokens
     figures.finish_reason = str((chunk.finish_reason or {}).get("type", ""))
-    figures.tick(token=bool(chunk.token_ids))
+    figures.tick(len(chunk.token_ids))
 
 
 def _pieces(events: Sequence[Any]) -> Iterator[Piece]:
@@ -189,7 +204,7 @@ class ServerSpeaker:
             if text:
                 if not figures.exact:
                     figures.completion_tokens += 1
-                figures.tick(token=True)
+                figures.tick(1)
                 yield Piece(str(text), reasoning)
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ def _server(options: ServerOptions) -> Speaker:
     return ServerSpeaker(client, model or models[0])
 
 
-def _engine(files: list[Path] | None, overrides: list[str] | None) -> Speaker:
+def _engine(files: list[str] | None, overrides: list[str] | None) -> Speaker:
     from pegboard.core.config.compose import compose
     from pegboard.tools.chat.backends import EngineSpeaker
 

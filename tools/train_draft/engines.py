@@ -16,7 +16,7 @@ from pegboard.core.engine.engine import Engine
 class Engines:
     """Builds engines from config files and overrides."""
 
-    files: tuple[Path, ...]
+    files: tuple[str | Path, ...]
     overrides: tuple[str, ...]
 
     def resolved(self, *more: str) -> ResolvedConfig:

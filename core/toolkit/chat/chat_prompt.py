@@ -20,6 +20,9 @@ from pegboard.core.toolkit.chat.template_reading import Reading, reading_of
 MEDIA_NAMES = {"image": "pictures", "video": "videos"}
 """What kinds of media are called, many of them."""
 
+SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+"""Names that clients say to every model, and that mean nothing to a template which does not read them."""
+
 
 class PromptText(msgspec.Struct):
     """A rendered conversation. `literals` are as of MediaPrompt."""
@@ -60,7 +63,8 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
         allowed = template.variables - RESERVED - self.tokens.keys()
         self._check_kwargs(allowed)
         hints = {name: value for name, value in self.hints.items() if name in allowed}
-        asked = msgspec.structs.replace(self, hints=hints)
+        kwargs = {name: value for name, value in self.kwargs.items() if name in allowed}
+        asked = msgspec.structs.replace(self, hints=hints, kwargs=kwargs)
         return asked._with_media(template) if self.reserved else PromptText(asked._rendered(template))
 
     def _with_media(self, template: ChatTemplate) -> PromptText:
@@ -162,7 +166,7 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
 
     def _check_kwargs(self, allowed: frozenset[str]) -> None:
         for name in self.kwargs:
-            if name not in allowed:
+            if name not in allowed and name not in SWITCHES:
                 known = ", ".join(sorted(allowed)) or "nothing of its own"
                 raise InvalidRequest(
                     f"chat_template_kwargs: this model's chat template does not read {name[:64]!r} from requests; it "

@@ -40,6 +40,9 @@ _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 )  # fmt: skip
+_KEYWORDS = frozenset(
+    {"type", "enum", "required", *_SCHEMA_MAPS, *_SCHEMAS, *_SCHEMA_LISTS, *_STRINGS, *_NUMBERS, *_COUNTS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +149,34 @@ def _function(source: FunctionSource) -> ToolFunction:
 def _parameters(path: str, schema: object) -> JsonObject:
     if not isinstance(schema, dict):
         raise wrong(path, "must be a JSON schema: an object")
-    if schema.get("type", "object") != "object":
+    if schema.get("type") not in ("object", None):
         raise wrong(f"{path}.type", "must be object: arguments have names")
-    check_schema(schema, path)
+    if check_schema(schema, path):
+        schema = _without_nulls(schema)
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def check_schema(schema: object, path: str) -> None:
+def _without_nulls(schema: JsonObject) -> dict[str, JsonValue]:
+    """Return a schema that was checked, without keywords that are null."""
+    made: dict[str, JsonValue] = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAPS and isinstance(value, dict):
+            made[key] = {name: _cleaned(inner) for name, inner in value.items()}
+        elif key in (*_SCHEMA_LISTS, "items") and isinstance(value, list):
+            made[key] = [_cleaned(inner) for inner in value]
+        elif value is not None or key not in _KEYWORDS:
+            made[key] = _cleaned(value) if key in _SCHEMAS else value
+    return made
+
+
+def _cleaned(schema: JsonValue) -> JsonValue:
+    return _without_nulls(schema) if isinstance(schema, dict) else schema
+
+
+def check_schema(schema: object, path: str) -> bool:
     """Raise InvalidRequest, with the path below `path`, for an invalid JSON schema: keywords of the wrong type, and
-    schemas nested too deeply. Unknown keywords pass.
+    schemas nested too deeply. Unknown keywords pass, and so do known ones that are null, as some clients write what is
+    not there; True where there are any.
 
     By hand, because `jsonschema.Draft202012Validator.check_schema` needs 0.2 ms per subschema, where this needs 3 us:
     the half megabyte that tools may have holds 40,000 of them, and eight seconds on the server's event loop stop it for
@@ -162,6 +184,7 @@ def check_schema(schema: object, path: str) -> None:
     `exclusiveMinimum`), lets an empty `enum` pass, and takes 1.3 s to import with its optional formats.
     """
     left: list[tuple[object, str, int]] = [(schema, path, 1)]
+    nulls = False
     while left:
         one, where, depth = left.pop()
         if isinstance(one, bool):
@@ -170,8 +193,12 @@ def check_schema(schema: object, path: str) -> None:
             raise wrong(where, "must be a JSON schema: an object, or a boolean")
         if depth > MAX_SCHEMA_DEPTH:
             raise wrong(path, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+        if None in one.values():
+            one = {key: value for key, value in one.items() if value is not None or key not in _KEYWORDS}
+            nulls = True
         _check_keywords(one, where)
         left += [(below, at, depth + 1) for below, at in _subschemas(one, where)]
+    return nulls
 
 
 def _subschemas(schema: dict[str, Any], where: str) -> Iterator[tuple[Any, str]]:

@@ -70,8 +70,8 @@ def checked_schema(schema: JsonValue, param: str = "json_schema") -> JsonValue:
             return True
         raise _refused(param, "a schema is an object, or true")
     _settle_formats(schema)
-    known = {name.rstrip("#") for one in _schemas(schema) if isinstance(name := one.get("$id"), str)}
-    for one in _schemas(schema):
+    known = {name.rstrip("#") for one in schemas_in(schema) if isinstance(name := one.get("$id"), str)}
+    for one in schemas_in(schema):
         ref = one.get("$ref")
         if isinstance(ref, str) and not ref.startswith("#") and not _within(ref, known):
             raise _refused(param, f"the reference {ref[:100]!r} leads outside the schema, and nothing is fetched")
@@ -119,7 +119,7 @@ def _depth(value: JsonValue) -> int:
     return deepest
 
 
-def _schemas(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
+def schemas_in(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
     """Yield the schema and all that stand in it, where schemas stand: what looks like one in an `enum` is a value."""
     if not isinstance(schema, dict):
         return
@@ -127,20 +127,20 @@ def _schemas(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
     for word in _MAPS:
         if isinstance(schema.get(word), dict):
             for one in schema[word].values():
-                yield from _schemas(one)
+                yield from schemas_in(one)
     for word in _LISTS:
         if isinstance(schema.get(word), list):
             for one in schema[word]:
-                yield from _schemas(one)
+                yield from schemas_in(one)
     for word in _SINGLE:
-        yield from _schemas(schema.get(word))
+        yield from schemas_in(schema.get(word))
     if isinstance(schema.get("items"), list):
         for one in schema["items"]:
-            yield from _schemas(one)
+            yield from schemas_in(one)
 
 
 def _settle_formats(schema: dict[str, JsonValue]) -> None:
-    for one in _schemas(schema):
+    for one in schemas_in(schema):
         name = one.get("format")
         if isinstance(name, str) and name not in SPEC_FORMATS:
             del one["format"]
@@ -164,7 +164,7 @@ class _Finite:
 
     def holds(self) -> bool:
         """For the schema, and for all that is referred to: an endless branch has no way back."""
-        return self._settled(self._root) and all(self._settled({"$ref": ref}) for ref in _refs(self._root))
+        return self._settled(self._root) and all(self._settled({"$ref": ref}) for ref in refs_in(self._root))
 
     def _settled(self, schema: JsonValue) -> bool:
         found = self._of(schema)
@@ -217,7 +217,7 @@ class _Finite:
         return all(map(self._of, wanted)) and (len(wanted) >= least or self._of(schema.get("items", True)))
 
     def _target(self, ref: str) -> JsonValue:
-        return _target_of(self._root, ref)
+        return target_of(self._root, ref)
 
 
 class _Length:
@@ -232,17 +232,17 @@ class _Length:
     def most(self) -> int:
         """In characters. By a stack of its own, as references may lead on and on."""
         begun: set[str] = set()
-        stack: list[tuple[str, Iterator[str]]] = [("", _refs(self._root))]
+        stack: list[tuple[str, Iterator[str]]] = [("", refs_in(self._root))]
         while stack:
             ref, inner = stack[-1]
             following = next((one for one in inner if one not in begun), None)
             if following is not None:
                 begun.add(following)
-                stack.append((following, _refs(_target_of(self._root, following))))
+                stack.append((following, refs_in(target_of(self._root, following))))
                 continue
             stack.pop()
             if ref:
-                self._known[ref] = self._of(_target_of(self._root, ref))
+                self._known[ref] = self._of(target_of(self._root, ref))
         return self._of(self._root)
 
     def _of(self, schema: JsonValue) -> int:
@@ -277,15 +277,16 @@ class _Length:
         return sum(begins) + items * max(1, least - len(begins))
 
 
-def _refs(schema: JsonValue) -> Iterator[str]:
-    return (ref for one in _schemas(schema) if isinstance(ref := one.get("$ref"), str))
+def refs_in(schema: JsonValue) -> Iterator[str]:
+    """Yield all references that stand in a schema."""
+    return (ref for one in schemas_in(schema) if isinstance(ref := one.get("$ref"), str))
 
 
 def _size(value: JsonValue) -> int:
     return len(json.dumps(value, ensure_ascii=False))
 
 
-def _target_of(root: JsonObject, ref: str) -> JsonValue:
+def target_of(root: JsonObject, ref: str) -> JsonValue:
     """Return what a reference within the schema points at; true where that is not clear, which is others' to refuse."""
     if ref == "#":
         return root

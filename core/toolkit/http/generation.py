@@ -32,9 +32,7 @@ MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
 UNNAMED = ("", "unknown")
-"""What bodies have for `model` that name none, and mean what is served. SGLang's router writes the second where its own
-client left the field out.
-"""
+"""What bodies have for `model` that name none. SGLang's router writes the second where its client left it out."""
 
 
 class SamplingFields(RequestModel):
@@ -80,7 +78,9 @@ class SamplingFields(RequestModel):
         """
         fields = {
             **{name: getattr(self, name) for name in _SHARED},
-            "stop": _texts(self.stop),
+            # OpenAI's range includes 0, which leaves the likeliest token.
+            "top_p": self.top_p or 1e-9,
+            "stop": tuple(filter(None, _texts(self.stop))),
             "stop_regex": _texts(self.stop_regex),
             "stop_token_ids": tuple(self.stop_token_ids),
             "logit_bias": _bias(self.logit_bias, prefix),

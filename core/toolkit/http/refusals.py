@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +11,12 @@ from pydantic import model_validator
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.bodies import RequestModel
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORTED = 256
+"""Most names of unknown fields that are logged: clients choose them."""
+_reported: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,9 @@ class Refusal:
 
 
 class RefusingModel(RequestModel):
-    """A body that names the fields which it knows of and refuses, so that none of them is ignored in silence."""
+    """A body that names the fields which it knows of and refuses, so that none of them is ignored in silence. Fields
+    that it does not know are ignored, and the log says so, once of each name.
+    """
 
     refused: ClassVar[Mapping[str, Refusal]] = {}
 
@@ -42,4 +51,13 @@ class RefusingModel(RequestModel):
             if refusal is not None and refusal.concerns(data[name]):
                 text = f"{name} is not supported by this server{refusal.instead}"
                 raise InvalidRequest(text, param=name, code="unsupported")
+            if refusal is None and name not in cls.model_fields:
+                _report(name)
         return data
+
+
+def _report(name: str) -> None:
+    """Log a field that is ignored, if its name is new and there have not been too many."""
+    if len(_reported) < MAX_REPORTED and name not in _reported:
+        _reported.add(name)
+        logger.info("requests have a field that is not known here and has no effect: %r", name[:64])

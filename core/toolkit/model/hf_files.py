@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from itertools import chain
 from pathlib import Path
@@ -12,6 +13,8 @@ from pegboard.core.interfaces.errors import ModelError
 
 MAX_DEPTH = 100
 """Levels of nesting in a model's JSON file. Its values are copied, compared and printed by recursive code."""
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Numbers that JSON has not got. transformers writes each as an object, ``{"__float__": "Infinity"}``."""
 
 
 def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_object)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -34,6 +37,12 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
     if _deeper(value, MAX_DEPTH):
         raise ModelError(f"{path} is nested too deeply, {MAX_DEPTH} levels at most")
     return value
+
+
+def _object(value: dict[str, Any]) -> object:
+    """Return an object as it was read, or the number that it stands for."""
+    name = value.get("__float__")
+    return _FLOATS[name] if len(value) == 1 and isinstance(name, str) and name in _FLOATS else value
 
 
 def _deeper(value: object, levels: int) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.hf_files import read_json_object
+from pegboard.core.toolkit.system.progress import progress
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -88,10 +89,13 @@ def load_weights(
     Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
     file, the tensors and the shapes.
     """
-    for file, stored in _matched(directory, targets, ignore).items():
-        with file.open("rb", buffering=0) as stream:
-            for name, tensor in stored.items():
-                _read(stream, tensor, targets[name])
+    files = _matched(directory, targets, ignore)
+    with progress("reading weights", sum(one.nbytes for stored in files.values() for one in stored.values())) as read:
+        for file, stored in files.items():
+            with file.open("rb", buffering=0) as stream:
+                for name, tensor in stored.items():
+                    _read(stream, tensor, targets[name])
+                    read(tensor.nbytes)
 
 
 def check_weights(

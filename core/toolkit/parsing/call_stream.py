@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.output_parser import ToolFunction
@@ -22,6 +22,8 @@ class _Call:
     name: str = ""
     arguments: str = ""
     told: bool = False
+    unknown: bool = False
+    """Whether there is no such function. Of several calls that one is content, and the others are calls."""
 
 
 class CallStream(TextStream):
@@ -30,24 +32,33 @@ class CallStream(TextStream):
     def __init__(self, tools: Sequence[ToolFunction] = ()) -> None:
         super().__init__()
         self.names = frozenset(one["name"] for one in tools)
+        self._unknown: list[str] = []
+        """Calls of unknown functions, which are content if another call follows; until then they are recorded, too."""
 
     def start(self, name: str) -> None:
         """Begin a call, and tell what was read of it so far. Raises Broken where there is no such function."""
         self.check(name)
         self.source.stop_record()
+        for text in self._unknown:
+            self.sink.line(text)
+        self._unknown.clear()
         self.sink.start(name)
 
     def check(self, name: str) -> None:
         """Raise Broken where there is no function of this name."""
-        if name not in self.names and (self.names or not _NAME.fullmatch(name)):
+        if not self.knows(name):
             raise Broken
+
+    def knows(self, name: str) -> bool:
+        """Return whether there is a function of this name."""
+        return name in self.names or (not self.names and _NAME.fullmatch(name) is not None)
 
     def leave_out_marker(self) -> None:
         """Leave out the marker that was just read, and the white space before it."""
         self.source.stop_record()
         self.sink.drop_space()
 
-    def attempt(self, reading: Generator[None, None, None], end: str = "") -> Reading[bool]:
+    def attempt(self, reading: Reading[object], end: str = "") -> Reading[bool]:
         """Read what may turn out to be no call; True where there was one.
 
         What does not fit becomes content, or, where it is in the middle of a call that has been told of, everything as
@@ -58,6 +69,7 @@ class CallStream(TextStream):
             yield from reading
             self.source.stop_record()
         except Broken:
+            self._unknown.clear()
             if self.sink.in_call:
                 found = yield from self.until(self.sink.arguments, *filter(None, [end]))
                 self.source.put_back(found)
@@ -81,9 +93,10 @@ class CallStream(TextStream):
         self.sink.arguments(arguments)
         self.sink.end()
 
-    def read_call(self, *, strict: bool = False) -> Reading[None]:
+    def read_call(self, *, strict: bool = False, several: bool = False) -> Reading[bool]:
         """Read a call such as ``{"name": "f", "arguments": {"a": 1}}``. `strict` takes no other keys, for text that is
-        only by its keys known to be a call. Arguments that come before the name are told with it.
+        only by its keys known to be a call. Arguments that come before the name are told with it. One of `several` may
+        be of an unknown function: False where it is.
         """
         source, call = self.source, _Call()
         yield from source.expect("{")
@@ -93,25 +106,29 @@ class CallStream(TextStream):
             yield from source.skip_space()
             yield from source.expect(":")
             yield from source.skip_space()
-            yield from self._read_field(call, key, strict=strict)
+            yield from self._read_field(call, key, strict=strict, several=several)
             yield from source.skip_space()
             if (yield from source.peek()) != ",":
                 break
             source.take(1)
         if (yield from source.peek()) != "}" or (strict and not (call.told or call.arguments)):
             raise Broken
-        self.check(call.name)
+        if not call.unknown:
+            self.check(call.name)
         source.take(1)
-        if not call.told:
+        if not call.told and not call.unknown:
             self.tell_whole(call.name, call.arguments or "{}")
+        return not call.unknown
 
-    def _read_field(self, call: _Call, key: str, *, strict: bool) -> Reading[None]:
+    def _read_field(self, call: _Call, key: str, *, strict: bool, several: bool) -> Reading[None]:
         """Read the value of one key, and tell the call as soon as it has both name and arguments."""
         if key == "name" and not call.name:
             call.name = yield from read_string(self.source)
-            self.check(call.name)
+            call.unknown = several and not self.knows(call.name)
+            if not call.unknown:
+                self.check(call.name)
         elif key in _ARGUMENTS and not (call.arguments or call.told):
-            if call.name and (yield from self.source.peek()) == "{":
+            if call.name and not call.unknown and (yield from self.source.peek()) == "{":
                 yield from self.read_object(call.name)
                 call.told = True
                 return
@@ -120,7 +137,7 @@ class CallStream(TextStream):
             raise Broken
         else:
             yield from read_value(self.source, ignore)
-        if call.name and call.arguments and not call.told:
+        if call.name and call.arguments and not (call.told or call.unknown):
             self.tell_whole(call.name, call.arguments)
             call.told = True
 
@@ -138,16 +155,38 @@ class CallStream(TextStream):
 
     def read_calls(self) -> Reading[None]:
         """Read a list of calls, ``[{...}, {...}]``."""
+        yield from self.source.expect("[")
+        yield from self.source.skip_space()
+        yield from self.read_several(lambda: self.read_call(several=True), self.goes_on)
+
+    def goes_on(self) -> Reading[bool]:
+        """Read what stands after an item of a list. False for its end, before which a comma may stand."""
         source = self.source
-        yield from source.expect("[")
-        while True:
-            yield from source.skip_space()
-            yield from self.read_call()
-            source.start_record()
-            yield from source.skip_space()
-            char = yield from source.peek()
-            if char not in (",", "]"):
-                raise Broken
+        yield from source.skip_space()
+        if (yield from source.peek()) == ",":
             source.take(1)
-            if char == "]":
-                return
+            yield from source.skip_space()
+            if (yield from source.peek()) != "]":
+                return True
+        yield from source.expect("]")
+        return False
+
+    def read_several(self, call: Callable[[], Reading[bool]], goes_on: Callable[[], Reading[bool]]) -> Reading[None]:
+        """Read calls that stand together: `call` reads one, and returns whether its function is known; `goes_on` reads
+        what is between two, and returns whether there is another. Calls of unknown functions become content, each on a
+        line of its own; where there are no others, Broken is raised, so that all of the text does.
+        """
+        before = self.sink.calls
+        while True:
+            mark = self.source.mark
+            if (yield from call()):
+                self.source.start_record()
+            elif self.sink.calls == before:
+                self._unknown.append(self.source.recorded(mark))
+            else:
+                self.sink.line(self.source.recorded(mark))
+                self.source.start_record()
+            if not (yield from goes_on()):
+                break
+        if self.sink.calls == before:
+            raise Broken

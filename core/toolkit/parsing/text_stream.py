@@ -69,10 +69,19 @@ class Source:
         """Record from here on; `read` has been read just before."""
         self._record = list(read)
 
+    @property
+    def mark(self) -> int:
+        """Where the record is now, for `recorded`."""
+        return len(self._record or ())
+
+    def recorded(self, mark: int = 0) -> str:
+        """Return what has been recorded since a mark."""
+        return "".join((self._record or ())[mark:])
+
     def stop_record(self) -> str:
         """Return what was recorded, "" for nothing."""
-        record, self._record = self._record, None
-        return "".join(record or ())
+        text, self._record = self.recorded(), None
+        return text
 
     def peek(self) -> Reading[str]:
         """Read the next character, "" at the end of the text."""
@@ -172,6 +181,10 @@ class Sink:
             self._after_call = False
         if end < len(text):
             self._space.append(text[end:])
+
+    def line(self, text: str) -> None:
+        """Text for the user on a line of its own, if there is other text before it."""
+        self.content(f"\n{text}" if self._said else text)
 
     def drop_space(self) -> None:
         """Leave out the white space at the end of the content so far."""

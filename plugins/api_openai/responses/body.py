@@ -12,7 +12,8 @@ from pegboard.core.toolkit.http.generation import SamplingFields
 from pegboard.core.toolkit.http.media_fields import common_settings
 from pegboard.core.toolkit.http.refusals import RefusingModel
 from pegboard.core.toolkit.http.request_fields import RequestFields
-from pegboard.plugins.api_openai.fields import check_top, json_schema_of
+from pegboard.plugins.api_openai.fields import check_top
+from pegboard.plugins.api_openai.formats import asked_format
 from pegboard.plugins.api_openai.unsupported import RESPONSES, RESPONSES_WITH_MEDIA
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ GRAMMARS: dict[str, str] = {"json_schema": "text.format.schema", "json_object": 
 """What grammars are called here."""
 
 _REFUSED = ("background", "conversation", "prompt", "context_management", "moderation")
-_FORMATS = ("text", "json_object", "json_schema")
 _INCLUDED = frozenset({LOGPROBS, "reasoning.encrypted_content"})
 
 
@@ -43,7 +43,7 @@ class TextOptions(RequestModel):
     """`text`."""
 
     format: dict[str, Any] = {}
-    """`{"type": "text" | "json_object"}`, or `{"type": "json_schema", "name": ..., "schema": {...}}`."""
+    """`{"type": "text" | "json_object" | "json_schema", "name": ..., "schema": {...}}`."""
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -105,19 +105,8 @@ class ResponseBody(RequestFields, SamplingFields, RefusingModel):
 
     def grammar(self) -> Grammar | None:
         """Return what the answer must look like, by `text.format`."""
-        form = self.text.format
-        kind = form.get("type", "text")
-        if kind not in _FORMATS:
-            raise InvalidRequest(
-                f"text.format.type must be one of {', '.join(_FORMATS)}, got {str(kind)[:64]!r}",
-                param="text.format.type",
-            )
-        schema = json_schema_of(form, "text.format") if kind == "json_schema" else None
-        return grammar_of(
-            json_schema=schema,
-            json_object=kind == "json_object",
-            names=GRAMMARS,
-        )
+        asked = asked_format(self.text.format, "text.format", flat=True)
+        return None if asked is None else grammar_of(**{asked.kind: asked.value}, names={asked.kind: asked.name})
 
     @property
     def media_settings(self) -> MediaSettings:

@@ -11,7 +11,6 @@ from pegboard.plugins.api_openai.responses.custom import arguments_of
 
 MAX_ITEMS = 100_000
 ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = ("input_text", "output_text", "text")
 
 
 def input_items(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,10 +80,10 @@ class _Conversation:
         if item.get("content") is None:
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
         if role != "assistant":
-            content = self._contents.of(item["content"], f"{where}.content", _TEXTS, place=place)
+            content = self._contents.of(item["content"], f"{where}.content", place=place)
             self.messages.append({"role": role, "content": content})
             return
-        text = self._contents.text(item["content"], f"{where}.content", _TEXTS)
+        text = self._contents.text(item["content"], f"{where}.content")
         last = self._answer()
         if last is not None and not last["content"] and "tool_calls" not in last:
             last["content"] = text
@@ -109,7 +108,7 @@ class _Conversation:
             )
         if item.get("output") is None:
             raise InvalidRequest(f"{where}.output is missing", param=f"{where}.output")
-        told = self._contents.of(item["output"], f"{where}.output", _TEXTS, place=place)
+        told = self._contents.of(item["output"], f"{where}.output", place=place)
         self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": told})
 
     def _answer(self) -> dict[str, Any] | None:

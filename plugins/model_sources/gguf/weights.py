@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.model_sources.gguf.metadata import GGUFFile
 
 SHARD_BYTES = 200_000_000
@@ -52,14 +53,16 @@ def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) ->
         shards.append(list(pending))
         pending.clear()
 
-    for name, values in _converted(file, config):
-        if pending and held + values.nbytes > SHARD_BYTES:
-            close_shard()
-            held = 0
-        pending[name] = values
-        held += values.nbytes
-        total += values.nbytes
-    close_shard()
+    with progress("converting the GGUF file", sum(tensor.n_elements for tensor in file.tensors.values())) as converted:
+        for name, values in _converted(file, config):
+            if pending and held + values.nbytes > SHARD_BYTES:
+                close_shard()
+                held = 0
+            pending[name] = values
+            held += values.nbytes
+            total += values.nbytes
+            converted(values.size)
+        close_shard()
     _write_index(directory, shards, total)
 
 

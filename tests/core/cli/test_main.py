@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pegboard.core.cli.main import app, main
 from pegboard.core.config.compose import ResolvedConfig
-from pegboard.core.interfaces.errors import PegboardError, PluginError
+from pegboard.core.interfaces.errors import ConfigError, PegboardError, PluginError
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "fastapi", "zmq", "triton", "gguf", "numpy")
@@ -82,7 +82,10 @@ class TestErrors:
     def test_a_missing_model_has_a_hint(self) -> None:
         done = pegboard("config", "check")
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == "hint: name a config file, or a model with --set model.path=..."
+        assert (
+            done.stderr.splitlines()[-1]
+            == "hint: name a model, such as Qwen/Qwen3-0.6B or a directory, or a config file"
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -126,14 +129,46 @@ class TestErrors:
 
 class TestConfig:
     def test_check_says_ok(self) -> None:
-        assert run("config", "check", str(ROOT / "examples" / "quickstart.yaml")).stdout == "ok\n"
+        said = run("config", "check", str(ROOT / "examples" / "quickstart.yaml")).stdout
+        assert said.startswith("ok (not checked: the device and its memory, the weights, ")
 
     def test_check_as_json(self) -> None:
         result = run("config", "check", "--json")
         assert result.exit_code == 2
         (problem,) = json.loads(result.stdout)["problems"]
         assert problem["path"] == "model.path"
-        assert run_json("config", "check", "--set", "model.path=x") == {"ok": True, "problems": []}
+        fine = run_json("config", "check", "org/model")
+        assert (fine["ok"], fine["problems"]) == (True, [])
+        assert fine["not_checked"][0] == "the model, which is to be fetched"
+
+    def test_check_looks_at_the_files_that_a_config_names(self, tmp_path: Path) -> None:
+        (tmp_path / "model").mkdir()
+        keys, certificate = f"server.api_key_file={tmp_path}/keys", f"server.tls.cert_file={tmp_path}/tls.pem"
+        result = run("config", "check", str(tmp_path / "model"), "--set", keys, "--set", certificate, "--json")
+        problems = {one["path"]: one["message"] for one in json.loads(result.stdout)["problems"]}
+        assert list(problems) == ["server.api_key_file", "server.tls.cert_file", "model.path"]
+        assert "model has no config.json" in problems["model.path"]
+        assert result.exit_code == 2
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("qwen3", "there is no directory '{}/qwen3' (did you mean '{}/Qwen3'?)"),
+            ("none.gguf", "no such GGUF file: {}/none.gguf"),
+            ("text.gguf", "{}/text.gguf is not a GGUF file"),
+            ("server.conf", "is a file, and not a directory; a config file would end in .yaml, .yml, .toml, .json"),
+            ("Qwen3", "Qwen3 has no config.json"),
+        ],
+    )
+    def test_a_wrong_path_is_an_error_of_the_path(self, tmp_path: Path, name: str, message: str) -> None:
+        (tmp_path / "Qwen3").mkdir()
+        for file in ("text.gguf", "server.conf"):
+            (tmp_path / file).write_text("text")
+        with pytest.raises(ConfigError) as caught:
+            run("config", "check", str(tmp_path / name))
+        (problem,) = caught.value.problems
+        assert (problem.path, problem.origin) == ("model.path", "argument")
+        assert message.replace("{}", str(tmp_path)) in problem.message
 
     def test_show_prints_value_and_origin(self, tmp_path: Path) -> None:
         path = tmp_path / "a.yaml"
@@ -147,6 +182,20 @@ class TestConfig:
     def test_show_as_json(self) -> None:
         shown = {one["path"]: one for one in run_json("config", "show", "--set", "model.path=x")}
         assert shown["server.port"] == {"path": "server.port", "value": 30000, "origin": "default", "note": ""}
+
+    def test_show_explains_short_options(self) -> None:
+        options = ("--host", "::1", "--port", "8000", "--api-key", "abc", "--served-name", "a", "--served-name", "b")
+        shown = {one["path"]: (one["value"], one["origin"]) for one in run_json("config", "show", "org/it", *options)}
+        assert shown["model.path"] == ("org/it", "argument")
+        assert shown["model.served_name"] == (["a", "b"], "--served-name")
+        assert shown["server.host"] == ("::1", "--host")
+        assert shown["server.port"] == (8000, "--port")
+        assert shown["server.api_key"] == (["***"], "--api-key")
+
+    def test_show_warns_of_variables_that_are_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PEGBOARD_SERVER_PORT", "31000")
+        result = run("config", "show", "org/it")
+        assert "PEGBOARD_SERVER_PORT is not read; PEGBOARD__SERVER__PORT sets server.port" in result.stderr
 
     def test_schema_is_json(self) -> None:
         found = json.loads(run("config", "schema").stdout)
@@ -203,6 +252,18 @@ class TestPlugins:
         )
         assert "has the kind <class 'bytes'>" in run("plugins", "show", "near").stdout
 
+    def test_a_plugin_of_hooks_alone_is_listed_and_shown(self, site: Any) -> None:
+        hooks = "summary='counts steps', hooks=('acme.hooks:Steps', 'acme.hooks:Times')"
+        site.install("acme-steps", "1.2", steps=site.plugin("steps").replace("providers=()", hooks))
+        [row] = [line for line in run("plugins", "list").stdout.splitlines() if "acme-steps" in line]
+        assert " ".join(row.split()) == "(hooks) acme.hooks:Steps, acme.hooks:Times steps acme-steps 1.2 counts steps"
+        shown = run("plugins", "show", "steps").stdout
+        assert shown.startswith("steps: counts steps\n")
+        assert re.search(r"hooks +acme\.hooks:Steps, acme\.hooks:Times\n", shown)
+        [plain] = run_json("plugins", "show", "steps")
+        assert plain["hooks"] == ["acme.hooks:Steps", "acme.hooks:Times"]
+        assert "hooks       pegboard.plugins.metrics_prometheus" in run("plugins", "show", "metrics_prometheus").stdout
+
     def test_an_unknown_name_has_a_suggestion(self) -> None:
         with pytest.raises(PluginError, match="no plugin or provider 'radxi' is installed; did you mean 'radix'"):
             run("plugins", "show", "radxi")
@@ -252,6 +313,33 @@ class TestPlugins:
     def test_check_of_a_contract_without_a_suite(self) -> None:
         with pytest.raises(PluginError, match="no conformance suite yet for model_source"):
             run("plugins", "check", "hf")
+
+
+class TestFlags:
+    """Flags of vLLM and SGLang, and what is told of them."""
+
+    @pytest.mark.parametrize(
+        ("words", "answer"),
+        [
+            (["serve", "x", "--max-model-len", "8192"], "use --set model.context_length=..."),
+            (["serve", "x", "--max_model_len=8192"], "use --set model.context_length=..."),
+            (["serve", "x", "--tensor-parallel-size", "2"], "not supported yet: a server uses one device"),
+            (["serve", "x", "-tp", "2"], "not supported yet: a server uses one device"),
+            (["serve", "--model", "x"], "name it on the command line: pegboard serve MODEL"),
+            (["chat", "x", "--gpu-memory-utilization", "0.9"], "use --set memory.gpu_share=..."),
+            (["generate", "Hi", "--port", "1"], "use --set server.port=..."),
+            (["bench", "offline", "x", "--page-size", "4"], "use --set memory.page_size=..."),
+            (["serve", "x", "--prot", "1"], "--port"),
+            (["serve", "x", "--foo"], "every key of the config can be set with --set KEY=VALUE"),
+        ],
+    )
+    def test_an_unknown_flag_is_answered(self, words: list[str], answer: str) -> None:
+        result = run(*words)
+        assert result.exit_code == 2
+        assert answer in re.sub(r"[\s│]+", " ", result.stderr)
+
+    def test_commands_without_a_config_promise_nothing(self) -> None:
+        assert "--set" not in run("bench", "serve", "--tensor-parallel-size", "2").stderr
 
 
 class TestServe:

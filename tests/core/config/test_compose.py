@@ -262,7 +262,6 @@ class TestSources:
             ("a.toml", "port = \n", "a.toml", "not valid TOML: Invalid value (at line 1"),
             ("a.json", '{"a": 1,\n "b" 2}', "a.json:2:6", "not valid JSON"),
             ("a.json", '{"a": 1, "a": 2}', "a.json", "the key 'a' stands twice"),
-            ("a.ini", "", "a.ini", "a config file ends in .yaml, .yml, .toml, .json"),
             ("missing.yaml", None, "missing.yaml", "there is no such file"),
         ],
     )

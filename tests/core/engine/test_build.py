@@ -14,7 +14,9 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
+from pegboard.core.engine import build
 from pegboard.core.engine.build import build_scheduler
+from pegboard.core.engine.device import executor_of, loop_of
 from pegboard.core.interfaces.errors import ConfigError
 
 
@@ -48,6 +50,46 @@ def test_a_device_that_is_not_there_is_refused(model: Path) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConfigError, match=r"model.device: 'cuda', but torch .* finds no GPU here"):
         built(model, model={"path": str(model), "device": "cuda"})
+
+
+def test_triton_launches_on_the_device_that_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It launches on the current one, whichever its arguments are on."""
+
+    class Enough(Exception):
+        pass
+
+    def set_device(device: torch.device) -> None:
+        raise Enough(str(device))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    with pytest.raises(Enough, match="cuda:1"):
+        built(model, model={"path": str(model), "device": "cuda:1"})
+
+
+@pytest.mark.parametrize(
+    ("loop", "device", "executor", "runs"),
+    [
+        ("auto", "cpu", "InlineExecutor", "NormalLoop"),
+        ("overlap", "cpu", "ThreadExecutor", "OverlapLoop"),
+        ("auto", "cuda", "LaunchExecutor", "OverlapLoop"),
+        ("overlap", "cuda", "LaunchExecutor", "OverlapLoop"),
+        ("normal", "cuda", "InlineExecutor", "NormalLoop"),
+    ],
+)
+def test_the_loop_of_a_device(
+    model: Path, monkeypatch: pytest.MonkeyPatch, loop: str, device: str, executor: str, runs: str
+) -> None:
+    """A GPU computes beside the host, so that steps overlap without a thread."""
+    chosen = torch.device(device)
+    monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
+    monkeypatch.setattr(build, "executor_of", lambda name, worker, where: executor_of(name, worker, chosen))
+    one = built(model, scheduler={"loop": loop})
+    try:
+        assert type(one.scheduler.stages.executor).__name__ == executor
+        assert type(one.scheduler.loop).__name__ == runs
+    finally:
+        one.close()
 
 
 def test_an_end_that_the_model_cannot_choose_is_left_out(

@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
-from pegboard.core.config.compose import compose
+from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
-from pegboard.core.engine.source import PreparedModel, prepare_model
+from pegboard.core.engine.source import PreparedModel, check_model, prepare_model
 from pegboard.core.interfaces.errors import ConfigError
 
 
 def prepared(directory: Path, template: Path) -> PreparedModel:
+    resolved = configured(directory, template)
+    return prepare_model(resolved, Selection(resolved))
+
+
+def configured(directory: Path, template: Path) -> ResolvedConfig:
     (directory / "config.json").write_text("{}", "utf-8")
     (directory / "model.safetensors").touch()
     write_tiny_tokenizer(directory, chat_template="of the model")
-    resolved = compose(data={"model": {"path": str(directory), "chat_template": str(template)}}, env={})
-    return prepare_model(resolved, Selection(resolved))
+    return compose(data={"model": {"path": str(directory), "chat_template": str(template)}}, env={})
 
 
 def test_it_takes_the_place_of_the_models(tmp_path: Path) -> None:
@@ -45,3 +49,9 @@ def test_what_is_wrong_with_it_is_said_at_the_start(tmp_path: Path, data: bytes 
     with pytest.raises(ConfigError, match=words) as error:
         prepared(tmp_path, template)
     assert error.value.problems[0].path == "model.chat_template"
+
+
+def test_a_missing_one_is_found_without_a_start(tmp_path: Path) -> None:
+    resolved = configured(tmp_path, tmp_path / "own.jinja")
+    with pytest.raises(ConfigError, match=r"model\.chat_template: .*own\.jinja cannot be read"):
+        check_model(resolved, Selection(resolved))

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.trial import MARGIN, PER_GRAPH, Needs, Trial, measure, pool_bytes, room_for_kv
+from pegboard.core.engine.trial import MARGIN, PER_GRAPH, SHORT, Needs, Trial, measure, pool_bytes, room_for_kv
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
@@ -139,4 +139,5 @@ def test_the_largest_steps_run(tmp_path: Path, page_size: int, monkeypatch: pyte
         trial = Trial(runner, scratch, HostQueue(), page_size, running=7, chunk=40, max_context_len=64)
         trial.prefills()
         trial.decode()
-        assert seen == [(ForwardMode.EXTEND, 1, 40), (ForwardMode.EXTEND, 7, 40), (ForwardMode.DECODE, 7, 7)]
+        short = [(ForwardMode.EXTEND, 2, 1 + length) for length in SHORT]
+        assert seen == [(ForwardMode.EXTEND, 1, 40), (ForwardMode.EXTEND, 7, 40), *short, (ForwardMode.DECODE, 7, 7)]

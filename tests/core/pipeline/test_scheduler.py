@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.messages import AbortRequest, Accepted
+from pegboard.core.interfaces.req import ReqTiming
 from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import Harness, oracle, prompts
 
@@ -119,6 +121,23 @@ def test_step_hooks_see_batches() -> None:
     harness.step()
     harness.step()
     assert seen == [("scheduled", 1), ("committed", 1), ("finished", ["a"]), ("idle", None)]
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_finished_requests_know_when_their_last_token_came(tokens: int, aborted: bool) -> None:
+    seen: list[ReqTiming] = []
+    harness = Harness(hooks=StepHooks(requests_finished=(lambda reqs: seen.extend(replace(r.timing) for r in reqs),)))
+    harness.submit("a", [1, 2], 100 if aborted else tokens, sampling={"ignore_eos": True})
+    if aborted:
+        for _ in range(tokens):
+            harness.step()
+        harness.scheduler.receive([AbortRequest(rid="a")])
+    harness.run()
+    [times] = seen
+    assert 0 < times.first_token <= times.last_token <= times.finished
+    assert (times.first_token == times.last_token) == (tokens == 1)
+    assert aborted or times.last_token == times.finished
 
 
 def test_what_a_hook_leaves_with_a_batch_reaches_the_worker() -> None:

@@ -93,4 +93,4 @@ def test_both_formats_in_a_process(log_format: str) -> None:
     if log_format == "json":
         assert json.loads(line)["rid"] == "r"
     else:
-        assert re.fullmatch(r"\d\d:\d\d:\d\d api INFO hello", line)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d api INFO hello", line)

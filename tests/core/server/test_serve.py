@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,10 +210,11 @@ def test_sigterm_drains(own_server: Server) -> None:
     assert not psutil.pid_exists(child)
     assert list(own_server.log_file.parent.glob("pegboard-*")) == []
     assert "Traceback" not in own_server.log
+    assert re.search(r"\n\d{4}-\d\d-\d\d \d\d:\d\d:\d\d api INFO stopping: signal SIGTERM\n", own_server.log)
 
 
 def test_drain_is_bounded(model: Path, tmp_path: Path) -> None:
-    with running(model, tmp_path, shutdown_timeout=0.2) as server:
+    with running(model, tmp_path, shutdown_timeout=0.2, more={"log_format": "json"}) as server:
         server.started()
         body = {"text": "hi", "stream": True, "sampling_params": LONG}
         with server.client.stream("POST", "/generate", json=body) as answer:
@@ -220,6 +223,22 @@ def test_drain_is_bounded(model: Path, tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert server.process.wait(PATIENCE) == 0
+        logged = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+        told = [(one["event"], one["reason"], one.get("signal")) for one in logged if "event" in one]
+        assert told == [("stopping", "signal", "SIGTERM"), ("stopped", "signal", None)]
+
+
+@pytest.mark.full
+def test_a_server_that_gives_up_says_so_in_its_log(model: Path, tmp_path: Path) -> None:
+    with running(model, tmp_path, more={"log_format": "json"}) as server:
+        server.started()
+        while server.process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError, KeyError, ProcessLookupError):
+                os.kill(server.counters()["pid"], signal.SIGKILL)
+            time.sleep(0.05)
+        told = [json.loads(line) for line in server.log.splitlines() if '"event":"stopping"' in line]
+        assert [(one["reason"], one["level"]) for one in told] == [("error", "error")]
+        assert "restarts have not helped" in told[0]["message"]
 
 
 def test_scheduler_does_not_outlive_the_api_process(own_server: Server) -> None:

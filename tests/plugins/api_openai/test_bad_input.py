@@ -103,7 +103,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, calls(), "messages.1.tool_calls.0.function"),
     (CHAT, calls(type="custom"), "messages.1.tool_calls.0.type"),
     (CHAT, calls(function={"arguments": "{}"}), "messages.1.tool_calls.0.function.name"),
-    (CHAT, calls(function={"name": "f", "arguments": {}}), "messages.1.tool_calls.0.function.arguments"),
+    (CHAT, calls(function={"name": "f", "arguments": [1]}), "messages.1.tool_calls.0.function.arguments"),
     (CHAT, calls(id=5, function={"name": "f"}), "messages.1.tool_calls.0.id"),
     (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens"),
     (CHAT, {"top_logprobs": 1}, "top_logprobs"),

@@ -223,8 +223,16 @@ class TestChats:
             ([{**image(address(1)), "min_pixels": 9, "max_pixels": 8}], "messages.0.content.0.min_pixels", "at most"),
             ([video(address(1, "video"), fps=0)], "messages.0.content.0.fps", "above 0"),
             ([video(address(1, "video"), fps=1, num_frames=2)], "messages.0.content.0.num_frames", "fps says"),
-            ([text("a"), {"type": "input_audio"}], "messages.0.content.1", "these are: text, image_url, video_url"),
-            ([{"type": "file", "file": {"file_id": "x"}}], "messages.0.content.0", "these are: text, image_url"),
+            (
+                [text("a"), {"type": "input_audio"}],
+                "messages.0.content.1",
+                "these are: text, input_text, output_text, image_url, video_url",
+            ),
+            (
+                [{"type": "file", "file": {"file_id": "x"}}],
+                "messages.0.content.0",
+                "these are: text, input_text, output_text, image_url",
+            ),
         ],
     )
     def test_errors_name_the_place(self, content: list[Any], param: str, said: str) -> None:

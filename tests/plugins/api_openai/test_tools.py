@@ -109,7 +109,7 @@ def test_odd_tools_of_responses(tools: Any, param: str) -> None:
 @pytest.mark.parametrize(
     ("choice", "param"),
     [
-        ("any", "tool_choice"),
+        ("all", "tool_choice"),
         (5, "tool_choice"),
         ([], "tool_choice"),
         ({}, "tool_choice"),

@@ -17,7 +17,15 @@ from pegboard.plugins.attn_triton.blocks import (
     extend_blocks,
     power_of_two,
 )
-from pegboard.plugins.attn_triton.launch import LEAST_PART, MAX_PARTS, most_parts, prefix_parts
+from pegboard.plugins.attn_triton.launch import (
+    LEAST_PART,
+    LONG_PART,
+    LONG_PARTS,
+    MAX_PARTS,
+    cut,
+    most_parts,
+    prefix_parts,
+)
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 
 OPTIONS = TritonAttentionOptions()
@@ -38,6 +46,14 @@ def test_a_lone_request_is_split_and_a_full_batch_is_not() -> None:
     assert most_parts(8, 132, 32_000, LEAST_PART) == 64
     assert most_parts(256 * 8, 132, 32_000, LEAST_PART) == 1
     assert most_parts(8, 132, LEAST_PART, LEAST_PART) == 1, "there is nothing to split"
+
+
+def test_only_long_requests_are_cut_where_there_are_many() -> None:
+    """The batch's size decides into how many parts, and each request's own length into how many of them."""
+    assert cut(8, 132, 32_000, LEAST_PART) == (64, LEAST_PART)
+    assert cut(64 * 8, 132, 32_000, LEAST_PART) == (LONG_PARTS, LONG_PART)
+    assert cut(64 * 8, 132, 3_000, LEAST_PART) == (4, LONG_PART)
+    assert cut(64 * 8, 132, LONG_PART, LEAST_PART) == (1, LEAST_PART), "none can be longer than a part"
 
 
 @properties()

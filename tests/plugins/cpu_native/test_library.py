@@ -18,6 +18,7 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.toolkit.system.progress import LogLines, shown_by
 from pegboard.plugins.cpu_native import library
 from pegboard.plugins.cpu_native.__main__ import main
 from pegboard.plugins.cpu_native.library import FLAGS, NativeError, available, choose, cpu_flags
@@ -129,8 +130,15 @@ def test_a_compiler_that_says_nothing(
 def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, "exec sleep 60"))
     monkeypatch.setattr(library, "COMPILE_SECONDS", 0.2)
-    with pytest.raises(NativeError, match=r"for avx2: .*timed out.*GCC 12"):
+    shown: list[str] = []
+
+    def display(what: str) -> LogLines:
+        shown.append(what)
+        return LogLines(what)
+
+    with shown_by(display), pytest.raises(NativeError, match=r"for avx2: .*timed out.*GCC 12"):
         library.build("avx2")
+    assert shown == ["compiling the native runner"]
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:

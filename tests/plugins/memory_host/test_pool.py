@@ -151,15 +151,35 @@ def test_memory_is_pinned_for_a_gpu(cls: type[PagedHostPool], monkeypatch: pytes
     host.close()
 
 
+def test_memory_is_unpinned_when_the_pool_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on a GPU: the system gives the addresses to the next buffer, which then could not be pinned."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    host = make(PageFirst, device=torch.device("cuda"))
+    assert runtime.pinned
+    del host
+    gc.collect()
+    assert not runtime.pinned
+
+
 def test_memory_that_cannot_be_pinned_will_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime = Runtime(error=2)
+    """Found on a GPU: CUDA keeps the error until a call looks at it, which would be some step's."""
+    runtime, looked = Runtime(error=2), []
+
+    def zeros(*args: object, device: object) -> None:
+        looked.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch, "zeros", zeros)
     with caplog.at_level(logging.WARNING):
         host = make(PageFirst, device=torch.device("cuda"))
     assert "could not be pinned (CUDA error 2)" in caplog.text
+    assert looked == [torch.device("cuda")] * len(host.buffers)
     host.close()
 
 

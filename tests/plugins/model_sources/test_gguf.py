@@ -16,10 +16,13 @@ from tokenizers import Tokenizer as Backend
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_sources.gguf import convert as gguf_convert
 from pegboard.plugins.model_sources.gguf import weights as gguf_weights
 from pegboard.plugins.model_sources.gguf.convert import convert_gguf
+from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.gguf.weights import hf_name, unpermute
 from tests.core.toolkit.text.demo import STRINGS
 
@@ -152,6 +155,8 @@ class TestParts:
         parts[1].unlink()
         with pytest.raises(ModelError, match=rf"in {len(parts)} files, of which {parts[1].name} is not beside it"):
             convert_gguf(parts[0], tmp_path / "cache")
+        with pytest.raises(ModelError, match=rf"{parts[1].name} is not beside it"):
+            GGUFSource(NoOptions(), ModelSourceContext(str(parts[2]), tmp_path)).check()
 
     def test_parts_of_two_models_are_named(self, parts: list[Path], tmp_path: Path) -> None:
         parts[2].write_bytes(parts[1].read_bytes())

@@ -394,6 +394,17 @@ class TestGrammars:
             bad = parser(cls, template).write_calls([{"name": "nested", "arguments": {"p": ["x"]}}])
             assert not follows(backend, grammar, bad)
 
+    def test_ids_of_64_bits_are_exact(self, cls: type[OutputParser], template: str, backend: GrammarBackend) -> None:
+        large = 2**63 - 1
+        properties: dict[str, Any] = {"id": {"type": "integer"}, "to": {"enum": [large, large - 1024]}}
+        tools: list[Any] = [{"name": "send", "parameters": {"properties": properties, "required": ["id", "to"]}}]
+        grammar = parser(cls, template).constraint(tools)
+        assert grammar is not None
+        for to, good in ((large, True), (large - 1024, True), (large + 1, False), (large - 1, False)):
+            written = parser(cls, template).write_calls([{"name": "send", "arguments": {"id": large, "to": to}}])
+            assert follows(backend, grammar, written) == good, written
+            assert feed(parser(cls, template).stream(tools), [written]).loaded == [("send", {"id": large, "to": to})]
+
     def test_calls_that_need_not_be(self, cls: type[OutputParser], template: str, backend: GrammarBackend) -> None:
         strict = [{**TOOLS[0], "strict": True}, TOOLS[1]]
         grammar = parser(cls, template).constraint(strict, required=False)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ class Scripted:
             for piece in self.pieces:
                 if isinstance(piece, BaseException):
                     raise piece
-                figures.tick(token=True)
+                figures.tick(1)
                 yield piece
             figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens = 7, 3, 5
             figures.finish_reason = self.finish_reason
@@ -335,6 +335,27 @@ class TestSession:
         chat = Chat()
         chat.type("//etc/passwd is what?")
         assert chat.last_asked == ["/etc/passwd is what?"]
+
+    @pytest.mark.parametrize(
+        ("arrivals", "completion", "rate"),
+        [
+            ([(1.0, 6)], 6, None),
+            ([(1.0, 1), (1.0002, 1), (1.0004, 4)], 6, None),
+            ([(1.0, 1), (1.5, 1), (2.0, 1)], 3, 2.0),
+            ([(1.0, 5), (1.5, 1), (2.0, 0)], 6, 2.0),
+            ([(1.0, 1), (2.0, 1)], 20, 10.0),
+        ],
+        ids=["one piece", "pieces at once", "one by one", "several at first", "pieces of ten tokens"],
+    )
+    def test_the_rate_is_that_of_tokens_that_came_apart(
+        self, monkeypatch: pytest.MonkeyPatch, arrivals: list[tuple[float, int]], completion: int, rate: float | None
+    ) -> None:
+        figures = Figures(began=0.0)
+        for when, tokens in arrivals:
+            monkeypatch.setattr("pegboard.tools.chat.backends.time.monotonic", lambda now=when: now)
+            figures.tick(tokens)
+        figures.completion_tokens = completion
+        assert figures.rate == (None if rate is None else pytest.approx(rate))
 
     def test_stats_add_up(self) -> None:
         chat = Chat()

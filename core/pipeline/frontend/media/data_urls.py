@@ -39,15 +39,18 @@ def _plain(url: str, start: int) -> Iterator[bytes]:
         start = stop
 
 
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
 def _base64(url: str, start: int) -> Iterator[bytes]:
-    """As browsers read it: blanks do not count, and the padding may be missing."""
+    """As browsers read it: blanks do not count, and the padding may be missing. The letters - and _ will do, too."""
     rest, ended = "", False
     while start < len(url):
         stop = _piece(url, start)
         text = _ascii(url[start:stop])
         if "%" in text:
             text = unquote_to_bytes(text).decode("latin-1")
-        text = rest + "".join(text.split())
+        text = rest + "".join(text.split()).translate(_URL_SAFE)
         start = stop
         if ended and text:
             raise _malformed("there is something after the end of its base64")

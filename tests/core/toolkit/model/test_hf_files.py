@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.hf_files import eos_token_ids, read_json_object
+from pegboard.core.toolkit.model.model_config import read_model_config
 from pegboard.core.toolkit.system.cache_dir import default_cache_dir
 
 
 def test_absent_files_are_empty_objects(tmp_path: Path) -> None:
     assert read_json_object(tmp_path / "nothing.json") == {}
     assert eos_token_ids(tmp_path) == frozenset()
+
+
+def test_numbers_that_json_has_not_got(tmp_path: Path) -> None:
+    """As transformers writes them; another object of one key stays what it is."""
+    text = '{"a": {"__float__": "Infinity"}, "b": [{"__float__": "-Infinity"}], "c": {"__float__": "ten"}, "d": {}}'
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    expected = {"a": math.inf, "b": [-math.inf], "c": {"__float__": "ten"}, "d": {}}
+    assert read_json_object(tmp_path / "config.json") == expected
+    (tmp_path / "config.json").write_text('{"__float__": "NaN"}', encoding="utf-8")
+    with pytest.raises(ModelError, match="must hold a JSON object, found float"):
+        read_json_object(tmp_path / "config.json")
+
+
+def test_a_model_whose_config_has_an_infinite_number(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert read_model_config(tmp_path)["time_step_limit"] == [0.0, math.inf]
 
 
 @pytest.mark.parametrize(

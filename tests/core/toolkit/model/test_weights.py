@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,20 @@ def test_fills_the_buffers(tmp_path: Path, sharded: bool) -> None:
     for name, tensor in TENSORS.items():
         assert torch.equal(targets[name], tensor)
         assert targets[name].data_ptr() == addresses[name]
+
+
+def test_reading_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard(tmp_path)
+    read: list[int] = []
+
+    @contextlib.contextmanager
+    def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield read.append
+        assert (what, total) == ("reading weights", sum(read))
+
+    monkeypatch.setattr(weights, "progress", progress)
+    load_weights(tmp_path, empty())
+    assert read == [24, 16, 16]
 
 
 def test_converts_and_fills_slices(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_json_is_told_as_it_stands(value: Any, data: st.DataObject) -> None:
         ("[None, False, true]", [None, False, True]),
         ('{"a" :\n1 , "b":[ ]}', {"a": 1, "b": []}),
         ("-0.5e+3", -500.0),
+        ('{"a": [1, 2 , ], "b": {"c": 3,\n},}', {"a": [1, 2], "b": {"c": 3}}),
+        ("{a: 1, $b_2 : {c:[]}}", {"a": 1, "$b_2": {"c": []}}),
+        ("""{'a': 'it\\'s "x"', "b": ['y']}""", {"a": 'it\'s "x"', "b": ["y"]}),
+        ("[NaN, Infinity, -Infinity]", [None, None, None]),
+        ("1e400", float("inf")),
     ],
 )
 def test_slips_are_mended(text: str, value: Any) -> None:
@@ -76,8 +81,11 @@ def test_slips_are_mended(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "x", "{", "[", '{"a"', '{"a":', '{"a":1', '{"a" 1}', "{a: 1}", "[1 2]", "[1,]", "{,}", "[1}", '"open',
-        "01", "1.", ".5", "+1", "1e", "--1", "NaN", "Infinity", "tru", "nul", "1" * (MAX_NUMBER + 1), "'x'", "]",
+        "", "x", "{", "[", '{"a"', '{"a":', '{"a":1', '{"a" 1}', "{a 1}", "{a", "[1 2]", "[,]",
+        "[1,,]", "{,}", "[1}", "{-: 1}",
+        '"open',
+        "01", "1.", ".5", "+1", "1e", "--1", "-NaN", "-x", "tru", "nul", "1" * (MAX_NUMBER + 1),
+        "'x", "]", "{" + "a" * 65 + ": 1}",
         "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), '"\\',
     ],
 )  # fmt: skip

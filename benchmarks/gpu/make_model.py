@@ -1,0 +1,158 @@
+"""Make a checkpoint of random weights in a real model's shape: `python -m benchmarks.gpu.make_model SHAPE DIRECTORY`.
+
+Drawn on the GPU where there is one, written as 16-bit shards by several threads. Weights of norms are 1, so that
+activations stay of ordinary size. The tokenizer is byte-level, with a word of its own for every id beyond the bytes, so
+that any id has a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+Shapes = dict[str, tuple[int, ...]]
+
+_COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "initializer_range": 0.02,
+    "attention_bias": False,
+    "max_position_embeddings": 32768,
+}
+_LLAMA = _COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+_QWEN3 = _COMMON | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+
+
+def _sizes(vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, dim: int) -> dict[str, int]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+    }
+
+
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    "llama-8b": _LLAMA | _sizes(128256, 4096, 14336, 32, 32, 8, 128),
+    "qwen3-8b": _QWEN3 | _sizes(151936, 4096, 12288, 36, 32, 8, 128),
+    "qwen3-0.6b": _QWEN3 | _sizes(151936, 1024, 3072, 28, 16, 8, 128) | {"tie_word_embeddings": True},
+    "tiny": _LLAMA | _sizes(1024, 256, 512, 2, 4, 2, 64) | {"max_position_embeddings": 4096},
+}
+
+
+def shards(config: Mapping[str, Any]) -> Iterator[Shapes]:
+    """Yield names and shapes of weights, a shard at a time: the embeddings, then a layer each."""
+    hidden, mlp, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    top: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        top["lm_head.weight"] = (config["vocab_size"], hidden)
+    yield top
+    for layer in range(config["num_hidden_layers"]):
+        shapes: Shapes = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (mlp, hidden),
+            "mlp.up_proj": (mlp, hidden),
+            "mlp.down_proj": (hidden, mlp),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        if config["model_type"] == "qwen3":
+            shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
+        yield {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def write_tokenizer(directory: Path, vocab: int) -> None:
+    """Write a byte-level tokenizer of `vocab` tokens, and a chat template."""
+    # In the byte-level alphabet "Ġ" is a space: a token beyond the bytes reads as a word of its own.
+    words = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [f"Ġw{number}" for number in range(vocab - len(words))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+def draw(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return weights in bfloat16, on the CPU."""
+    found = {}
+    for name, shape in shapes.items():
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        found[name] = (weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.02)).cpu()
+    return found
+
+
+def make(shape: str, directory: Path) -> int:
+    """Write a checkpoint and return its bytes."""
+    config, device = CONFIGS[shape], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    write_tokenizer(directory, config["vocab_size"])
+    torch.manual_seed(0)
+    parts, total = list(shards(config)), 0
+    files: dict[str, str] = {}
+    pending: list[Future[None]] = []
+    with ThreadPoolExecutor(4) as pool:
+        for number, shapes in enumerate(parts):
+            file, weights = f"model-{number:05d}-of-{len(parts):05d}.safetensors", draw(shapes, device)
+            files |= dict.fromkeys(weights, file)
+            total += sum(weight.nbytes for weight in weights.values())
+            pending.append(pool.submit(save_file, weights, str(directory / file)))
+            if len(pending) > 6:  # so many shards are in memory at most
+                pending.pop(0).result()
+        for future in pending:
+            future.result()
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return total
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make a checkpoint and say how long it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=CONFIGS)
+    parser.add_argument("directory", type=Path)
+    given = parser.parse_args(arguments)
+    start = time.perf_counter()
+    total = make(given.shape, given.directory)
+    print(f"{given.shape}: {total / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s, {given.directory}")
+
+
+if __name__ == "__main__":
+    main()

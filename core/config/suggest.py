@@ -1,0 +1,90 @@
+"""What may have been meant by a key, a flag or a variable that there is not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+from pegboard.core.config.other_servers import ANSWERS, plain_name
+from pegboard.core.config.section import Section
+from pegboard.core.config.sections import EngineConfig
+from pegboard.core.config.shape import subsection
+from pegboard.core.config.sources import ENV_PREFIX
+from pegboard.core.registry.names import did_you_mean, nearest
+
+_CLOSE = 0.75
+"""Likeness from which a key of another section may be meant: short names are alike by chance."""
+_MOST = 3
+"""Sections that have a key of one name; more of them say nothing."""
+
+
+def known_key(key: str, value: object, siblings: Sequence[str]) -> str:
+    """Return what to write instead of an unknown `key` of a config, "" where nothing is close. `siblings` are the keys
+    of its section.
+    """
+    name = plain_name(key)
+    if name in ANSWERS and name not in siblings:
+        return ANSWERS[name].in_config()
+    if name in siblings:
+        return f"did you mean {name!r}?"
+    if found := _named(name, section=isinstance(value, Mapping)):
+        return _meant(found)
+    if nearest(name, siblings, cutoff=_CLOSE) or not (close := _like(name)):
+        return did_you_mean(key, siblings)
+    return _meant(close)
+
+
+def known_option(flag: str, *, close: bool = True) -> str:
+    """Return what to write instead of an unknown `flag` of a command that takes a config; "" where there is nothing.
+    Without `close` similar names do not count.
+    """
+    name = plain_name(flag)
+    if name in ANSWERS:
+        return ANSWERS[name].as_option()
+    found = _named(name, section=False) or (_like(name) if close else [])
+    return " or ".join(f"use --set {path}=..." for path in found)
+
+
+def unread_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a warning for each variable that reads as a key of the config and is none, for want of an underscore."""
+    joined = {path.replace(".", "_"): path for path, _ in _paths()}
+    found = []
+    for name, value in sorted(environment.items()):
+        if not name.startswith("PEGBOARD_") or name.startswith(ENV_PREFIX):
+            continue
+        # Kubernetes gives every container such variables about a service of this name.
+        if (path := joined.get(name.removeprefix("PEGBOARD_").lower().replace("__", "_"))) and "://" not in value:
+            right = f"{ENV_PREFIX}{path.replace('.', '__').upper()}"
+            found.append(f"the variable {name} is not read; {right} sets {path}")
+    return tuple(found)
+
+
+def _meant(paths: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(repr(path) for path in paths)}?"
+
+
+def _named(name: str, *, section: bool) -> list[str]:
+    """Return the paths that end in this name, or are it with underscores; of the right kind, where there are such."""
+    found = [(path, kind) for path, kind in _paths() if name in (path.rpartition(".")[2], path.replace(".", "_"))]
+    right = [path for path, kind in found if kind == section] or [path for path, _ in found]
+    return right if len(right) <= _MOST else []
+
+
+def _like(name: str) -> list[str]:
+    names = {path.rpartition(".")[2] for path, kind in _paths() if not kind}
+    close = nearest(name, sorted(names), limit=1, cutoff=_CLOSE)
+    return _named(close[0], section=False) if close else []
+
+
+@functools.cache
+def _paths() -> tuple[tuple[str, bool], ...]:
+    """Return the path of every key of the core's, and whether that is a section."""
+
+    def walk(model: type[Section], above: str) -> Iterator[tuple[str, bool]]:
+        for key in model.model_fields:
+            child = subsection(model, key)
+            yield f"{above}{key}", child is not None
+            if child is not None:
+                yield from walk(child, f"{above}{key}.")
+
+    return tuple(walk(EngineConfig, ""))

@@ -1,0 +1,93 @@
+"""What is said of keys that there are not, and of other servers' names for those that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pegboard.core.config.compose import compose
+from pegboard.core.config.describe import core_keys_of, option_keys
+from pegboard.core.config.docs import builtin_registry
+from pegboard.core.config.other_servers import ANSWERS
+from pegboard.core.config.suggest import unread_variables
+from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.interfaces.errors import ConfigError
+
+
+def test_every_answer_names_a_key_that_there_is_or_says_why_there_is_none() -> None:
+    registry = builtin_registry()
+    known = {key.path for key in core_keys_of()}
+    known |= {key.path for name in CONTRACTS for record in registry.providers(name) for key in option_keys(record)}
+    assert not {one.key for one in ANSWERS.values() if one.key} - known
+    assert all(one.key or one.note for one in ANSWERS.values())
+    assert len(ANSWERS) >= 80
+
+
+def problems(tmp_path: Path, text: str) -> dict[str, str]:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose([tmp_path / "a.yaml"], env={})
+    return {one.path: one.message for one in caught.value.problems}
+
+
+def test_a_file_in_the_spelling_of_another_server(tmp_path: Path) -> None:
+    text = """
+        model: Qwen/Qwen3-8B
+        host: 0.0.0.0
+        port: 8000
+        tensor-parallel-size: 2
+        max-model-len: 8192
+        gpu_memory_utilization: 0.9
+        enable-lora: true
+        policy: fcfs
+        storage: [files]
+        max_runing_requests: 8
+    """
+    assert problems(tmp_path, text) == {
+        "model": "'Qwen/Qwen3-8B' must be a section: keys and values, such as {path: Qwen/Qwen3-8B}",
+        "host": "there is no such key; did you mean 'server.host'?",
+        "port": "there is no such key; did you mean 'server.port'?",
+        "tensor-parallel-size": "there is no such key; not supported yet: a server uses one device (docs/limits.md)",
+        "max-model-len": "there is no such key; use model.context_length",
+        "gpu_memory_utilization": "there is no such key; use memory.gpu_share (of what the weights leave free)",
+        "enable-lora": "there is no such key; not supported yet: adapters (LoRA) (docs/limits.md)",
+        "policy": "there is no such key; did you mean 'scheduler.policy'?",
+        "storage": "there is no such key; did you mean 'memory.storage'?",
+        "max_runing_requests": "there is no such key; did you mean 'scheduler.max_running_requests'?",
+    }
+
+
+def test_keys_of_a_section_come_first(tmp_path: Path) -> None:
+    text = """
+        model: {path: x, tensor_parallel_size: 2}
+        server: {prot: 1, max-connections: 2, page_size: 3}
+        attention: torch
+        prefix_cache: {evction: lru}
+    """
+    assert problems(tmp_path, text) == {
+        "model.tensor_parallel_size": "there is no such key; not supported yet: a server uses one device "
+        "(docs/limits.md)",
+        "server.prot": "there is no such key; did you mean 'port'?",
+        "server.max-connections": "there is no such key; did you mean 'max_connections'?",
+        "server.page_size": "there is no such key; did you mean 'memory.page_size'?",
+        "attention": "'torch' must be a section: keys and values, such as {use: torch}",
+        "prefix_cache.evction": "there is no such key; did you mean 'eviction'?",
+    }
+
+
+def test_variables_with_too_few_underscores() -> None:
+    found = unread_variables(
+        {
+            "PEGBOARD_SERVER_PORT": "31000",
+            "PEGBOARD_MEMORY__PAGE_SIZE": "16",
+            "PEGBOARD_API_KEY": "read by clients",
+            "PEGBOARD_CACHE": "/cache",
+            "PEGBOARD__SERVER__HOST": "::1",
+            "PEGBOARD_LOG_LEVEL": "tcp://10.0.0.1:80 (a service of Kubernetes)",
+        }
+    )
+    assert found == (
+        "the variable PEGBOARD_MEMORY__PAGE_SIZE is not read; PEGBOARD__MEMORY__PAGE_SIZE sets memory.page_size",
+        "the variable PEGBOARD_SERVER_PORT is not read; PEGBOARD__SERVER__PORT sets server.port",
+    )

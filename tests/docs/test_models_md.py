@@ -1,0 +1,23 @@
+"""The page of models is what its generator writes, and the page of limits is found from where users look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs._build.models import render
+from pegboard.core.config.docs import builtin_registry
+from pegboard.core.config.other_servers import ANSWERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_of_models_is_current() -> None:
+    text = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert text == render(builtin_registry()), "run `make docs`"
+
+
+def test_limits_are_linked_from_where_users_look() -> None:
+    assert "](docs/limits.md)" in (ROOT / "README.md").read_text("utf-8")
+    assert "](limits.md)" in (ROOT / "docs" / "index.md").read_text("utf-8")
+    told = {answer.note for answer in ANSWERS.values() if answer.note.startswith("not supported yet")}
+    assert all(note.endswith("(docs/limits.md)") for note in told)
